@@ -1,0 +1,86 @@
+# The commands of this project. README.md shows the two that matter: make demo, make test.
+
+PYTHON ?= /usr/bin/python3
+PREFIX ?= /opt/penroot
+LIBDIR := $(PREFIX)/lib/penroot
+VENV   := .venv
+PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
+
+.PHONY: help demo test unit kernel slurm lint bench soak test-gpu install plugin uninstall prerequisites clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+demo: prerequisites ## a 2-node Slurm cluster with a registry on this machine, and an MPI job in a container on it
+	@$(MAKE) --no-print-directory install
+	@PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python examples/demo.py
+
+test: prerequisites lint ## all checks and the three tiers of tests
+	@$(MAKE) --no-print-directory install
+	$(PYTEST) tests/unit tests/kernel tests/slurm
+
+unit kernel slurm: $(VENV)/done ## one tier of tests
+	$(PYTEST) tests/$@
+
+lint: $(VENV)/done ## ruff, mypy, shellcheck
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	shellcheck $$(git ls-files '*.sh'; git ls-files | xargs awk 'FNR == 1 && /^#!.*[\/ ](ba)?sh( |$$)/ { print FILENAME } { nextfile }')
+
+bench: $(VENV)/done ## ratios against peers, measured in one run
+	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m benchmarks
+
+soak: $(VENV)/done ## long loops and fuzzing
+	$(PYTEST) tests -m soak --soak
+
+test-gpu: $(VENV)/done ## what needs a GPU
+	$(PYTEST) tests/gpu
+
+prerequisites:
+	@tests/prerequisites
+
+$(VENV)/done: pyproject.toml setup.py c_shims/linux.h c_shims/linux_build.py c_shims/seccomp.h
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --editable '.[test]'
+	@touch $@
+
+# Python takes one argument on a #! line: -IS leaves out the caller's
+# environment and site-packages, and with them most of the start-up time.
+define SCRIPT
+#!$(PYTHON) -IS
+import sys
+
+sys.path.insert(0, "$(LIBDIR)")
+from $(1) import main
+
+main()
+endef
+export PENROOT_SCRIPT := $(call SCRIPT,enroot_py.main)
+export PYXIS_SCRIPT := $(call SCRIPT,pyxis_py.cli)
+
+install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plugin where slurm/spank.h is
+	rm -rf $(LIBDIR).new build
+	$(PYTHON) -m pip install --quiet --no-warn-script-location --target $(LIBDIR).new .
+	rm -rf $(LIBDIR).new/bin
+	mkdir -p $(PREFIX)/bin
+	rm -rf $(LIBDIR).old
+	if test -e $(LIBDIR); then mv $(LIBDIR) $(LIBDIR).old; fi; mv $(LIBDIR).new $(LIBDIR)
+	rm -rf $(LIBDIR).old
+	@printf '%s\n' "$$PENROOT_SCRIPT" > $(PREFIX)/bin/penroot
+	@printf '%s\n' "$$PYXIS_SCRIPT" > $(PREFIX)/bin/pyxis-py
+	chmod 755 $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	mkdir -p $(PREFIX)/share/bash-completion/completions
+	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
+	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
+	chmod -R a+rX $(PREFIX)
+	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; fi
+
+plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
+	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/spank_pyxis.so
+
+uninstall: ## remove what install put there
+	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+
+clean:
+	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/_linux*.so enroot_py/_linux.c
