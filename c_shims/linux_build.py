@@ -1,0 +1,43 @@
+"""Builds enroot_py._linux, the man-page calls of linux.h, as a cffi API module."""
+
+import os
+
+import cffi
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+ffibuilder = cffi.FFI()
+ffibuilder.cdef(
+    """
+    int unshare(int flags);
+    int setns(int fd, int nstype);
+    int mount(const char *source, const char *target, const char *fstype, unsigned long flags, const char *data);
+    int umount2(const char *target, int flags);
+    int linux_open_tree(int dirfd, const char *path, unsigned int flags);
+    int linux_move_mount(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned int flags);
+    int linux_fsopen(const char *fstype, unsigned int flags);
+    int linux_fsconfig(int fd, unsigned int command, const char *key, const char *value, int aux);
+    int linux_fsmount(int fd, unsigned int flags, unsigned int attributes);
+    int linux_mount_setattr(int dirfd, const char *path, unsigned int flags, uint64_t set, uint64_t clear,
+                            uint64_t propagation);
+    int linux_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
+    int linux_pivot_root(const char *new_root, const char *put_old);
+    int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
+    int linux_syncfs(int fd);
+    int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
+    int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
+    int linux_capget_permitted(uint64_t *permitted);
+    int penroot_install_filter(void);
+    """
+)
+ffibuilder.set_source(
+    "enroot_py._linux",
+    '#include "linux.h"',
+    include_dirs=[HERE],
+    depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h")],
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(tmpdir=os.path.dirname(HERE), verbose=True)
