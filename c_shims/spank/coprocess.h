@@ -1,0 +1,94 @@
+/* The Python process that decides, and the messages that it is sent and answers with.
+ *
+ * A message is a little-endian uint32 with the length of what follows: KEY and
+ * VALUE strings in turn, each with its NUL. See README.md.
+ */
+#ifndef PENROOT_COPROCESS_H
+#define PENROOT_COPROCESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+enum { MESSAGE_LIMIT = 64 << 20, FDS_LIMIT = 8 };
+
+/* A request while it is written; `stream` is NULL once it is finished. */
+struct request {
+	FILE *stream;
+	char *data;
+	size_t length;
+};
+
+/* One answer and the file descriptors that came with it. */
+struct answer {
+	char *data;
+	size_t length;
+	int fds[FDS_LIMIT];
+	size_t fd_count;
+};
+
+/* Who the process is to be: only slurmstepd, which is root, has to change. */
+struct credentials {
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	int group_count;
+};
+
+/* A started process: its socket, what it wrote to stderr, and its pid if it is our child. */
+struct coprocess {
+	int socket;
+	int log;
+	pid_t pid;
+};
+
+#define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1 })
+
+static inline void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		(void)close(*fd);
+	*fd = -1;
+}
+
+void request_free(struct request *request);
+void answer_free(struct answer *answer);
+void coprocess_free(struct coprocess *process);
+
+#define cleanup(f) __attribute__((cleanup(f)))
+
+/* All return 0, or -1 with errno; what cannot be written shows at request_finish. */
+int request_begin(struct request *request);
+void request_add(struct request *request, const char *key, const char *value);
+void request_add_number(struct request *request, const char *key, unsigned long value);
+int request_finish(struct request *request);
+int request_send(const struct request *request, int socket);
+
+/* Receive one answer. ECONNRESET when the process is gone. */
+int answer_receive(struct answer *answer, int socket);
+
+/* The pairs in turn: start with *at = 0. False after the last one. */
+bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
+
+/* Start the process that `verb` names. `lifeline` is its fd 4, or -1. With `as` it is our child
+ * and becomes that user for good; without, it keeps the user that we are. `detached`: it is
+ * nobody's child and has its own session, so that it outlives the task. */
+int coprocess_start(struct coprocess *process, const char *verb, int lifeline, const struct credentials *as, bool detached);
+
+/* Wait for the end of a process that is our child. */
+int coprocess_wait(struct coprocess *process);
+
+/* Connect to a process that listens on an abstract address; it must be of user `uid`. */
+int coprocess_connect(const char *address, uid_t uid);
+
+/* A pidfd of the connected process, or -1. It becomes readable when the process has left its cgroup,
+ * which is after its sockets are closed: pidfd_open(2), Linux 5.3. */
+int coprocess_watch(const struct coprocess *process);
+int coprocess_wait_end(int pidfd);
+
+/* What it wrote to stderr, line by line. */
+void coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));
+
+#endif

@@ -1,0 +1,58 @@
+#define _GNU_SOURCE
+#include "enter.h"
+#include "seccomp.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef CLONE_NEWCGROUP
+#define CLONE_NEWCGROUP 0x02000000
+#endif
+
+/* The user namespace first: it gives the capabilities that the others ask for, setns(2). */
+const char *const namespace_names[NAMESPACE_COUNT] = { "user", "cgroup", "mnt", "ipc", "uts", "net" };
+static const int namespace_types[NAMESPACE_COUNT] = { CLONE_NEWUSER, CLONE_NEWCGROUP, CLONE_NEWNS,
+						      CLONE_NEWIPC,  CLONE_NEWUTS,    CLONE_NEWNET };
+
+/* As `penroot start` does. Root of the namespace keeps its capabilities, as that is what
+ * --container-remap-root asks for. */
+static int drop_capabilities(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = { { 0 } };
+
+	if (geteuid() == 0)
+		return 0;
+	for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++) {
+		if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
+			return -1;
+	}
+	return (int)syscall(SYS_capset, &header, none);
+}
+
+int enter(const int fds[NAMESPACE_COUNT], const char *workdir, char *failed, size_t failed_size)
+{
+	for (int i = 0; i < NAMESPACE_COUNT; i++) {
+		if (fds[i] >= 0 && setns(fds[i], namespace_types[i]) < 0) {
+			(void)snprintf(failed, failed_size, "setns %s", namespace_names[i]);
+			return -1;
+		}
+	}
+	if (workdir && chdir(workdir) < 0) {
+		(void)snprintf(failed, failed_size, "chdir in the container to %s", workdir);
+		return -1;
+	}
+	(void)snprintf(failed, failed_size, "prctl PR_SET_NO_NEW_PRIVS");
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+		return -1;
+	(void)snprintf(failed, failed_size, "drop capabilities");
+	if (drop_capabilities() < 0)
+		return -1;
+	(void)snprintf(failed, failed_size, "seccomp");
+	return penroot_install_filter();
+}

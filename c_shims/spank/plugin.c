@@ -1,0 +1,789 @@
+/* What Slurm calls. Nothing is decided here: options are stored and passed on to Python, and a
+ * task joins the container that it is told. Without a container option nothing happens at all. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <pthread.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
+#pragma GCC visibility push(default)
+#include <slurm/spank.h>
+SPANK_PLUGIN(pyxis, 1)
+#pragma GCC visibility pop
+
+#include "coprocess.h"
+#include "enter.h"
+#include "options.h"
+
+/* For `pyxis-py check`, which cannot load what needs functions of Slurm's programs. */
+#define TEXT_OF(macro) #macro
+#define TEXT(macro) TEXT_OF(macro)
+static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
+
+extern char **environ;
+
+struct given_option {
+	int option;
+	char *value;
+};
+
+/* What the tasks of one step on one node share. */
+struct shared {
+	pthread_mutex_t lock; /* held while a task starts the helper, until the container is ready */
+	bool started;         /* a helper was started: there may be something to remove */
+	bool ready;
+	bool failed;
+	atomic_bool reported; /* one task has said what is wrong */
+	atomic_uint entered;
+	char helper[108];     /* abstract address: unix(7) */
+	char cwd[PATH_MAX];
+};
+
+static struct {
+	struct given_option *options;
+	size_t option_count;
+	bool active;
+	bool is_task; /* this process is a task, or would have become one */
+	bool reports; /* and the one of this node that says what is wrong */
+	bool finished;
+	char *failure; /* found as root in slurmstepd, raised in the task: see init_step */
+	unsigned int exited;
+	struct shared *shared;
+	int lifeline[2];
+	struct credentials job;
+	uint32_t job_id, step_id, local_tasks, total_tasks;
+} step = { .lifeline = { -1, -1 } };
+
+/* The name of this machine, or "" where people are in front of it. */
+static const char *node;
+static char hostname[HOST_NAME_MAX + 1];
+
+static void set_node(bool shown)
+{
+	if (gethostname(hostname, sizeof(hostname) - 1) < 0)
+		hostname[0] = '\0';
+	hostname[strcspn(hostname, ".")] = '\0';
+	node = shown ? hostname : "";
+}
+
+#define SAY(say, text) say("pyxis: %s%s%s", node, *node ? ": " : "", text)
+
+/* What fails for one task mostly fails for all: one of them says it. */
+static void print_error(const char *text)
+{
+	if (step.is_task && !step.reports)
+		step.reports = !atomic_exchange(&step.shared->reported, true);
+	if (!step.is_task || step.reports)
+		SAY(slurm_error, text);
+}
+
+static __attribute__((format(printf, 1, 2))) int fail(const char *format, ...)
+{
+	char text[PATH_MAX + 512];
+	va_list arguments;
+
+	va_start(arguments, format);
+	(void)vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	print_error(text);
+	return -1;
+}
+
+static void print_log(const char *level, const char *text)
+{
+	if (strcmp(level, "error") == 0)
+		print_error(text);
+	else if (strcmp(level, "warn") == 0)
+		SAY(slurm_spank_log, text);
+	else if (strcmp(level, "tell") == 0)
+		slurm_spank_log("pyxis: %s", text);
+	else
+		SAY(slurm_info, text);
+}
+
+/* Options */
+
+static int option_given(int val, const char *optarg, int remote)
+{
+	const char *value = optarg ? optarg : "";
+
+	(void)remote;
+	for (size_t i = 0; i < step.option_count; i++) {
+		if (step.options[i].option == val && strcmp(step.options[i].value, value) == 0)
+			return 0;
+	}
+	struct given_option *options = realloc(step.options, (step.option_count + 1) * sizeof(*options));
+	if (!options)
+		return fail("out of memory");
+	step.options = options;
+	options[step.option_count] = (struct given_option){ .option = val, .value = strdup(value) };
+	if (!options[step.option_count].value)
+		return fail("out of memory");
+	step.option_count++;
+	return 0;
+}
+
+static int register_options(spank_t sp)
+{
+	for (struct spank_option *o = option_table; o->name; o++) {
+		spank_err_t rc = spank_option_register(sp, o);
+		if (rc != ESPANK_SUCCESS)
+			return fail("cannot register --%s: %s", o->name, spank_strerror(rc));
+	}
+	return 0;
+}
+
+static bool container_asked_for(spank_t sp)
+{
+	char none[1];
+
+	for (size_t i = 0; i < step.option_count; i++) {
+		if (option_selects[step.options[i].option])
+			return true;
+	}
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		if (!option_selects[i] || !option_variables[i])
+			continue;
+		/* The value is longer than the buffer: it is set. */
+		spank_err_t rc = spank_getenv(sp, option_variables[i], none, sizeof(none));
+		if (rc == ESPANK_SUCCESS || rc == ESPANK_NOSPACE)
+			return true;
+	}
+	return false;
+}
+
+static bool anything_said(void)
+{
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		if (option_variables[i] && getenv(option_variables[i]))
+			return true;
+	}
+	return step.option_count > 0;
+}
+
+/* Messages */
+
+static void add_environ(struct request *request, char *const *variables, bool ours_only)
+{
+	for (; variables && *variables; variables++) {
+		if (!ours_only || strncmp(*variables, "PYXIS_", 6) == 0 || strncmp(*variables, "ENROOT_", 7) == 0)
+			request_add(request, "environ", *variables);
+	}
+}
+
+static int begin(struct request *request, const char *verb, const char *context, int ac, char **av, const char *cwd)
+{
+	if (request_begin(request) < 0)
+		return -1;
+	request_add(request, "verb", verb);
+	request_add(request, "context", context);
+	for (int i = 0; i < ac; i++)
+		request_add(request, "arg", av[i]);
+	for (size_t i = 0; i < step.option_count; i++) {
+		char *text;
+		if (asprintf(&text, "%s=%s", option_table[step.options[i].option].name, step.options[i].value) < 0)
+			return -1;
+		request_add(request, "option", text);
+		free(text);
+	}
+	request_add(request, "cwd", cwd);
+	request_add(request, "node", hostname);
+	return 0;
+}
+
+/* What step, join and finish have in common. */
+static int begin_step(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd)
+{
+	char **variables = NULL;
+	spank_err_t rc = spank_get_item(sp, S_JOB_ENV, &variables);
+
+	if (rc != ESPANK_SUCCESS)
+		return fail("cannot get the environment of the job: %s", spank_strerror(rc));
+	if (begin(request, verb, "stepd", ac, av, cwd) < 0)
+		return fail("out of memory");
+	add_environ(request, variables, false);
+	request_add_number(request, "jobid", step.job_id);
+	request_add_number(request, "stepid", step.step_id);
+	request_add_number(request, "uid", step.job.uid);
+	request_add_number(request, "gid", step.job.gid);
+	request_add_number(request, "localtasks", step.local_tasks);
+	request_add_number(request, "totaltasks", step.total_tasks);
+	return 0;
+}
+
+enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
+
+/* Send a request and wait for the answer; what comes before the answer is printed at once, and so
+ * are the reasons of a refusal. SILENT, with errno, if the process goes without an answer. */
+static int converse(const struct coprocess *process, const struct request *request, struct answer *answer)
+{
+	/* The process may answer before it has read everything, so a failed send shows in the answer. */
+	int sent = request_send(request, process->socket);
+	int why = errno;
+
+	for (;;) {
+		const char *kind, *text, *key, *value;
+		size_t at = 0;
+
+		answer_free(answer);
+		if (answer_receive(answer, process->socket) < 0) {
+			if (sent < 0)
+				errno = why;
+			return SILENT;
+		}
+		(void)answer_next(answer, &at, &kind, &text);
+		if (strcmp(kind, "ok") == 0)
+			return ANSWERED;
+		if (strcmp(kind, "log") == 0) {
+			const char *level = answer_next(answer, &at, &key, &value) ? value : "info";
+			print_log(level, text);
+			continue;
+		}
+		for (at = 0; answer_next(answer, &at, &key, &value);)
+			print_error(value);
+		return REFUSED;
+	}
+}
+
+/* The same where silence is a failure too: returns 0, or -1 with the reason printed. */
+static int ask(const struct coprocess *process, const struct request *request, struct answer *answer)
+{
+	int rc = converse(process, request, answer);
+
+	if (rc != SILENT)
+		return rc;
+	int why = errno;
+	coprocess_each_log_line(process, print_error);
+	return why == ECONNRESET ? fail("the helper process of the container ended without an answer") :
+				   fail("no answer from the helper process of the container: %s", strerror(why));
+}
+
+/* One question to a process that is started for it, as the user `as` or as who we are. */
+static int consult(const char *verb, struct request *request, const struct credentials *as)
+{
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (coprocess_start(&process, verb, -1, as, false) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	int rc = ask(&process, request, &answer);
+	close_fd(&process.socket);
+	if (coprocess_wait(&process) < 0)
+		return fail("waitpid: %s", strerror(errno));
+	return rc;
+}
+
+/* Submit: a mistake ends srun, salloc or sbatch before anything is queued. */
+
+static int check(int ac, char **av, const char *context)
+{
+	char cwd[PATH_MAX];
+	cleanup(request_free) struct request request = { 0 };
+
+	if (!getcwd(cwd, sizeof(cwd)))
+		cwd[0] = '\0';
+	if (begin(&request, "check", context, ac, av, cwd) < 0)
+		return fail("out of memory");
+	add_environ(&request, environ, true);
+	if (request_finish(&request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	return consult("check", &request, NULL);
+}
+
+/* slurmd and slurmstepd, as root */
+
+/* The value of `name=` in plugstack.conf; the last one counts. */
+static const char *argument(int ac, char **av, const char *name, const char *otherwise)
+{
+	size_t length = strlen(name);
+
+	for (int i = 0; i < ac; i++) {
+		if (strncmp(av[i], name, length) == 0 && av[i][length] == '=')
+			otherwise = av[i] + length + 1;
+	}
+	return otherwise;
+}
+
+/* Like mkdir -p -m 755, whatever the umask. */
+static int make_directories(const char *path)
+{
+	char part[PATH_MAX];
+
+	for (const char *end = path; *end; ) {
+		end += 1 + strcspn(end + 1, "/");
+		(void)snprintf(part, sizeof(part), "%.*s", (int)(end - path), path);
+		if (mkdir(part, 0755) == 0) {
+			if (chmod(part, 0755) < 0)
+				return -1;
+		} else if (errno != EEXIST) {
+			return -1;
+		}
+	}
+	return 0;
+}
+
+/* RUNTIME_PATH/UID, 0700. Nobody but root can have made it otherwise: the parent is root's. */
+static int make_user_directory(const char *runtime_path, const struct credentials *user)
+{
+	char path[PATH_MAX];
+	struct stat info;
+	int length = snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)user->uid);
+
+	if (length < 0 || (size_t)length >= sizeof(path)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	if (make_directories(runtime_path) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST) || lstat(path, &info) < 0)
+		return -1;
+	/* Another step may be between its mkdir and its chown. */
+	if (S_ISDIR(info.st_mode) && info.st_uid == 0 && lchown(path, user->uid, user->gid) == 0)
+		return 0;
+	if (!S_ISDIR(info.st_mode) || info.st_uid != user->uid) {
+		errno = EEXIST;
+		return -1;
+	}
+	return 0;
+}
+
+static struct shared *make_shared(void)
+{
+	pthread_mutexattr_t attributes;
+	struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (shared == MAP_FAILED)
+		return NULL;
+	if ((errno = pthread_mutexattr_init(&attributes)))
+		return NULL;
+	/* Robust: a task that is killed while it holds the lock does not block the others. */
+	if (!(errno = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED)) &&
+	    !(errno = pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST)))
+		errno = pthread_mutex_init(&shared->lock, &attributes);
+	(void)pthread_mutexattr_destroy(&attributes);
+	return errno ? NULL : shared;
+}
+
+static int get_job(spank_t sp)
+{
+	gid_t *groups = NULL;
+	int count = 0;
+	spank_err_t rc;
+
+	if ((rc = spank_get_item(sp, S_JOB_UID, &step.job.uid)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_GID, &step.job.gid)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_ID, &step.job_id)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_STEPID, &step.step_id)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &step.local_tasks)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_TOTAL_TASK_COUNT, &step.total_tasks)) != ESPANK_SUCCESS)
+		return fail("cannot learn about the job: %s", spank_strerror(rc));
+	step.job.groups = calloc((size_t)count + 1, sizeof(gid_t));
+	if (!step.job.groups)
+		return fail("out of memory");
+	for (int i = 0; i < count; i++)
+		step.job.groups[i] = groups[i];
+	step.job.group_count = count;
+	return 0;
+}
+
+/* Errors wait for the tasks: one here would make slurmd drain the node, or srun exit with 0. */
+static int init_step(spank_t sp, int ac, char **av)
+{
+	const char *runtime_path = argument(ac, av, "runtime_path", DEFAULT_RUNTIME_PATH);
+
+	step.active = container_asked_for(sp);
+	if (!step.active)
+		return 0;
+	if (get_job(sp) < 0)
+		return -1;
+	step.shared = make_shared();
+	/* The write end lives as long as slurmstepd and its children before exec; the helper has the other. */
+	if (!step.shared || pipe2(step.lifeline, O_CLOEXEC) < 0)
+		return fail("cannot prepare the step: %s", strerror(errno));
+	if (make_user_directory(runtime_path, &step.job) < 0 &&
+	    asprintf(&step.failure, "cannot make the directory %s/%u: %s", runtime_path, (unsigned int)step.job.uid,
+		     strerror(errno)) < 0)
+		return fail("out of memory");
+	return 0;
+}
+
+/* Tasks, as the user */
+
+static struct shared *lock(struct shared *shared)
+{
+	int rc = pthread_mutex_lock(&shared->lock);
+
+	if (rc == EOWNERDEAD) /* the task that started the helper was killed: the helper goes with it, we are next */
+		rc = pthread_mutex_consistent(&shared->lock);
+	errno = rc;
+	return rc ? NULL : shared;
+}
+
+static void unlock(struct shared **shared)
+{
+	if (*shared)
+		(void)pthread_mutex_unlock(&(*shared)->lock);
+}
+
+static int begin_task(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd)
+{
+	int local_id = 0;
+	uint32_t global_id = 0;
+	spank_err_t rc;
+
+	if ((rc = spank_get_item(sp, S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
+		return fail("cannot learn about the task: %s", spank_strerror(rc));
+	if (begin_step(request, sp, verb, ac, av, cwd) < 0)
+		return -1;
+	request_add_number(request, "taskid", (unsigned long)local_id);
+	request_add_number(request, "procid", global_id);
+	/* A batch script lies in slurmd's spool directory, where a container does not see it. */
+	if (step.step_id == SLURM_BATCH_SCRIPT) {
+		int argc = 0;
+		char **argv = NULL;
+		rc = spank_get_item(sp, S_JOB_ARGV, &argc, &argv);
+		if (rc != ESPANK_SUCCESS || argc == 0)
+			return fail("cannot get the batch script: %s", spank_strerror(rc));
+		request_add(request, "script", argv[0]);
+	}
+	if (request_finish(request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	return 0;
+}
+
+static const char *answer_get(const struct answer *answer, const char *wanted)
+{
+	const char *key, *value;
+
+	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
+		if (strcmp(key, wanted) == 0)
+			return value;
+	}
+	return NULL;
+}
+
+/* The first task: start the helper and wait until the container is ready, which may take an import. */
+static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
+{
+	struct shared *shared = step.shared;
+	cleanup(request_free) struct request request = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (!getcwd(shared->cwd, sizeof(shared->cwd)))
+		shared->cwd[0] = '\0';
+	if (begin_task(&request, sp, "step", ac, av, shared->cwd) < 0)
+		return -1;
+	shared->started = true;
+	if (coprocess_start(&process, "step", step.lifeline[0], NULL, true) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	if (ask(&process, &request, answer) < 0)
+		return -1;
+	const char *address = answer_get(answer, "helper");
+	if (!address) /* nothing to join */
+		return 0;
+	if (strlen(address) >= sizeof(shared->helper))
+		return fail("the helper has too long an address: %s", address);
+	strcpy(shared->helper, address);
+	return 0;
+}
+
+/* The others: the helper hands them what the first task has got. */
+static int find_container(spank_t sp, int ac, char **av, struct answer *answer)
+{
+	cleanup(request_free) struct request request = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (!*step.shared->helper)
+		return 0;
+	if (begin_task(&request, sp, "join", ac, av, step.shared->cwd) < 0)
+		return -1;
+	process.socket = coprocess_connect(step.shared->helper, step.job.uid);
+	if (process.socket < 0)
+		return fail("the helper process of the container is gone: %s", strerror(errno));
+	return ask(&process, &request, answer);
+}
+
+static int get_container(spank_t sp, int ac, char **av, struct answer *answer)
+{
+	{
+		cleanup(unlock) struct shared *shared = lock(step.shared);
+		if (!shared)
+			return fail("cannot lock the step: %s", strerror(errno));
+		if (shared->failed)
+			return -1; /* the task that failed has said why */
+		if (!shared->ready) {
+			shared->ready = start_container(sp, ac, av, answer) == 0;
+			shared->failed = !shared->ready;
+			return shared->ready ? 0 : -1;
+		}
+	}
+	return find_container(sp, ac, av, answer);
+}
+
+static void free_string(char **string)
+{
+	free(*string);
+}
+
+static int change_environment(spank_t sp, const struct answer *answer)
+{
+	const char *key, *value;
+
+	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
+		spank_err_t rc = ESPANK_SUCCESS;
+		if (strcmp(key, "unset") == 0) {
+			rc = spank_unsetenv(sp, value);
+		} else if (strcmp(key, "set") == 0) {
+			cleanup(free_string) char *name = strdup(value);
+			if (!name)
+				return fail("out of memory");
+			char *equals = strchr(name, '=');
+			if (!equals)
+				return fail("the helper set %s to nothing", value);
+			*equals = '\0';
+			rc = spank_setenv(sp, name, equals + 1, 1);
+		}
+		if (rc != ESPANK_SUCCESS)
+			return fail("cannot %s %s: %s", key, value, spank_strerror(rc));
+	}
+	return 0;
+}
+
+static int enter_container(const struct answer *answer)
+{
+	int fds[NAMESPACE_COUNT];
+	size_t used = 0;
+	const char *key, *value;
+	char failed[PATH_MAX + 64];
+
+	for (int i = 0; i < NAMESPACE_COUNT; i++)
+		fds[i] = -1;
+	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
+		if (strcmp(key, "ns") != 0)
+			continue;
+		int kind = 0;
+		while (kind < NAMESPACE_COUNT && strcmp(namespace_names[kind], value) != 0)
+			kind++;
+		if (kind == NAMESPACE_COUNT || used == answer->fd_count)
+			return fail("the helper named a namespace that it did not send: %s", value);
+		fds[kind] = answer->fds[used++];
+	}
+	if (used == 0) /* no container for this task */
+		return 0;
+	if (enter(fds, answer_get(answer, "workdir"), failed, sizeof(failed)) < 0)
+		return fail("%s: %s", failed, strerror(errno));
+	return 0;
+}
+
+static int init_task(spank_t sp, int ac, char **av)
+{
+	cleanup(answer_free) struct answer answer = { 0 };
+
+	step.is_task = true;
+	if (geteuid() != step.job.uid)
+		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
+	if (step.failure)
+		return fail("%s", step.failure);
+	if (get_container(sp, ac, av, &answer) < 0 || change_environment(sp, &answer) < 0 || enter_container(&answer) < 0)
+		return -1;
+	atomic_fetch_add(&step.shared->entered, 1);
+	return 0;
+}
+
+/* Let the helper finish. SILENT if it is dead, or dies of it. */
+static int finish_by_helper(const struct request *request)
+{
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (!*step.shared->helper)
+		return SILENT;
+	process.socket = coprocess_connect(step.shared->helper, step.job.uid);
+	if (process.socket < 0)
+		return SILENT;
+	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
+	cleanup(close_fd) int helper = coprocess_watch(&process);
+	int rc = converse(&process, request, &answer);
+	if (helper >= 0 && coprocess_wait_end(helper) < 0)
+		slurm_info("pyxis: cannot wait for the helper process: %s", strerror(errno));
+	return rc;
+}
+
+/* The end of the step, in slurmstepd as root: what was started is finished as the user. */
+static int finish(spank_t sp, int ac, char **av)
+{
+	cleanup(request_free) struct request request = { 0 };
+
+	if (step.finished || !step.shared->started)
+		return 0;
+	step.finished = true;
+	if (begin_step(&request, sp, "finish", ac, av, step.shared->cwd) < 0)
+		return -1;
+	request_add_number(&request, "failed", atomic_load(&step.shared->entered) < step.local_tasks);
+	if (request_finish(&request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	int rc = finish_by_helper(&request);
+	return rc == SILENT ? consult("finish", &request, &step.job) : rc;
+}
+
+/* The end of a job, as root. Nothing that goes wrong here may reach slurmd: it would drain the node. */
+
+/* Whether the job has left something: what may stay is noted in RUNTIME_PATH/UID under its name. */
+static bool anything_left(const char *runtime_path, uid_t uid, uint32_t job_id)
+{
+	char path[PATH_MAX], prefix[32];
+	bool found = false;
+
+	int length = snprintf(prefix, sizeof(prefix), "pyxis_%u", job_id);
+	(void)snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)uid);
+	DIR *directory = opendir(path);
+	if (!directory)
+		return false;
+	for (struct dirent *entry; !found && (entry = readdir(directory));)
+		found = strncmp(entry->d_name, prefix, (size_t)length) == 0 && strchr("._", entry->d_name[length]) &&
+			entry->d_name[length];
+	(void)closedir(directory);
+	return found;
+}
+
+/* Who the user is: of the job itself, only the number is known here. */
+static const struct passwd *get_user(uid_t uid, struct credentials *user)
+{
+	const struct passwd *entry = getpwuid(uid);
+	int count = 0;
+
+	if (!entry)
+		return NULL;
+	(void)getgrouplist(entry->pw_name, entry->pw_gid, NULL, &count);
+	*user = (struct credentials){ .uid = uid, .gid = entry->pw_gid, .groups = calloc((size_t)count + 1, sizeof(gid_t)) };
+	if (!user->groups || getgrouplist(entry->pw_name, entry->pw_gid, user->groups, &count) < 0)
+		return NULL;
+	user->group_count = count;
+	return entry;
+}
+
+static int clean_up_job(spank_t sp, int ac, char **av)
+{
+	cleanup(request_free) struct request request = { 0 };
+	const char *runtime_path = argument(ac, av, "runtime_path", DEFAULT_RUNTIME_PATH);
+	char home[PATH_MAX];
+	spank_err_t rc;
+
+	if ((rc = spank_get_item(sp, S_JOB_UID, &step.job.uid)) != ESPANK_SUCCESS ||
+	    (rc = spank_get_item(sp, S_JOB_ID, &step.job_id)) != ESPANK_SUCCESS)
+		return fail("cannot learn about the job: %s", spank_strerror(rc));
+	if (!anything_left(runtime_path, step.job.uid, step.job_id))
+		return 0;
+	const struct passwd *user = get_user(step.job.uid, &step.job);
+	if (!user)
+		return fail("cannot learn about user %u", (unsigned int)step.job.uid);
+	if (begin(&request, "epilog", "epilog", ac, av, "/") < 0)
+		return fail("out of memory");
+	(void)snprintf(home, sizeof(home), "HOME=%s", user->pw_dir);
+	request_add(&request, "environ", home);
+	request_add_number(&request, "jobid", step.job_id);
+	request_add_number(&request, "uid", step.job.uid);
+	if (request_finish(&request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	return consult("epilog", &request, &step.job);
+}
+
+static void free_step(void)
+{
+	for (size_t i = 0; i < step.option_count; i++)
+		free(step.options[i].value);
+	free(step.options);
+	free(step.failure);
+	free(step.job.groups);
+	close_fd(&step.lifeline[0]);
+	close_fd(&step.lifeline[1]);
+	if (step.shared)
+		(void)munmap(step.shared, sizeof(*step.shared));
+	step = (typeof(step)){ .lifeline = { -1, -1 } };
+}
+
+/* Slurm's entry points: spank(8). */
+
+int slurm_spank_init(spank_t sp, int ac, char **av)
+{
+	switch (spank_context()) {
+	case S_CTX_SLURMD:
+		set_node(false);
+		if (make_directories(argument(ac, av, "runtime_path", DEFAULT_RUNTIME_PATH)) < 0)
+			return fail("cannot make the runtime_path: %s", strerror(errno));
+		return 0;
+	case S_CTX_LOCAL:
+	case S_CTX_ALLOCATOR:
+		set_node(false);
+		return register_options(sp);
+	case S_CTX_REMOTE:
+		set_node(true);
+		return register_options(sp);
+	default:
+		return 0;
+	}
+}
+
+int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
+{
+	switch (spank_context()) {
+	case S_CTX_LOCAL:
+		return anything_said() ? check(ac, av, "srun") : 0;
+	case S_CTX_ALLOCATOR:
+		return anything_said() ? check(ac, av, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch") : 0;
+	case S_CTX_REMOTE:
+		return init_step(sp, ac, av);
+	default:
+		return 0;
+	}
+}
+
+int slurm_spank_task_init(spank_t sp, int ac, char **av)
+{
+	/* Not `return -1`: where plugstack.conf says "optional", Slurm would then run the task outside of its
+	 * container, and where it says "required" add two lines for each task to the one that says why. */
+	if (step.active && init_task(sp, ac, av) < 0)
+		_exit(EXIT_FAILURE);
+	return 0;
+}
+
+int slurm_spank_task_exit(spank_t sp, int ac, char **av)
+{
+	/* What is still being set up must be dead first: slurm_spank_exit comes after that. */
+	if (!step.active || ++step.exited < step.local_tasks || !step.shared->ready)
+		return 0;
+	return finish(sp, ac, av);
+}
+
+int slurm_spank_exit(spank_t sp, int ac, char **av)
+{
+	int rc = 0;
+
+	/* Only if no container was ready when the last task ended, or a task could not even be launched. */
+	if (step.active && !step.is_task)
+		rc = finish(sp, ac, av);
+	free_step();
+	return rc;
+}
+
+int slurm_spank_job_epilog(spank_t sp, int ac, char **av)
+{
+	set_node(true);
+	if (clean_up_job(sp, ac, av) < 0)
+		slurm_info("pyxis: %s: job %u may have left containers behind", node, step.job_id);
+	free_step();
+	return 0;
+}
