@@ -1,0 +1,551 @@
+#include "common.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef CLONE_NEWCGROUP
+#define CLONE_NEWCGROUP 0x02000000
+#endif
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x00000080
+#endif
+
+enum {
+	NR_openat2 = 437,
+	RESOLVE_IN_ROOT_ = 0x10,
+	MAX_SYMLINKS = 40, /* path_resolution(7) */
+};
+
+void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+}
+
+void free_text(char **text)
+{
+	free(*text);
+}
+
+void close_dir(void *dir)
+{
+	if (*(DIR **)dir)
+		closedir(*(DIR **)dir);
+}
+
+char *text(const char *format, ...)
+{
+	va_list arguments;
+	char *out;
+
+	va_start(arguments, format);
+	if (vasprintf(&out, format, arguments) < 0)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	va_end(arguments);
+	return out;
+}
+
+char *read_all(int fd, size_t *length)
+{
+	size_t size = 4096, used = 0;
+	char *data = malloc(size);
+
+	while (data) {
+		ssize_t n = read(fd, data + used, size - used - 1);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0) {
+			free(data);
+			return NULL;
+		}
+		if (n == 0) {
+			data[used] = '\0';
+			if (length)
+				*length = used;
+			return data;
+		}
+		used += (size_t)n;
+		if (used + 1 == size) {
+			char *more = realloc(data, size *= 2);
+
+			if (!more)
+				free(data);
+			data = more;
+		}
+	}
+	return NULL;
+}
+
+bool write_all(int fd, const void *data, size_t length)
+{
+	for (const char *at = data; length;) {
+		ssize_t n = write(fd, at, length);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return false;
+		at += n;
+		length -= (size_t)n;
+	}
+	return true;
+}
+
+const char *option(char **argv, int *at, const char *name)
+{
+	size_t n = strlen(name);
+
+	if (!argv[*at] || strncmp(argv[*at], name, n))
+		return NULL;
+	if (argv[*at][n] == '=')
+		return argv[(*at)++] + n + 1;
+	if (argv[*at][n])
+		return NULL;
+	if (!argv[*at + 1])
+		errx(EXIT_FAILURE, "option %s needs a value", name);
+	*at += 2;
+	return argv[*at - 1];
+}
+
+static void write_text(const char *path, const char *content)
+{
+	AUTO_CLOSE fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	if (fd < 0 || !write_all(fd, content, strlen(content)))
+		err(EXIT_FAILURE, "cannot write %s to %s", content, path);
+}
+
+static bool says(const char *path, char digit)
+{
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	char c;
+
+	return fd >= 0 && read(fd, &c, 1) == 1 && c == digit;
+}
+
+static void __attribute__((noreturn)) refused(const char *what)
+{
+	const char *advice = "";
+
+	if (says("/proc/sys/user/max_user_namespaces", '0'))
+		advice = "; as root: sysctl -w user.max_user_namespaces=65536";
+	else if (says("/proc/sys/kernel/unprivileged_userns_clone", '0'))
+		advice = "; as root: sysctl -w kernel.unprivileged_userns_clone=1";
+	else if (says("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", '1'))
+		advice = "; as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile";
+	errx(EXIT_FAILURE, "cannot create %s: %s%s", what, strerror(errno), advice);
+}
+
+void enter_user(uid_t uid, gid_t gid)
+{
+	uid_t outer_uid = geteuid();
+	gid_t outer_gid = getegid();
+	AUTO_FREE uids = text("%u %u 1", uid, outer_uid);
+	AUTO_FREE gids = text("%u %u 1", gid, outer_gid);
+
+	/* After setresuid(2) the files of /proc/self belong to root, proc(5). */
+	prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+	if (unshare(CLONE_NEWUSER) < 0)
+		refused("a user namespace");
+	write_text("/proc/self/setgroups", "deny");
+	write_text("/proc/self/uid_map", uids);
+	write_text("/proc/self/gid_map", gids);
+}
+
+/* A new network namespace has a loopback interface, which is down. netdevice(7) */
+static void raise_loopback(void)
+{
+	struct ifreq request = {.ifr_name = "lo"};
+	AUTO_CLOSE fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &request) < 0)
+		err(EXIT_FAILURE, "cannot find the loopback interface");
+	request.ifr_flags |= IFF_UP;
+	if (ioctl(fd, SIOCSIFFLAGS, &request) < 0)
+		err(EXIT_FAILURE, "cannot bring up the loopback interface");
+}
+
+void enter_namespaces(int flags)
+{
+	if (unshare(flags) < 0) {
+		/* Cgroup namespaces may be configured out; nothing depends on them. */
+		if (errno != EINVAL || !(flags & CLONE_NEWCGROUP) || unshare(flags & ~CLONE_NEWCGROUP) < 0)
+			refused("namespaces");
+	}
+	if (flags & CLONE_NEWNET)
+		raise_loopback();
+}
+
+/* Capabilities survive exec only as ambient ones, unless the caller is root inside. capabilities(7) */
+void keep_capabilities(void)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2];
+
+	if (syscall(SYS_capget, &header, data) < 0)
+		err(EXIT_FAILURE, "cannot read capabilities");
+	data[0].inheritable = data[0].permitted;
+	data[1].inheritable = data[1].permitted;
+	if (syscall(SYS_capset, &header, data) < 0)
+		err(EXIT_FAILURE, "cannot set capabilities");
+	for (unsigned int n = 0; n < 64; n++)
+		if (data[n / 32].permitted & 1U << n % 32 && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, n, 0, 0) < 0)
+			err(EXIT_FAILURE, "cannot set capabilities");
+}
+
+static volatile sig_atomic_t forward_to;
+static const int forwarded[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT};
+
+static void pass_on(int signal, siginfo_t *info, void *context)
+{
+	(void)context;
+	/* The terminal signals its whole process group: the child has got this one. */
+	if (forward_to > 0 && info->si_code != SI_KERNEL)
+		kill((pid_t)forward_to, signal);
+}
+
+void catch_signals(void)
+{
+	struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART};
+
+	for (size_t i = 0; i < LENGTH(forwarded); i++) {
+		struct sigaction old;
+
+		/* nohup(1): what the caller ignores stays ignored. */
+		if (sigaction(forwarded[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+			sigaction(forwarded[i], &action, NULL);
+	}
+}
+
+/* In the child: handlers would end with exec, but before it they would only swallow signals. */
+void release_signals(void)
+{
+	for (size_t i = 0; i < LENGTH(forwarded); i++) {
+		struct sigaction old;
+
+		if (sigaction(forwarded[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+			signal(forwarded[i], SIG_DFL);
+	}
+}
+
+int wait_and_forward(pid_t child)
+{
+	int status;
+
+	forward_to = child;
+	for (;;) {
+		if (waitpid(child, &status, WUNTRACED) < 0) {
+			if (errno == EINTR)
+				continue;
+			err(EXIT_FAILURE, "cannot wait for process %d", child);
+		}
+		if (!WIFSTOPPED(status))
+			break;
+		raise(SIGSTOP); /* the caller's shell sees a stopped job, and continues both */
+		kill(child, SIGCONT);
+	}
+	forward_to = 0;
+	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void fork_and_forward(void)
+{
+	int alive[2], status;
+	pid_t child;
+
+	if (pipe2(alive, O_CLOEXEC) < 0)
+		err(EXIT_FAILURE, "cannot create a pipe");
+	catch_signals();
+	child = fork();
+	if (child < 0)
+		err(EXIT_FAILURE, "cannot fork");
+	if (child == 0) {
+		struct pollfd parent = {.fd = alive[0]};
+
+		release_signals();
+		/* Ends with its parent, also where that one is killed; maybe it was already. */
+		close(alive[1]);
+		prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+		if (poll(&parent, 1, 0) != 0)
+			_exit(EXIT_FAILURE);
+		close(alive[0]);
+		return;
+	}
+	status = wait_and_forward(child);
+	if (status > 128) {
+		signal(status - 128, SIG_DFL);
+		raise(status - 128);
+	}
+	_exit(status);
+}
+
+int open_root(const char *path)
+{
+	int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0)
+		err(EXIT_FAILURE, "cannot open %s", path);
+	return fd;
+}
+
+/* openat2(2) RESOLVE_IN_ROOT by hand, for kernels before 5.6 and filters that do not know it. The directories
+ * passed so far are kept in a stack: ".." and an absolute symlink go back in it, never to what the kernel calls "..". */
+static int walk_in(int root, const char *path, int flags)
+{
+	AUTO_FREE rest = strdup(path);
+	int stack[PATH_MAX / 2], depth = 0, links = 0, found = -1;
+
+	if (!rest)
+		return -1;
+	stack[0] = openat(root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	while (stack[depth] >= 0) {
+		char link[PATH_MAX];
+		size_t skip = strspn(rest, "/"), n = strcspn(rest + skip, "/");
+		AUTO_FREE name = strndup(rest + skip, n);
+		ssize_t length;
+
+		memmove(rest, rest + skip + n, strlen(rest + skip + n) + 1);
+		if (n == 0) {
+			AUTO_FREE self = text("/proc/self/fd/%d", stack[depth]);
+
+			found = flags & O_PATH ? fcntl(stack[depth], F_DUPFD_CLOEXEC, 0) : open(self, flags | O_CLOEXEC);
+			break;
+		}
+		if (!strcmp(name, "."))
+			continue;
+		if (!strcmp(name, "..")) {
+			if (depth > 0)
+				close(stack[depth--]);
+			continue;
+		}
+		length = readlinkat(stack[depth], name, link, sizeof(link) - 1);
+		if (length >= 0) {
+			char *joined;
+
+			if (++links > MAX_SYMLINKS) {
+				errno = ELOOP;
+				break;
+			}
+			link[length] = '\0';
+			while (*link == '/' && depth > 0)
+				close(stack[depth--]);
+			joined = text("%s/%s", link, rest);
+			free(rest);
+			rest = joined;
+			continue;
+		}
+		if (depth + 1 == (int)LENGTH(stack)) {
+			errno = ENAMETOOLONG;
+			break;
+		}
+		stack[depth + 1] = openat(stack[depth], name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+		depth++;
+	}
+	for (int error = errno; depth >= 0; depth--) {
+		if (stack[depth] >= 0)
+			close(stack[depth]);
+		errno = error;
+	}
+	return found;
+}
+
+int open_in(int root, const char *path, int flags)
+{
+	struct {
+		uint64_t flags, mode, resolve;
+	} how = {(uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT_};
+	int fd;
+
+	path += strspn(path, "/");
+	if (!*path)
+		path = ".";
+	fd = (int)syscall(NR_openat2, root, path, &how, sizeof(how));
+	if (fd < 0 && (errno == ENOSYS || errno == EPERM))
+		return walk_in(root, path, flags);
+	return fd;
+}
+
+static int create_at(int root, const char *path, mode_t type, mode_t mode, int links)
+{
+	AUTO_FREE trimmed = strdup(path + strspn(path, "/"));
+	char target[PATH_MAX];
+	char *slash, *name;
+	const char *parent_path = ".";
+	AUTO_CLOSE parent = -1;
+	ssize_t length;
+	int fd = open_in(root, path, O_PATH);
+
+	if (fd >= 0 || errno != ENOENT || !trimmed)
+		return fd;
+	if (links > MAX_SYMLINKS) {
+		errno = ELOOP;
+		return -1;
+	}
+	for (size_t n = strlen(trimmed); n && trimmed[n - 1] == '/';)
+		trimmed[--n] = '\0';
+	slash = strrchr(trimmed, '/');
+	name = slash ? slash + 1 : trimmed;
+	if (slash) {
+		*slash = '\0';
+		parent_path = trimmed;
+	}
+	if (!strcmp(name, "..") || !strcmp(name, ".")) {
+		errno = EXDEV; /* beneath a directory that does not exist */
+		return -1;
+	}
+	parent = create_at(root, parent_path, S_IFDIR, 0755, links + 1);
+	if (parent < 0)
+		return -1;
+	if ((type == S_IFDIR ? mkdirat(parent, name, mode) : mknodat(parent, name, S_IFREG | mode, 0)) == 0)
+		return openat(parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (errno != EEXIST)
+		return -1;
+	/* A dangling symlink, so what it points to is to be made; or somebody was quicker. */
+	length = readlinkat(parent, name, target, sizeof(target) - 1);
+	if (length < 0)
+		return open_in(root, path, O_PATH);
+	target[length] = '\0';
+	{
+		AUTO_FREE next = *target == '/' ? strdup(target) : text("%s/%s", parent_path, target);
+
+		return next ? create_at(root, next, type, mode, links + 1) : -1;
+	}
+}
+
+int create_in(int root, const char *path, mode_t type, mode_t mode)
+{
+	return create_at(root, path, type, mode, 0);
+}
+
+static void append(char **out, size_t *used, const char *from, size_t n)
+{
+	char *more = realloc(*out, *used + n + 1);
+
+	if (!more)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	memcpy(more + *used, from, n);
+	*used += n;
+	more[*used] = '\0';
+	*out = more;
+}
+
+char *substitute(const char *from)
+{
+	char *out = NULL;
+	size_t used = 0;
+
+	append(&out, &used, "", 0);
+	while (*from) {
+		size_t n = strcspn(from, "$");
+
+		append(&out, &used, from, n);
+		from += n;
+		if (*from != '$')
+			break;
+		if (from[1] == '{') {
+			const char *end = strchr(from, '}');
+			AUTO_FREE name = NULL;
+			char *fallback;
+			const char *value;
+
+			if (!end)
+				errx(EXIT_FAILURE, "'${' without '}': %s", from);
+			name = strndup(from + 2, (size_t)(end - from) - 2);
+			if (!name)
+				err(EXIT_FAILURE, "cannot allocate memory");
+			fallback = strstr(name, ":-");
+			if (fallback) {
+				*fallback = '\0';
+				fallback += 2;
+			} else if (*name && name[strlen(name) - 1] == '-') {
+				name[strlen(name) - 1] = '\0';
+			}
+			value = getenv(name);
+			if (value && *value) {
+				append(&out, &used, value, strlen(value));
+			} else if (fallback) {
+				AUTO_FREE more = substitute(fallback);
+
+				append(&out, &used, more, strlen(more));
+			}
+			from = end + 1;
+		} else {
+			n = 1;
+			while (isalnum((unsigned char)from[n]) || from[n] == '_')
+				n++;
+			if (n == 1) {
+				append(&out, &used, "$", 1);
+			} else {
+				AUTO_FREE name = strndup(from + 1, n - 1);
+				const char *value = name ? getenv(name) : NULL;
+
+				if (value)
+					append(&out, &used, value, strlen(value));
+			}
+			from += n;
+		}
+	}
+	return out;
+}
+
+static bool delete_in(int directory, dev_t device)
+{
+	CLEANUP(close_dir) DIR *entries = NULL;
+	struct dirent *entry;
+	int fd = fcntl(directory, F_DUPFD_CLOEXEC, 0);
+	bool all = true;
+
+	entries = fd < 0 ? NULL : fdopendir(fd);
+	if (!entries) {
+		close_fd(&fd);
+		return false;
+	}
+	while ((entry = readdir(entries))) {
+		const char *name = entry->d_name;
+		struct stat is;
+		AUTO_CLOSE inner = -1;
+
+		if (!strcmp(name, ".") || !strcmp(name, ".."))
+			continue;
+		if (unlinkat(directory, name, 0) == 0)
+			continue;
+		if (fstatat(directory, name, &is, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISDIR(is.st_mode) || is.st_dev != device) {
+			all = false;
+			continue;
+		}
+		/* Images have directories that their owner may not enter, and overlayfs makes one of mode 0. */
+		fchmodat(directory, name, 0700, 0);
+		inner = openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (inner < 0 || !delete_in(inner, device) || unlinkat(directory, name, AT_REMOVEDIR) < 0)
+			all = false;
+	}
+	return all;
+}
+
+bool delete_beneath(int directory)
+{
+	struct stat is;
+
+	return fstat(directory, &is) == 0 && delete_in(directory, is.st_dev);
+}

@@ -1,0 +1,433 @@
+/* penroot-mount: do the mounts of an fstab(5), beneath a root directory.
+ *
+ * The grammar is that of enroot_py/mounts.py: fields may be missing, x-create=dir|file|auto
+ * makes the target, x-move and x-detach move and detach, nofail and silent
+ * forgive, ${VAR} is replaced and \040 is a space. Lines of one pass are done,
+ * those of the others left for another call.
+ */
+#include "common.h"
+
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Numbers and flags of the mount API of Linux 5.2 and 5.12, for C libraries older than it. */
+enum {
+	NR_open_tree = 428,
+	NR_move_mount = 429,
+	NR_mount_setattr = 442,
+	OPEN_TREE_CLONE_ = 1,
+	F_EMPTY_PATH = 0x04,
+	T_EMPTY_PATH = 0x40,
+	RECURSIVE = 0x8000,
+	ATTR_RDONLY = 0x01,
+	ATTR_NOSUID = 0x02,
+	ATTR_NODEV = 0x04,
+	ATTR_NOEXEC = 0x08,
+	ATTR_NOATIME = 0x10,
+	ATTR_STRICTATIME = 0x20,
+	ATTR_NODIRATIME = 0x80,
+};
+
+enum { MAX_FIELDS = 6 };
+
+enum word { SET, UNSET, FS_FLAG, PROPAGATION, BIND, RBIND, REMOUNT, MOVE, DETACH, NOFAIL, SILENT, CREATE, NOTHING };
+
+static const struct {
+	const char *name;
+	enum word word;
+	unsigned long flag, attribute; /* of mount(2), of mount_setattr(2) */
+} words[] = {
+	{"ro", SET, MS_RDONLY, ATTR_RDONLY},
+	{"nosuid", SET, MS_NOSUID, ATTR_NOSUID},
+	{"nodev", SET, MS_NODEV, ATTR_NODEV},
+	{"noexec", SET, MS_NOEXEC, ATTR_NOEXEC},
+	{"noatime", SET, MS_NOATIME, ATTR_NOATIME},
+	{"nodiratime", SET, MS_NODIRATIME, ATTR_NODIRATIME},
+	{"strictatime", SET, MS_STRICTATIME, ATTR_STRICTATIME},
+	{"rw", UNSET, MS_RDONLY, ATTR_RDONLY},
+	{"suid", UNSET, MS_NOSUID, ATTR_NOSUID},
+	{"dev", UNSET, MS_NODEV, ATTR_NODEV},
+	{"exec", UNSET, MS_NOEXEC, ATTR_NOEXEC},
+	{"atime", UNSET, MS_NOATIME, ATTR_NOATIME},
+	{"diratime", UNSET, MS_NODIRATIME, ATTR_NODIRATIME},
+	{"sync", FS_FLAG, MS_SYNCHRONOUS, 0},
+	{"dirsync", FS_FLAG, MS_DIRSYNC, 0},
+	{"shared", PROPAGATION, MS_SHARED, 0},
+	{"slave", PROPAGATION, MS_SLAVE, 0},
+	{"private", PROPAGATION, MS_PRIVATE, 0},
+	{"unbindable", PROPAGATION, MS_UNBINDABLE, 0},
+	{"rshared", PROPAGATION, MS_SHARED | MS_REC, 0},
+	{"rslave", PROPAGATION, MS_SLAVE | MS_REC, 0},
+	{"rprivate", PROPAGATION, MS_PRIVATE | MS_REC, 0},
+	{"runbindable", PROPAGATION, MS_UNBINDABLE | MS_REC, 0},
+	{"bind", BIND, 0, 0},
+	{"rbind", RBIND, 0, 0},
+	{"remount", REMOUNT, 0, 0},
+	{"x-move", MOVE, 0, 0},
+	{"x-detach", DETACH, 0, 0},
+	{"nofail", NOFAIL, 0, 0},
+	{"silent", SILENT, 0, 0},
+	{"x-create=dir", CREATE, 'd', 0},
+	{"x-create=file", CREATE, 'f', 0},
+	{"x-create=auto", CREATE, 'a', 0},
+	/* What means nothing here, but is no option of a file system either. */
+	{"defaults", NOTHING, 0, 0},
+	{"auto", NOTHING, 0, 0},
+	{"noauto", NOTHING, 0, 0},
+	{"user", NOTHING, 0, 0},
+	{"nouser", NOTHING, 0, 0},
+	{"users", NOTHING, 0, 0},
+	{"nousers", NOTHING, 0, 0},
+	{"owner", NOTHING, 0, 0},
+	{"noowner", NOTHING, 0, 0},
+	{"group", NOTHING, 0, 0},
+	{"nogroup", NOTHING, 0, 0},
+	{"loud", NOTHING, 0, 0},
+	{"async", NOTHING, 0, 0},
+	{"relatime", NOTHING, 0, 0},
+	{"norelatime", NOTHING, 0, 0},
+	{"nostrictatime", NOTHING, 0, 0},
+	{"iversion", NOTHING, 0, 0},
+	{"noiversion", NOTHING, 0, 0},
+	{"mand", NOTHING, 0, 0},
+	{"nomand", NOTHING, 0, 0},
+	{"lazytime", NOTHING, 0, 0},
+	{"nolazytime", NOTHING, 0, 0},
+};
+
+struct entry {
+	const char *origin;
+	int line, pass;
+	char *source, *target, *type, *options;
+	bool is[NOTHING + 1];
+	char create;
+	unsigned long flags, propagation;
+	uint64_t attributes;
+	char *data; /* what the file system itself is told */
+};
+
+static ssize_t find_word(const char *name)
+{
+	for (size_t i = 0; i < LENGTH(words); i++)
+		if (!strcmp(words[i].name, name))
+			return (ssize_t)i;
+	return -1;
+}
+
+static bool are_options(const char *field)
+{
+	return strchr(field, ',') || find_word(field) >= 0;
+}
+
+/* fstab(5): "\040" and its like are characters that would separate fields. */
+static void decode(char *field)
+{
+	char *to = field;
+
+	for (const char *at = field; *at; at++) {
+		if (*at == '\\' && at[1] >= '0' && at[1] <= '3' && at[2] >= '0' && at[2] <= '7' && at[3] >= '0' && at[3] <= '7' &&
+		    (at[1] | at[2] | at[3]) != '0') {
+			*to++ = (char)((at[1] - '0') << 6 | (at[2] - '0') << 3 | (at[3] - '0'));
+			at += 3;
+		} else {
+			*to++ = *at;
+		}
+	}
+	*to = '\0';
+}
+
+static void parse_options(struct entry *e)
+{
+	AUTO_FREE copy = strdup(e->options);
+	char *rest = copy, *word;
+
+	e->data = calloc(1, strlen(e->options) + 1);
+	if (!copy || !e->data)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	while ((word = strsep(&rest, ","))) {
+		ssize_t i = find_word(word);
+
+		if (!*word)
+			continue;
+		if (i < 0) {
+			if (!strcmp(e->type, "none"))
+				errx(EXIT_FAILURE, "%s:%d: unknown mount option '%s'", e->origin, e->line, word);
+			if (*e->data)
+				strcat(e->data, ",");
+			strcat(e->data, word);
+			continue;
+		}
+		e->is[words[i].word] = true;
+		switch (words[i].word) {
+		case SET:
+			e->attributes |= words[i].attribute;
+			/* fall through */
+		case FS_FLAG:
+			e->flags |= words[i].flag;
+			break;
+		case UNSET:
+			e->attributes &= ~words[i].attribute;
+			e->flags &= ~words[i].flag;
+			break;
+		case PROPAGATION:
+			e->propagation = words[i].flag;
+			break;
+		case CREATE:
+			e->create = (char)words[i].flag;
+			break;
+		default:
+			break;
+		}
+	}
+}
+
+/* One line to an entry; false where it is blank or a comment. */
+static bool parse(char *line, struct entry *e)
+{
+	char *fields[MAX_FIELDS + 1] = {0}, **field = fields, *word;
+	int n = 0;
+
+	line += strspn(line, " \t\r");
+	if (!*line || *line == '#')
+		return false;
+	while ((word = strsep(&line, " \t\r"))) {
+		if (!*word)
+			continue;
+		if (n == MAX_FIELDS)
+			errx(EXIT_FAILURE, "%s:%d: more than %d fields; write a space as \\040", e->origin, e->line, MAX_FIELDS);
+		fields[n] = substitute(word);
+		decode(fields[n++]);
+	}
+	if (n == MAX_FIELDS) {
+		char *end;
+		long pass = strtol(fields[5], &end, 10);
+
+		if (*end || !*fields[5] || pass < INT_MIN || pass > INT_MAX)
+			errx(EXIT_FAILURE, "%s:%d: passno must be a number, not '%s'", e->origin, e->line, fields[5]);
+		e->pass = (int)pass;
+	}
+	for (int i = 4; i < n; i++)
+		free(fields[i]);
+	fields[n < 4 ? n : 4] = NULL;
+	e->source = *field++;
+	e->target = *field && !are_options(*field) ? *field++ : strdup(e->source);
+	e->type = *field && !are_options(*field) ? *field++ : strdup("none");
+	/* "tmpfs /tmp" is a tmpfs, not a bind mount of a file of that name. */
+	if (!*field && !strcmp(e->type, "none") && !strcmp(e->source, "tmpfs")) {
+		free(e->type);
+		e->type = strdup("tmpfs");
+	}
+	e->options = *field ? *field : strdup(strcmp(e->type, "none") ? "" : "rbind,x-create=auto");
+	if (!e->target || !e->type || !e->options)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	parse_options(e);
+	return true;
+}
+
+static void free_entry(struct entry *e)
+{
+	free(e->source);
+	free(e->target);
+	free(e->type);
+	free(e->options);
+	free(e->data);
+}
+
+static int set_attributes(int fd, unsigned int flags, uint64_t attributes, unsigned long propagation)
+{
+	struct {
+		uint64_t set, clear, propagation, userns;
+	} change = {attributes, 0, propagation & ~(unsigned long)MS_REC, 0};
+
+	if (attributes & (ATTR_NOATIME | ATTR_STRICTATIME))
+		change.clear = 0x70; /* MOUNT_ATTR__ATIME is a field, mount_setattr(2) */
+	return (int)syscall(NR_mount_setattr, fd, "", AT_EMPTY_PATH | flags, &change, sizeof(change));
+}
+
+/* A bind remount must repeat the flags that a parent namespace locked, or it fails: mount_namespaces(7). */
+static unsigned long locked_flags(const char *path)
+{
+	static const struct {
+		unsigned long shown, flag;
+	} pairs[] = {
+		{ST_RDONLY, MS_RDONLY},	  {ST_NOSUID, MS_NOSUID},	  {ST_NODEV, MS_NODEV},	      {ST_NOEXEC, MS_NOEXEC},
+		{ST_NOATIME, MS_NOATIME}, {ST_NODIRATIME, MS_NODIRATIME}, {ST_RELATIME, MS_RELATIME},
+	};
+	unsigned long flags = 0;
+	struct statvfs is;
+
+	if (statvfs(path, &is) == 0)
+		for (size_t i = 0; i < LENGTH(pairs); i++)
+			if (is.f_flag & pairs[i].shown)
+				flags |= pairs[i].flag;
+	return flags;
+}
+
+static int change_existing(const struct entry *e, int target)
+{
+	AUTO_FREE path = text("/proc/self/fd/%d", target);
+	unsigned int recursive = e->is[RBIND] || e->propagation & MS_REC ? RECURSIVE : 0;
+
+	if (set_attributes(target, recursive, e->attributes, e->propagation) == 0)
+		return 0;
+	if (errno != ENOSYS)
+		return -1;
+	if (e->is[REMOUNT] && mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | e->flags | locked_flags(path), NULL) < 0)
+		return -1;
+	return e->propagation ? mount(NULL, path, NULL, e->propagation, NULL) : 0;
+}
+
+/* After a mount(2) on a directory, an older descriptor still means what is beneath. */
+static int reopen(int root, const struct entry *e)
+{
+	return open_in(root, e->target, O_PATH);
+}
+
+static int bind_old(const struct entry *e, int root, int target)
+{
+	AUTO_FREE under = text("/proc/self/fd/%d", target);
+	AUTO_CLOSE top = -1;
+	AUTO_FREE path = NULL;
+
+	if (mount(e->source, under, NULL, MS_BIND | (e->is[RBIND] ? MS_REC : 0), NULL) < 0)
+		return -1;
+	top = reopen(root, e);
+	path = text("/proc/self/fd/%d", top);
+	if (top < 0)
+		return -1;
+	if (e->flags && mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | e->flags | locked_flags(path), NULL) < 0)
+		return -1;
+	return e->propagation ? mount(NULL, path, NULL, e->propagation, NULL) : 0;
+}
+
+/* With the newer calls read-only covers what is mounted beneath, too. */
+static int bind_source(const struct entry *e, int root, int target)
+{
+	unsigned int recursive = e->is[RBIND] ? RECURSIVE : 0;
+	AUTO_CLOSE tree = -1;
+
+	tree = (int)syscall(NR_open_tree, AT_FDCWD, e->source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
+	if (tree < 0 && errno == EINVAL && !recursive) {
+		/* Submounts that the parent namespace locked cannot be left out. */
+		recursive = RECURSIVE;
+		tree = (int)syscall(NR_open_tree, AT_FDCWD, e->source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
+	}
+	if (tree < 0)
+		return errno == ENOSYS ? bind_old(e, root, target) : -1;
+	if ((e->attributes || e->propagation) && set_attributes(tree, recursive, e->attributes, e->propagation) < 0)
+		return errno == ENOSYS ? bind_old(e, root, target) : -1;
+	return (int)syscall(NR_move_mount, tree, "", target, "", F_EMPTY_PATH | T_EMPTY_PATH);
+}
+
+static int open_target(const struct entry *e, int root)
+{
+	struct stat is;
+	bool directory = e->create == 'd';
+
+	if (!e->create)
+		return open_in(root, e->target, O_PATH);
+	if (e->create == 'a') {
+		directory = true;
+		if (e->is[BIND] || e->is[RBIND]) {
+			if (stat(e->source, &is) < 0)
+				return -1;
+			directory = S_ISDIR(is.st_mode);
+		}
+	}
+	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644);
+}
+
+static int execute(const struct entry *e, int root)
+{
+	AUTO_CLOSE target = open_target(e, root);
+	AUTO_FREE path = text("/proc/self/fd/%d", target);
+	AUTO_CLOSE top = -1;
+
+	if (target < 0)
+		return -1;
+	if (e->is[DETACH])
+		return umount2(path, MNT_DETACH);
+	if (e->is[REMOUNT])
+		return change_existing(e, target);
+	if (e->is[MOVE])
+		return mount(e->source, path, NULL, MS_MOVE, NULL);
+	if (e->is[BIND] || e->is[RBIND])
+		return bind_source(e, root, target);
+	if (!strcmp(e->type, "none"))
+		return change_existing(e, target);
+	if (mount(e->source, path, e->type, e->flags, e->data) < 0)
+		return -1;
+	top = reopen(root, e);
+	if (top < 0 || !e->propagation)
+		return top < 0 ? -1 : 0;
+	free(path);
+	path = text("/proc/self/fd/%d", top);
+	return mount(NULL, path, NULL, e->propagation, NULL);
+}
+
+static void mount_fstab(const char *name, int root, int pass)
+{
+	AUTO_CLOSE fd = !strcmp(name, "-") ? dup(STDIN_FILENO) : open(name, O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
+	char *rest = all, *line;
+	int number = 0;
+
+	if (!all)
+		err(EXIT_FAILURE, "cannot read %s", name);
+	while ((line = strsep(&rest, "\n"))) {
+		CLEANUP(free_entry) struct entry e = {.origin = strcmp(name, "-") ? name : "stdin", .line = ++number};
+
+		if (!parse(line, &e) || e.pass != pass || execute(&e, root) == 0)
+			continue;
+		if (!e.is[NOFAIL])
+			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is[DETACH] ? "detach" : "mount",
+			    e.source, e.target);
+		if (!e.is[SILENT])
+			warn("%s:%d: cannot mount %s on %s", e.origin, number, e.source, e.target);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *directory = "/", *value;
+	AUTO_CLOSE root = -1;
+	int at = 1, pass = 0;
+
+	while (argv[at] && argv[at][0] == '-' && argv[at][1]) {
+		if ((value = option(argv, &at, "--root"))) {
+			directory = value;
+		} else if ((value = option(argv, &at, "--pass"))) {
+			char *end;
+
+			pass = (int)strtol(value, &end, 10);
+			if (*end || !*value)
+				errx(EXIT_FAILURE, "--pass must be a number, not '%s'", value);
+		} else if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
+			argc = at;
+			break;
+		} else {
+			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
+		}
+	}
+	if (at >= argc) {
+		fprintf(argv[at] ? stdout : stderr,
+			"Usage: %s [--root DIR] [--pass N] FSTAB...\n\n"
+			"Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin.\n",
+			program_invocation_short_name);
+		return argv[at] ? EXIT_SUCCESS : EXIT_FAILURE;
+	}
+	root = open_root(directory);
+	umask(022);
+	for (; argv[at]; at++)
+		mount_fstab(argv[at], root, pass);
+	return EXIT_SUCCESS;
+}

@@ -1,0 +1,310 @@
+/* penroot-switchroot: make a directory the root of this mount namespace and run a command there.
+ *
+ * The last step of a start: pivot_root(2), no new privileges, no capabilities
+ * unless root inside, the system call filter. Then a shell runs the command
+ * script, /etc/rc of the image or --rcfile, or the command, or is interactive.
+ */
+#include "common.h"
+
+#include "../seccomp.h"
+
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <linux/capability.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef CLONE_NEWCGROUP
+#define CLONE_NEWCGROUP 0x02000000
+#endif
+
+enum { MAX_VARIABLES = 256 };
+
+static const char exact_mark[] = "# penroot-exact: ";
+
+static void __attribute__((noreturn)) usage(FILE *to, int status)
+{
+	fprintf(to,
+		"Usage: %s [options] [--] ROOTFS [COMMAND] [ARG...]\n\n"
+		" Options:\n"
+		"   --login           use a login shell\n"
+		"   --norc            leave out the command script of the image, /etc/rc\n"
+		"   --exec            run COMMAND itself, without shell or script\n"
+		"   --rcfile FILE     command script instead of the image's\n"
+		"   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's\n"
+		"   --env KEY=VALUE   one variable more\n"
+		"   --workdir DIR     working directory inside\n",
+		program_invocation_short_name);
+	exit(status);
+}
+
+/* "\n" and "\\" of imagefiles.environment(): values that one line cannot hold. */
+static void unescape(char *value)
+{
+	char *to = value;
+
+	for (const char *at = value; *at; at++) {
+		if (*at == '\\' && (at[1] == 'n' || at[1] == '\\'))
+			*to++ = *++at == 'n' ? '\n' : '\\';
+		else
+			*to++ = *at;
+	}
+	*to = '\0';
+}
+
+/* Whether a line is what a comment with the exact value stands for. */
+static bool stands_for(const char *line, const char *exact)
+{
+	while (*line && *exact && (*line == *exact || (*line == ' ' && *exact == '\n'))) {
+		line++;
+		exact++;
+	}
+	return !*line && !*exact;
+}
+
+static void load_environment(const char *path)
+{
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
+	char *rest = all, *line, *exact = NULL;
+
+	if (!all)
+		err(EXIT_FAILURE, "cannot read %s", path);
+	clearenv();
+	while ((line = strsep(&rest, "\n"))) {
+		char *equals;
+
+		if (*line == '#') {
+			exact = NULL;
+			if (!strncmp(line, exact_mark, strlen(exact_mark))) {
+				exact = line + strlen(exact_mark);
+				unescape(exact);
+			}
+			continue;
+		}
+		line += strspn(line, " \t");
+		if (exact && stands_for(line, exact))
+			line = exact;
+		exact = NULL;
+		equals = strchr(line, '=');
+		if (!equals || equals == line)
+			continue;
+		*equals = '\0';
+		setenv(line, equals + 1, 1);
+	}
+}
+
+/* pivot_root(2), "new_root and put_old may be the same directory". */
+static void switch_root(const char *rootfs)
+{
+	AUTO_CLOSE old = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	AUTO_CLOSE new = -1;
+
+	if (old < 0 || chdir(rootfs) < 0)
+		err(EXIT_FAILURE, "cannot enter %s", rootfs);
+	if (syscall(SYS_pivot_root, ".", ".") < 0) {
+		/* It must be a mount point, and not one that propagates. */
+		new = (errno == EINVAL || errno == EBUSY) ? open(".", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+		if (new < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+		    mount(".", ".", NULL, MS_BIND | MS_REC, NULL) < 0 || chdir("..") < 0 || chdir(rootfs) < 0)
+			err(EXIT_FAILURE, "cannot make %s a mount point", rootfs);
+		if (syscall(SYS_pivot_root, ".", ".") < 0)
+			err(EXIT_FAILURE, "cannot make %s the root", rootfs);
+	}
+	if (fchdir(old) < 0 || mount(NULL, ".", NULL, MS_REC | MS_SLAVE, NULL) < 0 || umount2(".", MNT_DETACH) < 0 ||
+	    chdir("/") < 0)
+		err(EXIT_FAILURE, "cannot drop the old root");
+	if (unshare(CLONE_NEWCGROUP) < 0 && errno != EINVAL)
+		err(EXIT_FAILURE, "cannot create a cgroup namespace");
+}
+
+static void drop_privileges(void)
+{
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct none[2] = {0};
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+		err(EXIT_FAILURE, "cannot give up privileges");
+	if (geteuid() != 0) {
+		for (unsigned long n = 0; prctl(PR_CAPBSET_DROP, n, 0, 0, 0) == 0; n++)
+			;
+		if (syscall(SYS_capset, &header, none) < 0)
+			err(EXIT_FAILURE, "cannot drop capabilities");
+	}
+	if (penroot_install_filter() < 0)
+		err(EXIT_FAILURE, "cannot install the system call filter");
+}
+
+/* The value of "KEY VALUE" in login.defs(5), else NULL; a static buffer. */
+static const char *login_def(const char *key)
+{
+	AUTO_CLOSE fd = open("/etc/login.defs", O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
+	static char value[4096];
+	char *rest = all, *line;
+
+	while (rest && (line = strsep(&rest, "\n"))) {
+		size_t n = strlen(key);
+
+		line += strspn(line, " \t");
+		if (strncmp(line, key, n) || !strchr(" \t", line[n]))
+			continue;
+		line += n + strspn(line + n, " \t\"");
+		snprintf(value, sizeof(value), "%.*s", (int)strcspn(line, " \t\"\r"), line);
+		return value;
+	}
+	return NULL;
+}
+
+/* What login(1) sets and nobody else did. The image's own passwd(5), read here: a static program has no NSS. */
+static void complete_environment(bool login)
+{
+	AUTO_CLOSE fd = open("/etc/passwd", O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
+	char *rest = all, *line;
+	const char *value;
+
+	while (rest && (line = strsep(&rest, "\n"))) {
+		char *fields[7] = {0};
+		int n = 0;
+
+		while (n < 7 && (fields[n] = strsep(&line, ":")))
+			n++;
+		if (n < 7 || !*fields[2] || strtoul(fields[2], NULL, 10) != geteuid())
+			continue;
+		setenv("USER", fields[0], 0);
+		setenv("LOGNAME", fields[0], 0);
+		setenv("HOME", *fields[5] ? fields[5] : "/", 0);
+		setenv("SHELL", *fields[6] && access(fields[6], X_OK) == 0 ? fields[6] : "/bin/sh", 0);
+		break;
+	}
+	setenv("HOME", geteuid() ? "/" : "/root", 0);
+	setenv("SHELL", "/bin/sh", 0);
+	if (login) {
+		setenv("TERM", "dumb", 0);
+		value = login_def(geteuid() ? "ENV_PATH" : "ENV_SUPATH");
+		if (value)
+			setenv("PATH", value + (strncmp(value, "PATH=", 5) ? 0 : 5), 0);
+		value = login_def("UMASK");
+		if (value)
+			umask((mode_t)strtoul(value, NULL, 8) & 0777);
+		if (chdir(getenv("HOME")) < 0 && chdir("/") < 0)
+			err(EXIT_FAILURE, "cannot enter /");
+	}
+	setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 0);
+}
+
+/* The command script as a file without a name: the file system it came from is gone. */
+static char *keep_script(const char *path)
+{
+	AUTO_CLOSE from = open(path, O_RDONLY | O_CLOEXEC);
+	size_t length = 0;
+	AUTO_FREE all = from < 0 ? NULL : read_all(from, &length);
+	int fd = (int)syscall(SYS_memfd_create, "rc", 0);
+
+	if (!all || fd < 0 || !write_all(fd, all, length) || lseek(fd, 0, SEEK_SET) < 0)
+		err(EXIT_FAILURE, "cannot read %s", path);
+	return text("/proc/self/fd/%d", fd);
+}
+
+static void __attribute__((noreturn)) failed(const char *name)
+{
+	err(errno == ENOENT || errno == ENOTDIR ? 127 : 126, "cannot run %s", name);
+}
+
+static void __attribute__((noreturn)) run(char **command, int count, const char *script, bool login)
+{
+	const char *shell = getenv("SHELL");
+	char **argv = calloc((size_t)count + 5, sizeof(char *)), **next = argv;
+
+	if (!argv)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	if (!shell || access(shell, X_OK) < 0)
+		shell = "/bin/sh";
+	if (access(shell, X_OK) < 0 && !script && count) {
+		execvp(command[0], command); /* an image without a shell */
+		failed(command[0]);
+	}
+	{
+		AUTO_FREE copy = strdup(shell);
+
+		*next++ = text("%s%s", login ? "-" : "", copy ? basename(copy) : "sh");
+	}
+	if (script) {
+		*next++ = (char *)script;
+	} else if (count) {
+		*next++ = "-c";
+		*next++ = "exec \"$@\"";
+		*next++ = "sh";
+	}
+	memcpy(next, command, (size_t)count * sizeof(char *));
+	execv(shell, argv);
+	failed(shell);
+}
+
+int main(int argc, char **argv)
+{
+	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *value;
+	bool login = false, norc = false, direct = false;
+	const char *variables[MAX_VARIABLES];
+	char *script = NULL;
+	int at = 1, count = 0;
+
+	while (argv[at] && argv[at][0] == '-') {
+		if (!strcmp(argv[at], "--")) {
+			at++;
+			break;
+		}
+		if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h"))
+			usage(stdout, EXIT_SUCCESS);
+		if (!strcmp(argv[at], "--login")) {
+			login = true;
+			at++;
+		} else if (!strcmp(argv[at], "--norc")) {
+			norc = true;
+			at++;
+		} else if (!strcmp(argv[at], "--exec")) {
+			direct = true;
+			at++;
+		} else if ((value = option(argv, &at, "--rcfile"))) {
+			rcfile = value;
+		} else if ((value = option(argv, &at, "--envfile"))) {
+			envfile = value;
+		} else if ((value = option(argv, &at, "--workdir"))) {
+			workdir = value;
+		} else if ((value = option(argv, &at, "--env"))) {
+			if (count == MAX_VARIABLES || !strchr(value, '=') || *value == '=')
+				errx(EXIT_FAILURE, "--env %s: not KEY=VALUE, or more than %d of them", value, MAX_VARIABLES);
+			variables[count++] = value;
+		} else {
+			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
+		}
+	}
+	if (!argv[at])
+		usage(stderr, EXIT_FAILURE);
+	if (rcfile)
+		script = keep_script(rcfile);
+	if (envfile)
+		load_environment(envfile);
+	for (int i = 0; i < count; i++)
+		putenv((char *)variables[i]);
+	switch_root(argv[at++]);
+	complete_environment(login);
+	if (workdir && chdir(workdir) < 0)
+		err(EXIT_FAILURE, "cannot enter %s", workdir);
+	drop_privileges();
+	if (!rcfile && !norc && access("/etc/rc", F_OK) == 0)
+		script = "/etc/rc";
+	if (direct && argv[at]) {
+		execvp(argv[at], argv + at);
+		failed(argv[at]);
+	}
+	run(argv + at, argc - at, script, login);
+}
