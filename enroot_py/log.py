@@ -1,0 +1,59 @@
+"""Lines for people on stderr. Results, and nothing else, go to stdout.
+
+Not the logging module: importing it costs more than starting a container.
+"""
+
+import os
+import sys
+from _collections_abc import Callable
+
+_debug = bool(os.environ.get("PENROOT_DEBUG"))
+
+
+_rewriting = False  # a line of progress is on the terminal
+
+
+def _stderr(level: str, text: str) -> None:
+    clear = "\r\x1b[K" if _rewriting else ""
+    sys.stderr.write(f"{clear}[{level}] {text}\n")
+    sys.stderr.flush()
+
+
+def on_terminal() -> bool:
+    """Whether lines go to a terminal, where one can be written over another."""
+    return sink is _stderr and sys.stderr.isatty()
+
+
+def rewrite(text: str) -> None:
+    """Show one line in the place of the one that was shown last; "" removes it."""
+    global _rewriting
+    _rewriting = bool(text)
+    columns = os.get_terminal_size(2).columns or 80
+    shown = f"[INFO] {text}"[: columns - 1] if text else ""
+    sys.stderr.write(f"\r\x1b[K{shown}")
+    sys.stderr.flush()
+
+
+# Where lines go; the SPANK helper sends them through slurmstepd instead.
+sink: Callable[[str, str], None] = _stderr
+
+
+def debug(text: str) -> None:
+    if _debug:
+        sink("DEBUG", text)
+
+
+def info(text: str) -> None:
+    sink("INFO", text)
+
+
+def warn(text: str) -> None:
+    sink("WARN", text)
+
+
+def error(text: str) -> None:
+    sink("ERROR", text)
+
+
+# Set by ``start --explain``: takes what is about to be done, in the order in which it is done.
+explain: "Callable[[str], None] | None" = None
