@@ -1,0 +1,365 @@
+"""What the store holds, what of it is in use, and how it is pruned and verified.
+
+An image is in use while somebody holds it (Image.hold), while a process on this node sees
+a mount of it, or while the record of a container names it. Sources: proc(5),
+/proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
+filesystems": a lower directory that is removed beneath a mount does not fail, it reads as
+empty, so nothing that is in use may go.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from enroot_py import filesystems, layers, log
+from enroot_py.errors import ImageError, PenrootError
+from enroot_py.settings import Settings
+from enroot_py.store import Store
+
+_CONTAINER = "/.penroot"  # the record of a container in its directory
+_SETTLED = 3600  # seconds after which a container whose record was announced has been made
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An image of the store. ``size`` is that of its layers' tars in bytes, ``used`` the time of its last use."""
+
+    digest: str
+    names: tuple[str, ...]
+    layers: tuple[str, ...]  # their diff-ids without the algorithm
+    size: int
+    used: float
+
+
+def images(store: Store) -> list[Stored]:
+    """All images of a store, the one that was used last first."""
+    names: dict[str, list[str]] = {}
+    for known in store.names():
+        if known.text:
+            names.setdefault(known.digest, []).append(known.text.rpartition("+")[0])
+    found = []
+    for name in _directories(store, "images"):
+        path = f"{store.root}/images/{name}"
+        held = tuple(dict.fromkeys(_layers_of(path)))
+        size = sum(layer_size(store, layer) for layer in held)
+        try:
+            used = os.stat(path).st_mtime
+        except FileNotFoundError:
+            continue
+        digest = f"sha256:{name}"
+        found.append(Stored(digest, tuple(sorted(names.get(digest, ()))), held, size, used))
+    return sorted(found, key=lambda image: image.used, reverse=True)
+
+
+def layer_size(store: Store, layer: str) -> int:
+    """Bytes of a layer's tar, 0 where it is not stored."""
+    try:
+        with open(f"{store.root}/layers/{layer}/index", "rb") as f:
+            f.readline()
+            words = f.readline().split()
+    except FileNotFoundError:
+        return 0
+    return int(words[2]) if len(words) == 4 and words[0] == b"layer" else 0
+
+
+def _directories(store: Store, kind: str) -> list[str]:
+    try:
+        return sorted(os.listdir(f"{store.root}/{kind}"))
+    except FileNotFoundError:
+        return []
+
+
+def _layers_of(image: str) -> Iterator[str]:
+    """The layers in an image's stack."""
+    try:
+        with open(image + "/stack", "rb") as f:
+            lines = os.fsdecode(f.read()).splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        kind, _, rest = line.partition("/")
+        if kind == "layers":
+            yield rest.partition("/")[0]
+
+
+# ---------------------------------------------------------------------------
+# Who uses what
+
+
+def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
+    """Digest of each image that the record of a container names -> the container's directory."""
+    records = {settings.data_path + f"/{name}{_CONTAINER}" for name in _listing(settings.data_path)}
+    for name in _directories(store, "users"):
+        link = f"{store.root}/users/{name}"
+        record = os.readlink(link)
+        container = os.path.dirname(record)
+        old = time.time() - os.lstat(link).st_mtime > _SETTLED
+        if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
+            os.unlink(link)  # the place is there, the container is not: it was removed
+        else:
+            records.add(record)
+    found = {}
+    for record in records:
+        try:
+            with open(record, "rb") as f:
+                lines = os.fsdecode(f.read()).splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for line in lines:
+            key, _, value = line.partition(" ")
+            if key == "image":
+                found["sha256:" + os.path.basename(value)] = os.path.dirname(record)
+    return found
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def used_by_mounts() -> dict[str, str]:
+    """Digest of each image in an overlay that a process of this node sees -> the process.
+
+    Whatever the path of the store was to him who mounted it: digests are unique. The
+    digest "" stands for a mount whose layers cannot be told.
+    """
+    found: dict[str, str] = {}
+    seen: set[bytes] = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/mountinfo", "rb") as f:
+                lines = f.read()
+        except OSError:
+            continue  # it has ended, or is hidden from us: not one of our user's then (hidepid)
+        if lines in seen:
+            continue
+        seen.add(lines)
+        for line in lines.splitlines():
+            kind, _, options = line.partition(b" - ")[2].partition(b" ")
+            if kind != b"overlay":
+                continue
+            for digest in _digests(options):
+                found.setdefault(digest, f"process {pid}")
+    return found
+
+
+def _digests(options: bytes) -> Iterator[str]:
+    at = options.find(b"/images/")
+    while at >= 0:
+        name, slash, rest = options[at + len(b"/images/") :].partition(b"/")
+        if rest.startswith(b"head/fs") and len(name) == 64:
+            yield "sha256:" + name.decode("ascii", "replace")
+        at = options.find(b"/images/", at + 1)
+    if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
+        yield ""  # a path too long for fsconfig(2): rootfs.overlay() gave a descriptor instead
+
+
+# ---------------------------------------------------------------------------
+# Pruning
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What prune() removed, and what it could not: (digest, who uses it)."""
+
+    images: tuple[Stored, ...]
+    layers: int
+    size: int
+    kept: tuple[tuple[str, str], ...]
+
+
+def prune(
+    store: Store, settings: Settings, *, limit: int = 0, older: float = 0, wait: bool = True, dry: bool = False
+) -> Pruned:
+    """Remove images that nothing uses, those used longest ago first, until ``limit`` bytes are left; and stray layers.
+
+    Only images that were not used for ``older`` seconds. Raises BlockingIOError where an
+    import runs and ``wait`` is False, ImageError for a store on a network file system:
+    what other nodes mount cannot be seen from here.
+    """
+    kind = filesystems.kind(store.root)
+    if kind in filesystems.NETWORK and not older:
+        raise ImageError(
+            f"the store {store.root} is on {kind}: other nodes may use its images, which cannot be seen from here",
+            hint="give an age after which no container can run any more: --older DAYS",
+        )
+    with _Locks(store, wait=wait) as locks:
+        store.sweep()
+        there = images(store)
+        total = sum(layer_size(store, layer) for layer in {layer for image in there for layer in image.layers})
+        candidates: list[Stored] = []
+        kept: list[tuple[str, str]] = []
+        for image in reversed(there):
+            if locks.take("images", image.digest.partition(":")[2]):
+                candidates.append(image)
+            else:
+                kept.append((image.digest, "a start"))
+        # After the locks: who mounts from now on waits for us, who has mounted can be seen.
+        users = {**used_by_containers(store, settings), **used_by_mounts()}
+        gone: list[Stored] = []
+        keeping = {image.digest: image for image in there}
+        freed = 0
+        for image in candidates:
+            user = users.get(image.digest) or users.get("")
+            if user:
+                kept.append((image.digest, user))
+            elif time.time() - image.used >= older and (not limit or total - freed > limit):
+                del keeping[image.digest]
+                gone.append(image)
+                needed = {layer for other in keeping.values() for layer in other.layers}
+                freed += sum(layer_size(store, layer) for layer in set(image.layers) - needed)
+        needed = {layer for image in keeping.values() for layer in image.layers}
+        stray = [name for name in _directories(store, "layers") if name not in needed]
+        size = sum(layer_size(store, layer) for layer in stray)
+        if not dry:
+            for image in gone:
+                locks.discard("images", image.digest.partition(":")[2])
+            for name in stray:
+                locks.discard("layers", name)
+            for known in store.names():
+                if store.image(known.digest) is None:
+                    store.forget(known)
+    return Pruned(tuple(gone), len(stray), size, tuple(kept))
+
+
+class _Locks:
+    """The store for ourselves, and directories of it that nobody uses; what was discarded is deleted at the end."""
+
+    def __init__(self, store: Store, *, wait: bool = True) -> None:
+        self._store = store
+        self._held: list[int] = []
+        self._trash: list[str] = []
+        self._store_lock = store.lock(exclusive=True, wait=wait)
+
+    def __enter__(self) -> "_Locks":
+        return self
+
+    def take(self, kind: str, name: str) -> bool:
+        """Whether nobody else holds a directory; nobody does until the end then."""
+        fd = os.open(f"{self._store.root}/{kind}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held.append(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._held.pop())
+            return False
+        return True
+
+    def discard(self, kind: str, name: str) -> None:
+        """Take a directory out of the store at once."""
+        if kind == "layers":
+            self.take(kind, name)  # against those who sweep
+        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
+        os.rename(f"{self._store.root}/{kind}/{name}", trash)
+        self._trash.append(trash)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._store_lock)
+        try:
+            for path in self._trash:
+                self._store.discard(path)
+        finally:
+            for fd in self._held:
+                os.close(fd)
+
+
+def shrink(store: Store, settings: Settings) -> None:
+    """After an import: keep the store within the setting cache_limit, if nobody imports just now."""
+    if not settings.cache_limit:
+        return
+    try:
+        done = prune(store, settings, limit=settings.cache_limit, wait=False)
+    except BlockingIOError:
+        return  # who ends his import last will do it
+    except ImageError as e:
+        log.debug(str(e))
+        return
+    if done.images:
+        log.info(f"the store was over its limit: removed {len(done.images)} images, {done.size / 1e6:.1f} MB")
+
+
+# ---------------------------------------------------------------------------
+# Verifying
+
+
+def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """Read all that is stored, or the images with the ``wanted`` digests, again: yields what is wrong.
+
+    As (``layers`` or ``images``, name in the store, what). Raises OSError.
+    """
+    names = [digest.partition(":")[2] for digest in wanted] or _directories(store, "images")
+    for name in names:
+        for what in _verify_image(store, name):
+            yield "images", name, what
+    some = {layer for name in names for layer in _layers_of(f"{store.root}/images/{name}")}
+    for name in sorted(some) if wanted else _directories(store, "layers"):
+        for what in _verify_layer(f"{store.root}/layers/{name}"):
+            yield "layers", name, what
+
+
+def _verify_image(store: Store, name: str) -> Iterator[str]:
+    path = f"{store.root}/images/{name}"
+    try:
+        with open(path + "/manifest", "rb") as f:
+            manifest = f.read()
+        with open(path + "/config", "rb") as f:
+            config = f.read()
+    except FileNotFoundError as e:
+        yield f"{e.filename} is missing"
+        return
+    if sha256(manifest).hexdigest() != name:
+        yield "its manifest was changed"
+        return
+    if json.loads(manifest)["config"]["digest"] != "sha256:" + sha256(config).hexdigest():
+        yield "its config was changed"
+    for layer in _layers_of(path):
+        if not os.path.isdir(f"{store.root}/layers/{layer}"):
+            yield f"its layer {layer} is missing"
+    yield from layers.differences(path + "/head")
+
+
+def _verify_layer(path: str) -> Iterator[str]:
+    for name in ("fs", "index"):
+        if not os.path.exists(f"{path}/{name}"):
+            yield f"its {name} is missing"
+            return
+    yield from layers.differences(path)
+
+
+def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], object]) -> list[str]:
+    """Take what is damaged out of the store, and images above damaged layers; returns the references to pull again.
+
+    Raises PenrootError where something uses one of them.
+    """
+    with _Locks(store) as locks:
+        bad_layers = {name for kind, name in damaged if kind == "layers"}
+        bad = [
+            image
+            for image in images(store)
+            if ("images", image.digest.partition(":")[2]) in damaged or bad_layers & set(image.layers)
+        ]
+        for image in bad:
+            free = locks.take("images", image.digest.partition(":")[2])
+            user = used_by_mounts().get(image.digest) if free else "a start"
+            if user:
+                raise PenrootError(
+                    f"the image {image.digest} is damaged, but {user} uses it", hint="stop its containers first"
+                )
+        for image in bad:
+            locks.discard("images", image.digest.partition(":")[2])
+        for name in bad_layers:
+            locks.discard("layers", name)
+    # By digest: a tag may have moved, and containers want the image that they were made from.
+    return [f"docker://{_repository(name)}@{image.digest}" for image in bad for name in image.names[:1]]
+
+
+def _repository(name: str) -> str:
+    """REGISTRY/REPOSITORY of a reference in its canonical form."""
+    before, at, _ = name.partition("@")
+    return before if at else name.rpartition(":")[0]

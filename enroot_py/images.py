@@ -1,0 +1,513 @@
+"""What can be done with images: pull them into the store, import them to a file."""
+
+import os
+import stat
+import time
+
+from enroot_py import __version__, log
+from enroot_py.errors import ImageError
+from enroot_py.reference import MANIFEST_TYPES, LocalImage, Reference, is_local, parse
+from enroot_py.store import Image, Name, Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from enroot_py import layers
+    from enroot_py.blobs import Found, Kept
+    from enroot_py.manifests import Descriptor, Manifest
+    from enroot_py.settings import Settings
+    from enroot_py.sources import Blob, Source
+
+    AnyImage = Reference | LocalImage
+
+__all__ = ["Image", "import_", "pull"]
+
+_DEFAULT_COMMAND = ("/bin/sh",)
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None" = None) -> Image:
+    """The image of a reference, in the store when this returns.
+
+    A digest that is stored costs no request, a tag whose image is stored one. Where
+    the registry does not answer and an image is stored for the name, it is used,
+    with a warning. The image is held: see Image.hold. Raises RegistryError, ImageError.
+    """
+    if isinstance(reference, str):
+        reference = parse(reference)
+    store = Store(settings.cache_path, create=True)
+    while True:
+        image = _find_or_fetch(store, reference, settings, arch)
+        if image.hold():  # else it was pruned this very moment
+            return image
+
+
+def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", arch: "str | None") -> Image:
+    known = store.known(reference, arch)
+    digest = known.digest if known else reference.digest  # that of a manifest, perhaps pulled by its tag
+    stored = store.image(digest) if digest else None
+    if stored is not None and (reference.digest or known is not None and _is_current(reference, known, settings)):
+        return stored
+
+    from enroot_py.registry import Unreachable
+    from enroot_py.sources import open_source
+
+    source = open_source(reference, settings)
+    try:
+        if stored is not None and known is not None and known.given and source.digest() == known.given:
+            return stored
+        manifest = source.manifest(arch)
+    except Unreachable as e:
+        if stored is None:
+            raise
+        log.warn(f"{e}; using the stored image {stored.digest} of {reference}")
+        return stored
+    image = store.image(manifest.digest) or _fetch(store, source, reference, manifest, settings)
+    store.name(reference, arch, Name(manifest.digest, manifest.named, source.base))
+    return image
+
+
+def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> bool:
+    """Whether a registry that wants no login says at once that its tag still means the same.
+
+    The usual case for a stored image, in a quarter of the time that registry.py takes to
+    be imported alone. Whatever else comes is for the real client to see, and to report.
+    """
+    if (
+        isinstance(reference, LocalImage)
+        or not known.given
+        or any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES)
+    ):
+        return False
+    scheme, _, host = known.base.partition("://")
+    if scheme == "http" and not settings.allow_http and not is_local(host) or scheme not in ("http", "https"):
+        return False
+
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    timeout = settings.connect_timeout or None
+    kind = HTTPConnection if scheme == "http" else HTTPSConnection
+    try:
+        connection = kind(host, timeout=timeout)
+        try:
+            path = f"/v2/{reference.repository}/manifests/{reference.tag}"
+            connection.request(
+                "HEAD", path, headers={"Accept": ", ".join(MANIFEST_TYPES), "User-Agent": f"penroot/{__version__}"}
+            )
+            response = connection.getresponse()
+            return response.status == 200 and response.headers.get("Docker-Content-Digest") == known.given
+        finally:
+            connection.close()
+    except (OSError, HTTPException) as e:
+        log.debug(f"{host}: {e}; asking again")
+        return False
+
+
+def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> Image:
+    """Bring an image and the layers that it lacks into the store; it is held when this returns."""
+    store.sweep()
+    began = time.monotonic()
+    lock = store.lock()  # so that no layer goes before the image that it is for is there
+    try:
+        with store.build("images", manifest.digest) as build:
+            image = store.image(manifest.digest)
+            if image is not None and image.hold():  # another import made it while we waited
+                return image
+            config = source.config(manifest)
+            document = _config(config, reference)
+            diff_ids = _diff_ids(document, manifest, reference)
+            fetched = _layers(store, source, reference, manifest, diff_ids, settings)
+            if not build.done:  # else only a layer of it had gone
+                _compose(store, build.path, reference, manifest, config, document, diff_ids)
+            store.settle(diff_ids)
+            if not build.done:
+                build.publish()
+        image = store.image(manifest.digest)
+        if image is None or not image.hold():
+            raise ImageError(f"{reference}: a layer vanished from the store {store.root}", hint="try again")
+    finally:
+        os.close(lock)
+    seconds = time.monotonic() - began
+    log.info(f"{reference}: {len(diff_ids)} layers, {_size(fetched)} fetched, in {seconds:.1f} s")
+    if settings.cache_limit:
+        from enroot_py import cache
+
+        cache.shrink(store, settings)
+    return image
+
+
+def _layers(
+    store: Store,
+    source: "Source",
+    reference: "AnyImage",
+    manifest: "Manifest",
+    diff_ids: "Sequence[str]",
+    settings: "Settings",
+) -> int:
+    """Fetch and unpack what is not stored, one process a layer, the largest first. Returns bytes fetched."""
+    from enroot_py import workers
+    from enroot_py.progress import Progress
+    from enroot_py.squashfs import processors
+
+    missing = {d: blob for d, blob in zip(diff_ids, manifest.layers, strict=True) if store.layer_path(d) is None}
+    if not missing:
+        return 0
+    total = sum(blob.size for blob in missing.values())
+    log.info(f"{reference}: fetching {len(missing)} of {len(diff_ids)} layers, {_size(total)}")
+    order = sorted(missing.items(), key=lambda item: item[1].size, reverse=True)
+    progress = Progress(str(reference), len(order), total)
+    tasks = [
+        _task(store, source, reference, diff_id, blob, settings, progress.part(number))
+        for number, (diff_id, blob) in enumerate(order)
+    ]
+
+    def tick(ended: int) -> None:
+        progress.done = ended
+        progress.tick()
+
+    try:
+        workers.run(tasks, min(processors(settings), settings.max_connections or len(tasks)), tick)
+    except BaseException:
+        store.sweep()  # after workers that had to be killed
+        raise
+    finally:
+        progress.end()
+    return total
+
+
+def _open(source: "Source", reference: "AnyImage", blob: "Descriptor", settings: "Settings") -> "Blob | Found | Kept":
+    """A blob from its source, or from what nodes share."""
+    if not settings.shared_blobs or isinstance(reference, LocalImage):
+        return source.blob(blob)
+    from enroot_py.blobs import Shared
+
+    return Shared(settings.shared_blobs).blob(source, blob)
+
+
+def _task(
+    store: Store,
+    source: "Source",
+    reference: "AnyImage",
+    diff_id: str,
+    blob: "Descriptor",
+    settings: "Settings",
+    count: "Callable[[int], None]",
+) -> "Callable[[], None]":
+    from enroot_py import layers
+    from enroot_py.blobs import Found, Kept
+
+    def unpack(stream: "Blob | Found | Kept", path: str) -> None:
+        try:
+            layer = layers.unpack(stream, path, progress=count)
+        except ImageError as e:
+            raise ImageError(f"{reference}: layer {blob.digest}: {e}", hint=e.hint) from e
+        # Both, or one image could plant another's layer. An archive of docker names layers by
+        # their diff-id, compressed or not.
+        if blob.digest not in (layer.blob_digest, diff_id):
+            raise ImageError(
+                f"{reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",
+                hint="damaged on its way, or in the registry: nothing of it was kept, try again",
+            )
+        if layer.diff_id != diff_id:
+            raise ImageError(
+                f"{reference}: the layer {blob.digest} unpacks to {layer.diff_id}, the image config says {diff_id}",
+                hint="the image is wrong or hostile: nothing of it was kept",
+            )
+
+    def fetch() -> None:
+        with store.build("layers", diff_id) as build:
+            if build.done:  # by another import, while we waited for it
+                return
+            while True:
+                with _open(source, reference, blob, settings) as stream:
+                    try:
+                        unpack(stream, build.path)
+                    except ImageError as e:
+                        if not isinstance(stream, Found):
+                            raise
+                        log.warn(f"{e}; the shared {stream.path} is damaged: fetching it again")
+                        stream.reject()
+                        build.clear()
+                        continue
+                    if isinstance(stream, Kept):
+                        stream.publish()
+                build.publish()
+                return
+
+    return fetch
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count < 10**9 else f"{count / 1e9:.2f} GB"
+
+
+# -- image config
+
+
+def _config(data: bytes, reference: "AnyImage") -> "dict[str, Any]":
+    import json
+
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise ImageError(f"{reference}: the image config is not JSON: {e}") from e
+    if not isinstance(document, dict) or not isinstance(document.get("config") or {}, dict):
+        raise ImageError(f"{reference}: the image config is not one")
+    return document
+
+
+def _diff_ids(document: "dict[str, Any]", manifest: "Manifest", reference: "AnyImage") -> "list[str]":
+    rootfs = document.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    diff_ids = diff_ids if isinstance(diff_ids, list) else []
+    if len(diff_ids) != len(manifest.layers):
+        raise ImageError(
+            f"{reference}: the manifest has {len(manifest.layers)} layers, the image config {len(diff_ids)} diff_ids"
+        )
+    if not all(isinstance(diff_id, str) for diff_id in diff_ids):
+        raise ImageError(f"{reference}: the diff_ids of the image config are no digests")
+    return diff_ids
+
+
+def _words(value: object, what: str) -> "tuple[str, ...]":
+    """A list of strings of an image config; None is an empty one, a string one word."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ImageError(f"{what} in the image config is not a list of strings")
+    return tuple(value)
+
+
+def _compose(
+    store: Store,
+    path: str,
+    reference: "AnyImage",
+    manifest: "Manifest",
+    config: bytes,
+    document: "dict[str, Any]",
+    diff_ids: "Sequence[str]",
+) -> None:
+    """Write everything of ``images/DIGEST`` into ``path``."""
+    from enroot_py import imagefiles, layers
+    from enroot_py.rc import Exec
+
+    stack: list[str] = []
+    indexes: list[layers.Index] = []
+    for diff_id in reversed(diff_ids):
+        directory = store.layer_path(diff_id)
+        if directory is None:
+            raise ImageError(f"{reference}: the layer {diff_id} vanished from the store", hint="try again")
+        lower = os.path.relpath(directory, store.root) + "/fs"
+        if lower not in stack:  # a layer that is listed twice: what it says again below, it says above
+            stack.append(lower)
+            indexes.append(layers.read_index(directory))
+        if indexes[-1].opaque:
+            break
+    lowerdirs = [f"{store.root}/{lower}" for lower in stack]
+
+    said = document.get("config") or {}
+    labels = said.get("Labels") or {}
+    volumes = said.get("Volumes") or {}
+    if not isinstance(labels, dict) or not isinstance(volumes, dict):
+        raise ImageError(f"{reference}: the Labels or Volumes of the image config are not objects")
+    try:
+        entrypoint, command = _words(said.get("Entrypoint"), "Entrypoint"), _words(said.get("Cmd"), "Cmd")
+        workdir = "/" + str(said.get("WorkingDir") or "").strip("/")
+        run = Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
+        variables = imagefiles.variables(_words(said.get("Env"), "Env"))
+        records = {"exec": imagefiles.pack_exec(run), "environ": imagefiles.pack_environ(variables)}
+        rc = imagefiles.rc(reference.uri(), {str(k): str(v) for k, v in labels.items()}, run).encode()
+        files = {
+            "rc": rc,
+            "rc.local": imagefiles.RC_LOCAL.encode(),
+            "fstab": imagefiles.fstab(volumes).encode(),
+            "environment": imagefiles.environment(variables).encode("utf-8", "surrogateescape"),
+        }
+    except (ValueError, UnicodeEncodeError) as e:
+        raise ImageError(f"{reference}: the image config holds what is no text: {e}") from e
+
+    try:
+        _head(path + "/head", lowerdirs, indexes, workdir, files, _created(document))
+        records["manifest"], records["config"] = manifest.data, config
+        head = os.path.relpath(f"{store.root}/images/{manifest.digest.partition(':')[2]}", store.root) + "/head/fs"
+        records["stack"] = "".join(f"{line}\n" for line in (head, *stack)).encode()
+        for name, data in records.items():
+            with open(f"{path}/{name}", "wb") as f:
+                f.write(data)
+    except OSError as e:
+        raise ImageError(f"cannot store {reference} in {path}: {e.strerror}", hint="see df and df -i") from e
+
+
+def _created(document: "dict[str, Any]") -> float:
+    """When the image was made, in seconds: the time of what we add to it, so that it is the same every time."""
+    import datetime
+
+    text = str(document.get("created") or "")
+    date, _, rest = text.partition("T")
+    try:
+        made = datetime.datetime.fromisoformat(f"{date}T{rest[:8]}+00:00")
+    except ValueError:
+        return 0.0
+    return max(0.0, made.timestamp())
+
+
+def _head(
+    path: str,
+    lowerdirs: "Sequence[str]",
+    indexes: "Sequence[layers.Index]",
+    workdir: str,
+    files: "dict[str, bytes]",
+    created: float,
+) -> None:
+    """Make the topmost tree: enroot's files in /etc, and the working directory if the image lacks it.
+
+    A directory of the head hides mode and time of the layers', so it gets theirs. That
+    also repairs directories that a layer implies but does not have, as /tmp in a layer
+    of nothing but tmp/x: the layers below know what they are like.
+    """
+    from enroot_py import layers
+
+    root = path + "/fs"
+    os.makedirs(root, 0o755)
+    made = {root: (0o755, created)}
+    modes: dict[str, int] = {}
+
+    def directories(inside: str) -> str:
+        parts = [part for part in inside.split("/") if part]
+        for depth in range(1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            here = f"{root}/{name}"
+            if here in made:
+                continue
+            os.mkdir(here)
+            made[here] = 0o755, created
+            shown = layers.look(lowerdirs, name)
+            for number, holder in shown.layers if shown is not None and stat.S_ISDIR(shown.status.st_mode) else ():
+                found = os.stat(holder)
+                made[here] = stat.S_IMODE(found.st_mode), found.st_mtime
+                if name not in indexes[number].implicit:
+                    if name in indexes[number].modes:
+                        modes[name] = indexes[number].modes[name]
+                    break
+        return "/".join((root, *parts))
+
+    real = layers.real_path(lowerdirs, workdir)
+    if real is not None and layers.look(lowerdirs, real) is None:
+        directories(real)
+    etc = directories(layers.real_path(lowerdirs, "/etc") or "/etc")
+    for index, lower in zip(indexes, lowerdirs, strict=True):
+        for name in index.implicit:
+            shown = layers.look(lowerdirs, name)
+            if shown is not None and len(shown.layers) > 1 and shown.layers[0][1] == f"{lower}/{name}":
+                directories(name)
+    for name, data in files.items():
+        with open(f"{etc}/{name}", "xb") as f:
+            f.write(data)
+        os.chmod(f"{etc}/{name}", 0o755 if name == "rc" else 0o644)
+        os.utime(f"{etc}/{name}", (created, created))
+    for here, (mode, mtime) in sorted(made.items(), reverse=True):
+        os.chmod(here, mode)
+        os.utime(here, (mtime, mtime))
+    with open(path + "/index", "xb") as out:
+        out.writelines(layers.index_lines(layers.Index(modes=modes)))
+    with open(path + "/sums", "xb") as out:
+        out.writelines(layers.sums(root))
+
+
+# -- the verbs
+
+
+def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | None" = None) -> str:
+    """Pull an image and write it to a squashfs file; returns the file's path. Raises PenrootError."""
+    from enroot_py import squashfs
+
+    reference = parse(uri, os.getcwd())
+    path = os.path.abspath(output or reference.filename())
+    squashfs.check_output(path, settings)  # before minutes of work, not after
+    image = pull(reference, settings, arch=arch)
+    squashfs.write(image.lowerdirs, path, settings)
+    log.info(f"{path}: {_size(os.stat(path).st_size)}, {image.digest}")
+    return path
+
+
+def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:
+    """The digest of an image's manifest for an architecture, as its registry has it now. Raises PenrootError."""
+    from enroot_py.sources import open_source
+
+    return open_source(parse(uri), settings).manifest(arch).digest
+
+
+def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dict[str, Any]":
+    """What is known of an image that a URI, a container or a squashfs file names. Raises PenrootError.
+
+    Of a URI without unpacking it; of the others what their files in /etc say.
+    """
+    from enroot_py import containers, rc, reference, squashfs
+    from enroot_py.sources import open_source
+
+    if reference.is_uri(image):
+        source = open_source(parse(image), settings)
+        manifest = source.manifest(arch)
+        return _described(str(parse(image)), manifest.data, source.config(manifest), manifest.named)
+    found = containers.find(image, settings)
+    if found.lowerdirs:
+        stored = os.path.dirname(os.path.dirname(found.lowerdirs[0]))
+        with open(stored + "/manifest", "rb") as f, open(stored + "/config", "rb") as g:
+            return _described(image, f.read(), g.read())
+    if found.image:
+        texts = {name: squashfs.read(found.image, "etc/" + name) for name in ("rc", "rc.local", "environment")}
+    else:
+        texts = {name: _text(f"{found.directory}/etc/{name}") for name in ("rc", "rc.local", "environment")}
+    run = rc.parse(texts["rc"], texts["rc.local"])
+    mark = "# enroot-provenance: "
+    return {
+        "name": image,
+        "provenance": next((line[len(mark) :] for line in texts["rc"].splitlines() if line.startswith(mark)), ""),
+        "config": {
+            "Env": [f"{key}={value}" for key, value in _environment(texts["environment"]).items()],
+            "Entrypoint": list(run.entrypoint) if run else None,
+            "Cmd": list(run.command) if run else None,
+            "WorkingDir": run.workdir if run else None,
+        },
+    }
+
+
+def _environment(text: str) -> "dict[str, str]":
+    from enroot_py.imagefiles import decode_environment
+
+    return decode_environment(text)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as f:
+            return os.fsdecode(f.read())
+    except FileNotFoundError:
+        return ""
+
+
+def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> "dict[str, Any]":
+    import json
+
+    from enroot_py import manifests
+
+    document, said = json.loads(manifest), json.loads(config)
+    digest = manifests.digest(manifest)
+    layers = [
+        {"digest": layer["digest"], "size": layer["size"], "diff_id": diff_id, "mediaType": layer.get("mediaType")}
+        for layer, diff_id in zip(document["layers"], said["rootfs"]["diff_ids"], strict=True)
+    ]
+    return {
+        "name": name,
+        "digest": digest,
+        **({"index": named} if named not in ("", digest) else {}),
+        "platform": "/".join(str(said[key]) for key in ("os", "architecture", "variant") if said.get(key)),
+        "created": said.get("created"),
+        "size": sum(layer["size"] for layer in document["layers"]),
+        "layers": layers,
+        "config": said.get("config") or {},
+    }

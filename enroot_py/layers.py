@@ -1,0 +1,643 @@
+"""A layer's tar stream becomes a tree that overlayfs can use as a lower directory.
+
+One pass: hash of the blob, decompression by magic bytes, hash of the tar, entries to
+files. Runs as an ordinary user without a namespace. Sources: OCI image specification,
+"Image Layer Filesystem Changeset"; the kernel's overlayfs documentation, "whiteouts and opaque directories".
+
+The tree never holds what would act on the host: no set-uid, set-gid or sticky bit, no
+device, no extended attribute but ``user.*``. What it cannot hold goes to the ``index``
+beside it, one record a line, paths last with ``\\`` and newline escaped::
+
+    penroot-index 1
+    layer DIFF-ID TAR-BYTES ENTRIES
+    opaque                                  the layer hides everything below it
+    file OCTAL-MODE UID GID PATH            mode, where it differs, or an owner who is not root
+    implicit PATH                           a directory that the tar does not have, but something beneath it
+    device c|b MAJOR MINOR OCTAL-MODE PATH
+    xattr NAME HEX-VALUE PATH
+
+A third file, ``sums``, says what the tree was when it was made: see sums().
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from enroot_py import log
+from enroot_py.errors import ImageError
+from enroot_py.tar import Entry, Stream, Tar, crc32
+
+_MAX_DEPTH = 256  # directories in one path: real images stay below 30, and a removal must not run out of stack
+_MAX_SYMLINKS = 40  # path_resolution(7)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What unpack() found out about a layer. Digests are ``sha256:HEX``, sizes bytes."""
+
+    diff_id: str
+    blob_digest: str
+    size: int
+    tar_size: int
+    entries: int
+    opaque: bool
+
+
+def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
+    """Unpack a layer into ``directory``/fs and write ``directory``/index and ``directory``/sums.
+
+    ``progress`` is told the compressed bytes read so far. The caller compares the
+    digests and removes ``directory`` when they are wrong or this fails. Raises
+    ImageError for a layer that is not what it should be, or that cannot be stored.
+    """
+    os.mkdir(directory + "/fs", 0o755)
+    root = os.open(directory + "/fs", _DIRECTORY)
+    with Tree(root) as tree, Tar(stream, progress) as tar:
+        os.fchmod(root, 0o755)
+        path = b""
+        try:
+            for entry in tar.entries():
+                path = entry.path
+                tree.add(entry, tar)
+            path = b""
+            tree.finish()
+        except OSError as e:
+            _cannot_store(e, path, directory)
+        tar.drain()
+    layer = Layer(tar.diff_id(), tar.blob_digest(), tar.blob_size, tar.size, tree.count, tree.opaque)
+    try:
+        with open(directory + "/index", "xb") as f:
+            f.writelines(tree.index(layer))
+        with open(directory + "/sums", "xb") as f:
+            f.writelines(sums(directory + "/fs", tree.checksums))
+    except OSError as e:
+        _cannot_store(e, b"", directory)
+    return layer
+
+
+def sums(root: str, known: Mapping[int, int] | None = None) -> Iterator[bytes]:
+    """A line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for all that is in a tree, whose names are sorted.
+
+    ``known`` has the checksums of files by inode; others are read. It is a CRC-32: ten
+    times as fast as SHA-256, and enough to find what was changed or damaged by accident;
+    who can forge a tree can forge its sums too. KIND is f, l (CRC of the target), d, D for
+    an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. Raises OSError.
+    """
+    known = known or {}
+    yield from _sums(os.fsencode(root), b"", known)
+
+
+def _sums(directory: bytes, inside: bytes, known: Mapping[int, int]) -> Iterator[bytes]:
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            found = entry.stat(follow_symlinks=False)
+            kind, mode, size, mtime, crc = "o", found.st_mode & 0o7777, 0, found.st_mtime_ns, 0
+            if stat.S_ISREG(found.st_mode):
+                kind, size = "f", found.st_size
+                at = known.get(found.st_ino)
+                crc = _checksum(entry.path) if at is None else at
+            elif stat.S_ISLNK(found.st_mode):
+                kind, crc = "l", crc32(os.readlink(entry.path))
+            elif stat.S_ISDIR(found.st_mode):
+                kind = "D" if _is_opaque(os.fsdecode(entry.path)) else "d"
+            elif _is_whiteout(found):
+                kind = "w"
+            path = inside + entry.name
+            yield f"{kind} {mode:o} {size} {mtime} {crc:08x} ".encode() + _escape(path) + b"\n"
+            if kind in "dD":
+                yield from _sums(entry.path, path + b"/", known)
+
+
+def differences(path: str) -> Iterator[str]:
+    """What differs between the tree in ``path``/fs and its sums, in words. Raises OSError."""
+    try:
+        with open(path + "/sums", "rb") as f:
+            before = dict(_by_path(f))
+    except FileNotFoundError:
+        yield "its sums are missing: it was made by an older version"
+        return
+    now = dict(_by_path(sums(path + "/fs")))
+    for name in sorted(before.keys() | now.keys()):
+        shown = "/" + name.decode("utf-8", "backslashreplace")
+        if name not in now:
+            yield f"{shown} is gone"
+        elif name not in before:
+            yield f"{shown} was added"
+        elif now[name] != before[name]:
+            yield f"{shown} was changed: {_difference(before[name], now[name])}"
+
+
+def _by_path(lines: Iterable[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    for line in lines:
+        *words, path = line.rstrip(b"\n").split(b" ", 5)
+        yield path, words
+
+
+def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
+    names = ("type", "mode", "size", "time", "content")
+    return ", ".join(name for name, a, b in zip(names, before, now, strict=True) if a != b)
+
+
+def _checksum(path: bytes) -> int:
+    crc = 0
+    with open(path, "rb", buffering=0) as f:
+        while data := f.read(1 << 20):
+            crc = crc32(data, crc)
+    return crc
+
+
+def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
+    what = f" /{os.fsdecode(path)}" if path else ""
+    hint = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = os.statvfs(directory)
+        hint = f"free space for {directory}, or set ENROOT_CACHE_PATH to another file system"
+        if error.errno == errno.ENOSPC and free.f_bavail and not free.f_favail:
+            hint = f"{directory}: there is space, but no inode is left"
+    elif error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+        hint = f"{directory}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+    raise ImageError(f"cannot store{what or ' the layer'} in {directory}: {error.strerror}", hint=hint) from error
+
+
+class Tree:
+    """A layer's tree. Every name is resolved one component at a time beneath ``root``, by descriptor.
+
+    A symlink among the parents is followed as chroot(2) would, so it leads to another
+    place in this layer and never out of it.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._open: dict[tuple[bytes, ...], int] = {}
+        self._times: dict[tuple[bytes, ...], int] = {}
+        self._implicit: dict[tuple[bytes, ...], None] = {}
+        self._records: dict[bytes, list[str]] = {}
+        self.checksums: dict[int, int] = {}  # of files, by inode
+        self.opaque = False
+        self.count = 0
+
+    def __enter__(self) -> "Tree":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+        os.close(self._root)
+
+    def _forget(self, but: int = -1) -> None:
+        for key, fd in list(self._open.items()):
+            if fd != but:
+                os.close(fd)
+                del self._open[key]
+
+    def add(self, entry: Entry, data: Tar) -> None:
+        """Put one entry in the tree. Raises ImageError for one that no layer may have, and OSError."""
+        parts = _parts(entry.path)
+        if len(parts) > 1 and parts[0] == b"dev":
+            return  # /dev is the runtime's
+        self.count += 1
+        entry.parts = parts
+        if not parts:
+            if entry.kind == b"5":
+                self._times[()] = entry.mtime
+            return
+        parent = self._directory(parts[:-1], entry.mtime)
+        name = parts[-1]
+        if name.startswith(_WHITEOUT):
+            self._whiteout(parent, parts, entry.mtime)
+            return
+        if entry.kind == b"5":
+            self._make_directory(parent, name, entry)
+        elif entry.kind == b"0":
+            self._make_file(parent, name, entry, data)
+        elif entry.kind == b"1":
+            self._make_link(parent, name, entry)
+            return  # the records are those of its other name
+        elif entry.kind == b"2":
+            self._remove(parent, name)
+            os.symlink(entry.link, name, dir_fd=parent)
+            os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+        elif entry.kind == b"6":
+            self._remove(parent, name)
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            os.chmod(name, entry.mode & 0o777 | 0o600, dir_fd=parent)
+        elif entry.kind in (b"3", b"4"):
+            self._remove(parent, name)
+        else:
+            raise ImageError(f"/{os.fsdecode(entry.path)}: unknown tar entry type {entry.kind!r}")
+        self._record(parts, entry)
+
+    def finish(self) -> None:
+        """Set the times of directories, which every new entry had changed."""
+        for parts, mtime in sorted(self._times.items(), reverse=True):
+            try:
+                fd = self._walk(parts, None)
+            except (FileNotFoundError, NotADirectoryError, ImageError):
+                continue  # a later entry replaced it
+            try:
+                os.utime(fd, ns=(mtime, mtime))
+            finally:
+                os.close(fd)
+
+    def index(self, layer: Layer) -> Iterator[bytes]:
+        """The lines of the index file."""
+        yield f"penroot-index 1\nlayer {layer.diff_id} {layer.tar_size} {layer.entries}\n".encode()
+        if layer.opaque:
+            yield b"opaque\n"
+        for parts in self._implicit:
+            yield b"implicit " + _escape(b"/".join(parts)) + b"\n"
+        for path, records in self._records.items():
+            for record in records:
+                yield record.encode() + b" " + _escape(path) + b"\n"
+
+    # -- directories
+
+    def _directory(self, parts: Sequence[bytes], mtime: int) -> int:
+        """An open parent directory, made where it is missing. It stays ours: do not close it."""
+        key = tuple(parts)
+        fd = self._open.get(key)
+        if fd is None:
+            if len(self._open) >= 64:
+                self._forget()
+            fd = self._open[key] = self._walk(key, mtime)
+        return fd
+
+    def _walk(self, parts: Iterable[bytes], mtime: int | None) -> int:
+        """Open a directory; with ``mtime`` make what is missing. Raises ImageError and OSError."""
+        stack = [os.dup(self._root)]
+        names: list[bytes] = []  # where we are, symlinks resolved
+        pending = list(parts)[::-1]
+        links = 0
+        try:
+            while pending:
+                name = pending.pop()
+                if name in (b"", b"."):
+                    continue
+                if name == b"..":
+                    if len(stack) > 1:
+                        os.close(stack.pop())
+                        names.pop()
+                    continue
+                try:
+                    fd = os.open(name, _DIRECTORY, dir_fd=stack[-1])
+                except FileNotFoundError:
+                    if mtime is None:
+                        raise
+                    fd = self._mkdir(stack[-1], name)
+                    self._implied((*names, name), mtime)
+                except NotADirectoryError:
+                    found = os.stat(name, dir_fd=stack[-1], follow_symlinks=False)
+                    if stat.S_ISLNK(found.st_mode):
+                        links += 1
+                        target = os.readlink(name, dir_fd=stack[-1])
+                        if links > _MAX_SYMLINKS:
+                            raise ImageError(f"too many symlinks in /{os.fsdecode(b'/'.join(parts))}") from None
+                        if target.startswith(b"/"):
+                            while len(stack) > 1:
+                                os.close(stack.pop())
+                            names.clear()
+                        pending.extend(target.split(b"/")[::-1])
+                        continue
+                    if not _is_whiteout(found) or mtime is None:
+                        raise
+                    os.unlink(name, dir_fd=stack[-1])
+                    fd = self._mkdir(stack[-1], name)
+                    _set_opaque(fd)
+                    self._implied((*names, name), mtime)
+                stack.append(fd)
+                names.append(name)
+                if len(stack) > _MAX_DEPTH or len(pending) > 8 * _MAX_DEPTH:
+                    raise ImageError(f"a path of more than {_MAX_DEPTH} directories in the layer")
+            return stack.pop()
+        finally:
+            for fd in stack:
+                os.close(fd)
+
+    def _implied(self, path: tuple[bytes, ...], mtime: int) -> None:
+        self._times.setdefault(path, mtime)
+        self._implicit[path] = None
+
+    @staticmethod
+    def _mkdir(parent: int, name: bytes) -> int:
+        os.mkdir(name, 0o755, dir_fd=parent)
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
+        os.fchmod(fd, 0o755)  # whatever the umask, a default ACL or a set-gid parent made of it
+        return fd
+
+    # -- entries
+
+    def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
+        found = _lstat(parent, name)
+        hidden = found is not None and _is_whiteout(found)
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            self._remove(parent, name)
+            found = None
+        fd = self._mkdir(parent, name) if found is None else os.open(name, _DIRECTORY, dir_fd=parent)
+        try:
+            if hidden:  # removed and made again by one layer: nothing below shows through
+                _set_opaque(fd)
+            os.fchmod(fd, entry.mode & 0o777 | 0o700)
+            self._set_xattrs(fd, entry)
+        finally:
+            os.close(fd)
+        self._times[tuple(entry.parts)] = entry.mtime
+        self._implicit.pop(tuple(entry.parts), None)
+
+    def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=parent)
+        except FileExistsError:
+            self._remove(parent, name)
+            fd = os.open(name, flags, 0o600, dir_fd=parent)
+        try:
+            if entry.segments is None:
+                self.checksums[os.fstat(fd).st_ino] = data.copy(entry.size, fd, 0)
+            else:
+                for offset, length in entry.segments:
+                    if offset + length > entry.size:
+                        raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse segment beyond the end of the file")
+                    data.copy(length, fd, offset)
+                os.ftruncate(fd, entry.size)
+                self.checksums.pop(os.fstat(fd).st_ino, None)  # of a file that it replaced, perhaps
+            self._set_xattrs(fd, entry)
+            os.fchmod(fd, entry.mode & 0o777 | 0o400)
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
+        finally:
+            os.close(fd)
+
+    def _make_link(self, parent: int, name: bytes, entry: Entry) -> None:
+        target = _parts(entry.link)
+        if not target or target[0] == b"dev" and len(target) > 1:
+            return
+        if target == entry.parts:
+            return
+        try:
+            directory = self._walk(target[:-1], None)
+            try:
+                found = os.stat(target[-1], dir_fd=directory, follow_symlinks=False)
+                same = _lstat(parent, name)
+                if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
+                    return
+                if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
+                    raise FileNotFoundError(errno.ENOENT, "no such file")
+                self._remove(parent, name)
+                os.link(target[-1], name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+            finally:
+                os.close(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ImageError(
+                f"/{os.fsdecode(entry.path)}: hard link to /{os.fsdecode(entry.link)}, which is not in the layer"
+            ) from None
+
+    def _whiteout(self, parent: int, parts: list[bytes], mtime: int) -> None:
+        name = parts[-1][len(_WHITEOUT) :]
+        if parts[-1] == _OPAQUE:
+            if len(parts) == 1:
+                self.opaque = True  # overlayfs does not look at the root's attribute: the stack ends here
+            else:
+                _set_opaque(parent)
+            return
+        if name.startswith(_WHITEOUT):
+            return  # aufs keeps its own books under .wh..wh.*
+        if name in (b"", b".", b".."):
+            raise ImageError(f"/{os.fsdecode(b'/'.join(parts))}: a whiteout of nothing")
+        found = _lstat(parent, name)
+        if found is None:
+            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+            os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
+        elif stat.S_ISDIR(found.st_mode):
+            # Whiteouts are about lower layers only: what this layer itself brings stays.
+            fd = os.open(name, _DIRECTORY, dir_fd=parent)
+            try:
+                _set_opaque(fd)
+            finally:
+                os.close(fd)
+
+    def _remove(self, parent: int, name: bytes) -> None:
+        found = _lstat(parent, name)
+        if found is None:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=parent)
+            return
+        self._forget(parent)  # some of it may be beneath the directory that goes
+        remove_tree(parent, name)
+
+    def _set_xattrs(self, fd: int, entry: Entry) -> None:
+        for name, value in entry.xattrs():
+            # user.overlay.* would be commands to overlayfs, the other classes act on the host or need root.
+            if not name.startswith(b"user.") or name.startswith(b"user.overlay."):
+                continue
+            try:
+                os.setxattr(fd, name, value)
+            except OSError as e:
+                log.debug(f"/{os.fsdecode(entry.path)}: attribute {os.fsdecode(name)} is lost: {e.strerror}")
+
+    def _record(self, parts: list[bytes], entry: Entry) -> None:
+        path = b"/".join(parts)
+        records = []
+        if entry.kind in b"34":
+            kind = "c" if entry.kind == b"3" else "b"
+            records.append(f"device {kind} {entry.device[0]} {entry.device[1]} {entry.mode:o}")
+        else:
+            floor = {b"5": 0o700, b"0": 0o400, b"6": 0o600}.get(entry.kind, 0o777)
+            kept = entry.mode == (entry.mode & 0o777 | floor) or entry.kind == b"2"
+            if not kept or entry.uid or entry.gid:
+                records.append(f"file {entry.mode:o} {entry.uid} {entry.gid}")
+        for name, value in entry.xattrs():
+            if not name.startswith((b"user.", b"trusted.overlay.")):
+                records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
+        if records:
+            self._records[path] = records
+        else:
+            self._records.pop(path, None)
+
+
+def _parts(path: bytes) -> list[bytes]:
+    """Components of a name in a tar, ``..`` taken lexically. Raises ImageError for one that leads out."""
+    parts: list[bytes] = []
+    for part in path.split(b"/"):
+        if part == b"..":
+            if not parts:
+                raise ImageError(f"{os.fsdecode(path)}: leads out of the layer", hint="the image is hostile or damaged")
+            parts.pop()
+        elif part not in (b"", b"."):
+            parts.append(part)
+    if len(parts) > _MAX_DEPTH:
+        raise ImageError(f"a path of more than {_MAX_DEPTH} directories in the layer")
+    return parts
+
+
+def _lstat(parent: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def _set_opaque(fd: int) -> None:
+    os.setxattr(fd, "user.overlay.opaque", b"y")
+
+
+def _escape(path: bytes) -> bytes:
+    return path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+
+
+def _unescape(path: bytes) -> bytes:
+    return b"\\".join(part.replace(b"\\n", b"\n") for part in path.split(b"\\\\"))
+
+
+def remove_tree(parent: int, name: bytes | str) -> None:
+    """Remove a directory and all beneath it, following nothing. Raises OSError.
+
+    Not shutil.rmtree: ours are never deeper than _MAX_DEPTH, but for a user's own
+    directories, which may also lack u+rwx.
+    """
+    os.chmod(name, 0o700, dir_fd=parent)
+    fd = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    remove_tree(fd, entry.name)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+# ---------------------------------------------------------------------------
+# Reading a stack of trees as overlayfs shows it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One name in a stack of trees: the lower directories that hold it, top first, as (number, path)."""
+
+    layers: tuple[tuple[int, str], ...]
+    status: os.stat_result
+
+
+def real_path(lowerdirs: Sequence[str], path: str) -> str | None:
+    """``path`` with every symlink resolved in the view; what is missing is kept. None for a loop."""
+    for _ in range(_MAX_SYMLINKS):
+        done: list[str] = []
+        again = None
+        pending = [part for part in path.split("/") if part not in ("", ".")]
+        for number, part in enumerate(pending):
+            if part == "..":
+                done = done[:-1]
+                continue
+            found = look(lowerdirs, "/".join([*done, part]))
+            if found and stat.S_ISLNK(found.status.st_mode):
+                target = os.readlink(found.layers[0][1])
+                start = [] if target.startswith("/") else done
+                again = "/".join([*start, target, *pending[number + 1 :]])
+                break
+            done.append(part)
+        if again is None:
+            return "/" + "/".join(done)
+        path = again
+    return None
+
+
+def look(lowerdirs: Sequence[str], path: str) -> Found | None:
+    """What overlayfs shows at ``path``. No symlink is followed, so none may be among the parents."""
+    if not lowerdirs:
+        return None
+    here = tuple(enumerate(lowerdirs))
+    status = os.stat(lowerdirs[0])
+    for part in path.split("/"):
+        if part in ("", "."):
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            return None
+        holders: list[tuple[int, str]] = []
+        for number, directory in here:
+            candidate = f"{directory}/{part}"
+            try:
+                this = os.lstat(candidate)
+            except FileNotFoundError:
+                continue
+            if _is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
+                break
+            if not holders:
+                status = this
+            holders.append((number, candidate))
+            if not stat.S_ISDIR(this.st_mode) or _is_opaque(candidate):
+                break
+        if not holders:
+            return None
+        here = tuple(holders)
+    return Found(here, status)
+
+
+def _is_opaque(directory: str) -> bool:
+    try:
+        return os.getxattr(directory, "user.overlay.opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an index file says: see the head of this module."""
+
+    opaque: bool = False
+    modes: dict[str, int] = field(default_factory=dict)
+    implicit: frozenset[str] = frozenset()
+
+
+def read_index(directory: str) -> Index:
+    """The index beside the tree in ``directory``. Raises ImageError, OSError."""
+    with open(directory + "/index", "rb") as f:
+        first, *lines = f.read().split(b"\n")
+    if first != b"penroot-index 1":
+        raise ImageError(f"{directory}/index: not of this version", hint="remove the store and import again")
+    opaque, modes, implicit = False, dict[str, int](), set[str]()
+    for line in lines:
+        kind, _, rest = line.partition(b" ")
+        if kind == b"opaque":
+            opaque = True
+        elif kind == b"file":
+            mode, _, _, path = rest.split(b" ", 3)
+            modes[os.fsdecode(_unescape(path))] = int(mode, 8)
+        elif kind == b"implicit":
+            implicit.add(os.fsdecode(_unescape(rest)))
+    return Index(opaque, modes, frozenset(implicit))
+
+
+def index_lines(index: Index) -> Iterator[bytes]:
+    """An index file of modes only, for a tree that no layer made."""
+    yield b"penroot-index 1\n"
+    for path, mode in index.modes.items():
+        yield b"file %o 0 0 %s\n" % (mode, _escape(os.fsencode(path)))
+
+
+def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """(path, mode) of each file of the merged view whose mode its tree could not hold.
+
+    Read from the ``index`` beside each tree named ``fs``; others, such as a
+    container's upper directory, have nothing to say.
+    """
+    for number, directory in enumerate(lowerdirs):
+        parent, name = os.path.split(directory)
+        if name != "fs" or not os.path.isfile(parent + "/index"):
+            continue
+        for path, mode in read_index(parent).modes.items():
+            shown = look(lowerdirs, path)
+            if shown is None or shown.layers[0][0] != number or stat.S_ISLNK(shown.status.st_mode):
+                continue
+            if stat.S_IMODE(shown.status.st_mode) != mode:
+                yield path, mode

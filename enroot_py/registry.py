@@ -1,0 +1,602 @@
+"""A client of one repository in a registry.
+
+Sources: OCI distribution specification, "Pull"; Docker's "Token Authentication
+Specification"; RFC 9110 for Range, Retry-After and challenges.
+"""
+
+import email.utils
+import json
+import os
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.request import proxy_bypass
+
+import urllib3
+from urllib3 import exceptions
+
+from enroot_py import __version__, credentials, log, manifests, registries
+from enroot_py.errors import ConfigError, ImageError, RegistryError
+from enroot_py.manifests import Descriptor, Manifest
+from enroot_py.reference import MANIFEST_TYPES, Reference, is_local
+from enroot_py.settings import Settings
+
+_ACCEPT = ", ".join(MANIFEST_TYPES)
+_MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
+_MAX_CONFIG = 8 << 20
+_MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says so
+_MAX_REDIRECTS = 5
+_PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
+_CHUNK = 1 << 18
+
+
+class Unreachable(RegistryError):
+    """The registry does not answer, or not with sense: a stored image may do instead."""
+
+
+class _Transient(Exception):
+    """One try failed; another may not. ``wait`` seconds first, if the registry said so."""
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+class Registry:
+    """The repository of ``reference``. Nothing is asked before the first method is called.
+
+    Methods raise RegistryError, as Unreachable where the registry gives no answer,
+    and ImageError for an answer that is not what its digest promised.
+    """
+
+    def __init__(self, reference: Reference, settings: Settings) -> None:
+        self._reference = reference
+        self._settings = settings
+        self._site = registries.site(reference.registry, settings)
+        self._environ = {**settings.passed_on, **os.environ}
+        self._pools: dict[str, urllib3.PoolManager] = {}
+        self._context: ssl.SSLContext | None = None  # made once: reading the authorities takes 30 ms
+        self._pid = os.getpid()
+        self.base = ""  # https://HOST or http://HOST, once it has answered
+        self._authorization = ""
+        self._credential: credentials.Credential | None = None
+
+    # -- what a registry has
+
+    def digest(self) -> str:
+        """The digest that the reference has now; one HEAD request. Empty if the registry does not tell."""
+        response = self._get(self._manifest_path(), {"Accept": _ACCEPT}, method="HEAD")
+        response.release_conn()
+        return str(response.headers.get("Docker-Content-Digest") or "")
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        """The image manifest for an architecture (default: this machine's), its digests checked."""
+        path = self._manifest_path()
+        data = self._small(path, _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
+        digest = named = manifests.digest(data)
+        if self._reference.digest and digest != self._reference.digest:
+            raise ImageError(
+                f"{self._reference}: the registry sent a manifest with the digest {digest}",
+                hint="the registry or a proxy before it is broken, or lies: the image was not used",
+            )
+        document = manifests.parse(data, self._reference)
+        if "manifests" in document:
+            digest = manifests.choose(document["manifests"], arch, self._reference)
+            data = self._small(self._manifest_path(digest), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
+            if manifests.digest(data) != digest:
+                raise ImageError(f"{self._reference}: the manifest {digest} has the digest {manifests.digest(data)}")
+            document = manifests.parse(data, self._reference)
+        return manifests.manifest(digest, named, data, document, self._reference)
+
+    def config(self, manifest: Manifest) -> bytes:
+        """The image's config, its digest checked."""
+        descriptor = manifest.config
+        if descriptor.size > _MAX_CONFIG:
+            raise ImageError(f"{self._reference}: a config of {descriptor.size} bytes")
+        data = self._small(self._blob_path(descriptor), descriptor.size, {}, f"the config {descriptor.digest}")
+        if manifests.digest(data) != descriptor.digest:
+            raise ImageError(
+                f"{self._reference}: the config {descriptor.digest} has the digest {manifests.digest(data)}"
+            )
+        return data
+
+    def blob(self, descriptor: Descriptor) -> "Blob":
+        """A blob as a stream, which resumes where a connection broke. The caller checks its digest."""
+        return Blob(self, self._blob_path(descriptor), descriptor, self._settings)
+
+    # -- requests
+
+    def _manifest_path(self, digest: str = "") -> str:
+        name = digest or self._reference.digest or self._reference.tag
+        return f"/v2/{self._reference.repository}/manifests/{name}"
+
+    def _blob_path(self, descriptor: Descriptor) -> str:
+        return f"/v2/{self._reference.repository}/blobs/{descriptor.digest}"
+
+    def _small(self, path: str, limit: int, headers: Mapping[str, str], what: str) -> bytes:
+        patience = Patience(self._settings)
+        while True:
+            response = self._get(path, headers, patience=patience)
+            try:
+                data = b"".join(_chunks(response, limit + 1))
+            except _Transient as e:
+                patience.lost(e, f"{what} from {self._reference.registry}")
+                continue
+            finally:
+                response.release_conn()
+            if len(data) > limit:
+                raise ImageError(f"{self._reference}: {what} is larger than {limit} bytes")
+            return data
+
+    def _get(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        patience: "Patience | None" = None,
+    ) -> "urllib3.response.BaseHTTPResponse":
+        """A response of status 200 or 206, or 416 to a Range; errors raised, passing ones outwaited."""
+        patience = patience or Patience(self._settings)
+        while True:
+            try:
+                response = self._authorized(method, path, headers)
+                if response.status in (200, 206, 416):
+                    return response
+                self._refuse(response, path)
+            except _Transient as e:
+                patience.lost(e, self._reference.registry)
+
+    def _authorized(self, method: str, path: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+        response = self._send(method, path, headers)
+        if response.status != 401:
+            return response
+        challenge = response.headers.get("WWW-Authenticate", "")
+        _discard(response)
+        self._authenticate(challenge)  # also when a token has expired in the middle of a pull
+        response = self._send(method, path, headers)
+        if response.status == 401:
+            _discard(response)
+            raise self._unauthorized()
+        return response
+
+    def _send(self, method: str, path: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+        """One request to the registry, over TLS or, where that is allowed and needed, without."""
+        own = {"Authorization": self._authorization} if self._authorization else {}
+        if self.base:
+            return self._follow(method, self.base + path, {**headers, **own})
+        registry = self._reference.registry
+        try:
+            response = self._follow(method, f"https://{registry}{path}", {**headers, **own})
+            self.base = f"https://{registry}"
+            return response
+        except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
+            secure = e
+        if not _is_untrusted(secure) and self._allows_http:
+            try:
+                response = self._follow(method, f"http://{registry}{path}", {**headers, **own})
+                self.base = f"http://{registry}"
+                return response
+            except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
+                raise self._unreachable(e) from e
+        raise self._unreachable(secure) from secure
+
+    @property
+    def _allows_http(self) -> bool:
+        return self._settings.allow_http or self._site.http or is_local(self._reference.registry)
+
+    def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+        """A request and its redirects. Authorization stays with the host that it is for."""
+        headers = {"User-Agent": f"penroot/{__version__}", "Accept-Encoding": "identity", **headers}
+        first = urlsplit(url)
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = self._raw(method, url, headers)
+            if response.status not in (301, 302, 303, 307, 308):
+                return response
+            location = response.headers.get("Location", "")
+            _discard(response)
+            url = urljoin(url, location)
+            target = urlsplit(url)
+            if target.scheme not in ("http", "https") or (target.scheme, first.scheme) == ("http", "https"):
+                raise RegistryError(
+                    f"{first.netloc} redirects to {target.scheme}://{target.netloc}, which is not secure"
+                )
+            if (target.scheme, target.netloc) != (first.scheme, first.netloc):
+                headers = {key: value for key, value in headers.items() if key != "Authorization"}
+        raise RegistryError(f"{first.netloc} redirects more than {_MAX_REDIRECTS} times")
+
+    def _raw(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> "urllib3.response.BaseHTTPResponse":
+        settings = self._settings
+        timeout = urllib3.Timeout(connect=settings.connect_timeout or None, read=settings.stall_timeout or None)
+        try:
+            return self._pool(url).request(
+                method,
+                url,
+                body=body,
+                headers=headers,
+                timeout=timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
+            if self.base:  # it has answered before: this may pass
+                raise _Transient(_reason(e)) from e
+            raise
+        except exceptions.ProxyError as e:
+            raise Unreachable(
+                f"cannot reach {urlsplit(url).netloc} through the proxy: {_reason(e)}",
+                hint="see http_proxy, https_proxy and no_proxy",
+            ) from e
+        except exceptions.LocationValueError as e:
+            raise RegistryError(f"bad address {url}: {e}") from e
+        except (exceptions.ReadTimeoutError, exceptions.ProtocolError) as e:
+            raise _Transient(_reason(e)) from e
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        if self._pid != os.getpid():  # a forked worker must not share its parent's connections
+            self._pools, self._pid = {}, os.getpid()
+        parts = urlsplit(url)
+        proxies = _proxies(self._environ)
+        proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+        if proxy and proxy_bypass(parts.netloc, proxies):
+            proxy = ""
+        if proxy not in self._pools:
+            context = self._context = self._context or self._trust()
+            if proxy:
+                login = urlsplit(proxy)
+                auth = f"{login.username}:{login.password or ''}" if login.username else None
+                proxy_url = proxy if "://" in proxy else f"http://{proxy}"
+                self._pools[proxy] = urllib3.ProxyManager(
+                    proxy_url, ssl_context=context, proxy_headers=urllib3.make_headers(proxy_basic_auth=auth)
+                )
+            else:
+                self._pools[proxy] = urllib3.PoolManager(ssl_context=context)
+        return self._pools[proxy]
+
+    def _trust(self) -> ssl.SSLContext:
+        """The system's authorities, and those that are named. OpenSSL reads SSL_CERT_* of the environment itself."""
+        context = ssl.create_default_context()
+        said = self._settings.passed_on
+        for cafile, capath in (
+            (said.get("SSL_CERT_FILE"), None), (None, said.get("SSL_CERT_DIR")), (self._site.ca or None, None)
+        ):  # fmt: skip
+            if cafile or capath:
+                try:
+                    context.load_verify_locations(cafile, capath)
+                except (OSError, ssl.SSLError) as e:
+                    raise ConfigError(f"cannot read the authorities in {cafile or capath}: {_reason(e)}") from e
+        return context
+
+    # -- authorization
+
+    def _authenticate(self, header: str) -> None:
+        """Answer a challenge: get a token for this repository, or use Basic."""
+        known = dict(challenges(header))
+        registry = self._reference.registry
+        if "bearer" in known and known["bearer"].get("realm"):
+            self._authorization = "Bearer " + self._token(known["bearer"])
+            return
+        if "basic" not in known:
+            raise RegistryError(f"{registry} asks for an authorization that is not known here: {header[:80]!r}")
+        self._credential = credentials.find(registry, self._reference.user, self._settings)
+        if self._credential is None:
+            raise self._unauthorized()
+        self._authorization = self._credential.basic()
+
+    def _token(self, challenge: Mapping[str, str]) -> str:
+        registry, realm = self._reference.registry, challenge["realm"]
+        parts = urlsplit(realm)
+        if parts.scheme != "https" and not (parts.scheme == "http" and self.base.startswith("http:")):
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm}, which is not secure")
+        scope = challenge.get("scope") or f"repository:{self._reference.repository}:pull"
+        query = {"service": challenge.get("service", ""), "scope": scope}
+        found = self._credential = credentials.find(
+            registry, self._reference.user, self._settings, realm=parts.netloc.rpartition("@")[2]
+        )
+        separator = "&" if parts.query else "?"
+        log.debug(f"token for {scope} from {parts.netloc} as {found.user if found else 'anonymous'}")
+        if found and found.identity_token:
+            form = {**query, "grant_type": "refresh_token", "client_id": "penroot", "refresh_token": found.secret}
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            response = self._raw("POST", realm, kind, urlencode(form).encode())
+        else:
+            login = {"Authorization": found.basic()} if found else {}
+            response = self._follow("GET", realm + separator + urlencode(query), login)
+        if response.status in (401, 403):
+            _discard(response)
+            raise self._unauthorized()
+        if response.status != 200:
+            self._refuse(response, realm)
+        try:
+            answer = json.loads(b"".join(_chunks(response, _MAX_MANIFEST)))
+            token = answer.get("token") or answer.get("access_token")
+        except (ValueError, AttributeError):
+            token = None
+        finally:
+            response.release_conn()
+        if not isinstance(token, str) or not token:
+            raise RegistryError(f"{parts.netloc} sent no token for {registry}")
+        return token
+
+    def _unauthorized(self) -> RegistryError:
+        registry, repository = self._reference.registry, self._reference.repository
+        used = self._credential
+        if used is not None:
+            return RegistryError(
+                f"401 from {registry}: the login of {used.user!r} from {used.source} is refused for {repository}",
+                hint="check user, password and the rights in that repository",
+            )
+        who = f"no password of {self._reference.user!r}" if self._reference.user else "no login"
+        return RegistryError(
+            f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
+            hint=f"looked in: {credentials.places(self._settings)}",
+        )
+
+    # -- failures
+
+    def _refuse(self, response: "urllib3.response.BaseHTTPResponse", path: str) -> None:
+        """Raise what a status means."""
+        registry, repository = self._reference.registry, self._reference.repository
+        text = b"".join(_chunks(response, 1 << 16))
+        response.release_conn()
+        status, said = response.status, _said(text)
+        if status in (408, 425, 429) or status >= 500:
+            raise _Transient(f"{status} {said}".strip(), _retry_after(response.headers.get("Retry-After", "")))
+        if status == 404 and "/manifests/" in path:
+            raise self._no_manifest()
+        if status == 403:
+            by = (
+                f"{self._credential.user!r} from {self._credential.source}"
+                if self._credential
+                else "nobody in particular"
+            )
+            raise RegistryError(f"403 from {registry}: {repository} is denied to {by} {said}".rstrip())
+        raise RegistryError(f"{status} from {registry} for {path}: {said or 'no reason given'}")
+
+    def _no_manifest(self) -> RegistryError:
+        """Which of the two is missing, the repository or the tag, and what tags there are."""
+        reference = self._reference
+        try:
+            response = self._authorized("GET", f"/v2/{reference.repository}/tags/list", {})
+            data = b"".join(_chunks(response, 1 << 20))
+            response.release_conn()
+            tags = json.loads(data).get("tags") if response.status == 200 else None
+        except (RegistryError, _Transient, ValueError, AttributeError):
+            return RegistryError(
+                f"{reference.registry} has no {reference.repository}:{reference.tag or reference.digest}"
+            )
+        if not tags:
+            return RegistryError(
+                f"{reference.registry} has no repository {reference.repository}",
+                hint="check the name; a private registry knows no library/",
+            )
+        if reference.digest:
+            return RegistryError(f"{reference.registry}/{reference.repository} has no image {reference.digest}")
+        shown = [str(tag) for tag in tags][:12]
+        return RegistryError(
+            f"{reference.registry}/{reference.repository} has no tag {reference.tag}",
+            hint=f"there is: {', '.join(shown)}{', …' if len(tags) > len(shown) else ''}",
+        )
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        registry = self._reference.registry
+        if _is_untrusted(error):
+            return Unreachable(
+                f"the certificate of {registry} is not trusted: {_reason(error)}",
+                hint="add its authority to the system's, or name it in registries.conf or SSL_CERT_FILE",
+            )
+        hint = "check the name, the network and http_proxy/https_proxy"
+        if not self._allows_http:
+            hint += "; a registry without TLS needs ENROOT_ALLOW_HTTP=yes, or a line in registries.conf"
+        return Unreachable(f"cannot reach the registry {registry}: {_reason(error)}", hint=hint)
+
+
+class Blob:
+    """A blob as a stream of exactly its declared size, over as many connections as it takes."""
+
+    def __init__(self, registry: Registry, path: str, descriptor: Descriptor, settings: Settings) -> None:
+        self._registry = registry
+        self._path = path
+        self._descriptor = descriptor
+        self._at = 0
+        self._held = 0  # where patience began anew
+        self._patience = Patience(settings)
+        self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
+        self._response: urllib3.response.BaseHTTPResponse | None = None
+
+    def __enter__(self) -> "Blob":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def read(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes, none at the end. Raises RegistryError, ImageError."""
+        while self._at < self._descriptor.size or self._response is not None:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                raise Unreachable(f"the blob {self._descriptor.digest} took longer than ENROOT_TRANSFER_TIMEOUT")
+            try:
+                if self._response is None:
+                    self._response = self._open()
+                data = _read(self._response, size)
+                if data:
+                    break
+                if self._at < self._descriptor.size:
+                    raise _Transient(f"the connection ended after {self._at} of {self._descriptor.size} bytes")
+                self._response.release_conn()
+                self._response = None
+                return b""
+            except _Transient as e:
+                self._close()
+                self._patience.lost(e, f"the blob {self._descriptor.digest} at byte {self._at}")
+        else:
+            return b""
+        self._at += len(data)
+        if self._at > self._descriptor.size:
+            raise ImageError(f"the blob {self._descriptor.digest} is larger than its {self._descriptor.size} bytes")
+        if self._at - self._held >= _PROGRESS:
+            self._held = self._at
+            self._patience.renew()
+        return data
+
+    def _open(self) -> "urllib3.response.BaseHTTPResponse":
+        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+        response = self._registry._get(self._path, headers, patience=self._patience)
+        if self._at and response.status == 206:
+            start = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+            if start != str(self._at):
+                response.close()
+                raise _Transient(f"the registry resumed at byte {start or '?'} instead of {self._at}")
+        elif response.status == 416:
+            _discard(response)
+            raise ImageError(f"the blob {self._descriptor.digest} is shorter than its {self._descriptor.size} bytes")
+        elif self._at:  # no ranges here: pass over what we have
+            left = self._at
+            while left and (data := _read(response, min(left, _CHUNK))):
+                left -= len(data)
+        return response
+
+
+class Patience:
+    """How often a failing transfer is tried again, and how long to wait before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._tries = settings.transfer_retries
+        self._lost = 0
+
+    def renew(self) -> None:
+        self._lost = 0
+
+    def lost(self, error: _Transient, what: str) -> None:
+        """Sleep before the next try. Raises Unreachable when there is none."""
+        self._lost += 1
+        wait = error.wait if error.wait is not None else min(0.25 * 2**self._lost, 15.0) * random.uniform(0.5, 1.0)
+        if self._lost > self._tries or wait > _MAX_WAIT:
+            asked = f", and asks to wait for {error.wait:.0f} s" if error.wait else ""
+            raise Unreachable(
+                f"{what}: {error}{asked}, after {self._lost} {'try' if self._lost == 1 else 'tries'}",
+                hint="try again later; ENROOT_TRANSFER_RETRIES and ENROOT_STALL_TIMEOUT are the limits",
+            ) from error
+        log.info(f"{what}: {error}; trying again in {wait:.1f} s")
+        time.sleep(wait)
+
+
+def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """(scheme in lower case, parameters) of each challenge in WWW-Authenticate: RFC 9110, 11.6.1."""
+    scheme, parameters = "", dict[str, str]()
+    rest = header.strip()
+    while rest:
+        cut = next((at for at, c in enumerate(rest) if c in " ,="), len(rest))
+        word, rest = rest[:cut], rest[cut:].lstrip(" ")
+        if word and rest[:1] == "=":
+            value, rest = _value(rest[1:].lstrip(" "))
+            parameters[word.lower()] = value
+        elif word:
+            if scheme:
+                yield scheme, parameters
+            scheme, parameters = word.lower(), {}
+        rest = rest.lstrip(" ,")
+        if not word and rest[:1] == "=":
+            rest = rest[1:]
+    if scheme:
+        yield scheme, parameters
+
+
+def _value(text: str) -> tuple[str, str]:
+    """A token or quoted string, and what follows it."""
+    if not text.startswith('"'):
+        cut = next((at for at, c in enumerate(text) if c in " ,"), len(text))
+        return text[:cut], text[cut:]
+    out, at = "", 1
+    while at < len(text) and text[at] != '"':
+        if text[at] == "\\":
+            at += 1
+        out += text[at : at + 1]
+        at += 1
+    return out, text[at + 1 :]
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Whether TLS was spoken, but with somebody whose certificate is no good."""
+    text = str(error)
+    return isinstance(error, exceptions.SSLError) and ("CERTIFICATE" in text.upper() or "hostname" in text)
+
+
+def _reason(error: BaseException) -> str:
+    """The words of an exception of urllib3 without its names of Python objects."""
+    inner = error.args[-1] if error.args else error
+    if isinstance(inner, BaseException):
+        return _reason(inner) if inner is not error else type(error).__name__
+    if isinstance(error, ssl.SSLError):
+        return getattr(error, "verify_message", "") or error.reason or str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, exceptions.ReadTimeoutError):
+        return "no data within ENROOT_STALL_TIMEOUT"
+    if type(error) is exceptions.ConnectTimeoutError:  # NewConnectionError is one too
+        return "no connection within ENROOT_CONNECT_TIMEOUT"
+    if isinstance(error.__cause__, OSError):
+        return _reason(error.__cause__)
+    text = str(inner)
+    return text.partition(">: ")[2] or text.partition("): ")[2] or text
+
+
+def _said(body: bytes) -> str:
+    """The registry's own words: OCI distribution specification, "Error Codes"."""
+    try:
+        errors = json.loads(body)["errors"]
+        text = "; ".join(str(error.get("message") or error.get("code") or "") for error in errors)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = body[:200].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text[:200]).strip()
+
+
+def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """Scheme -> proxy, and ``no``, from http_proxy and its like; lower case wins, as in curl(1)."""
+    names = sorted((name for name in environ if name.lower().endswith("_proxy")), key=str.islower)
+    return {name.lower().removesuffix("_proxy"): environ[name] for name in names if environ[name]}
+
+
+def _retry_after(value: str) -> float | None:
+    """Seconds of a Retry-After header, which is a number or a date: RFC 9110, 10.2.3."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def _read(response: "urllib3.response.BaseHTTPResponse", size: int) -> bytes:
+    try:
+        return bytes(response.read(size))
+    except (exceptions.HTTPError, OSError) as e:
+        raise _Transient(_reason(e)) from e
+
+
+def _chunks(response: "urllib3.response.BaseHTTPResponse", limit: int) -> Iterator[bytes]:
+    while limit > 0 and (data := _read(response, min(limit, _CHUNK))):
+        limit -= len(data)
+        yield data
+
+
+def _discard(response: "urllib3.response.BaseHTTPResponse") -> None:
+    """Read what is left of a small answer, so that its connection can serve again."""
+    try:
+        for _ in _chunks(response, 1 << 16):
+            pass
+    except _Transient:
+        response.close()
+        return
+    response.release_conn()

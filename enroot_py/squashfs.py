@@ -1,0 +1,231 @@
+"""Squashfs images: recognise, write, unpack.
+
+Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
+fs/squashfs/squashfs_fs.h for the superblock; mksquashfs(1), unsquashfs(1). On the start
+path only check() and is_squashfs() are used: no import here but os.
+"""
+
+import os
+from _collections_abc import Sequence
+
+from enroot_py.errors import ImageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from enroot_py.settings import Settings
+
+_MAGIC = b"hsqs"
+_SUPERBLOCK = 96  # bytes
+_NEW_NAMES = 100
+_MEMORY = "512M"  # for mksquashfs, which would take a quarter of the machine's, whatever a job may have
+_SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
+
+
+def is_squashfs(path: str) -> bool:
+    """Whether a file begins as squashfs does. Raises OSError."""
+    with open(path, "rb", buffering=0) as f:
+        return f.read(4) == _MAGIC
+
+
+def check(path: str) -> None:
+    """Look at the superblock. Raises ImageError for a file that is no squashfs image, or not all of one."""
+    try:
+        with open(path, "rb", buffering=0) as f:
+            block = f.read(_SUPERBLOCK)
+            size = os.fstat(f.fileno()).st_size
+    except OSError as e:
+        raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
+    if block[:4] != _MAGIC:
+        raise ImageError(f"not a squashfs image: {path}", hint="penroot import makes one from a registry's image")
+    if len(block) < _SUPERBLOCK:
+        raise ImageError(f"the image {path} is truncated: {size} bytes", hint="import or copy it again")
+    major = int.from_bytes(block[28:30], "little")
+    if major != 4:
+        raise ImageError(
+            f"the image {path} is squashfs {major}, not 4", hint="write it again with a current mksquashfs"
+        )
+    used = int.from_bytes(block[40:48], "little")
+    if used > size:
+        raise ImageError(f"the image {path} is truncated: {size} of {used} bytes", hint="import or copy it again")
+
+
+def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "") -> None:
+    """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``.
+
+    ``image`` is a squashfs file beneath all of them.
+
+    Nothing is copied on disk. The file appears whole or not at all, and replaces another
+    one only with settings.force_override. The same trees give the same bytes where
+    SOURCE_DATE_EPOCH is set. Raises ImageError.
+    """
+    output = os.path.abspath(output)
+    check_output(output, settings)
+    # A file without a name: whatever happens to us, nothing half-written is left. Where the
+    # file system has none (NFS), a hidden one beside it.
+    directory, name = os.path.split(output)
+    hidden = ""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError:
+        hidden = f"{directory}/.{name[:200]}.{os.getpid()}"
+        try:
+            fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as e:
+            raise ImageError(f"cannot write {output}: {e.strerror}", hint=f"is {directory} yours to write to?") from e
+    try:
+        _in_child(lowerdirs, image, fd, output, settings)
+        _link(hidden or f"/proc/self/fd/{fd}", output, replace=settings.force_override)
+    finally:
+        os.close(fd)
+        if hidden:
+            os.unlink(hidden)
+
+
+def check_output(output: str, settings: "Settings") -> None:
+    """Whether an image may be written to ``output``. Raises ImageError."""
+    directory = os.path.dirname(output)
+    if os.path.isdir(output):
+        raise ImageError(f"{output} is a directory", hint="name the file: --output FILE")
+    if not os.path.isdir(directory):
+        raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
+    if os.path.lexists(output) and not settings.force_override:
+        raise ImageError(f"file exists: {output}", hint="--force overwrites it")
+
+
+def _link(source: str, output: str, *, replace: bool) -> None:
+    """Give a complete file its name."""
+    directory, name = os.path.split(output)
+    # With a directory descriptor, for only then os.link() is linkat(2), which can follow /proc/self/fd.
+    at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not replace:
+            os.link(source, name, dst_dir_fd=at)
+            return
+        for number in range(_NEW_NAMES):
+            new = f".{name[:200]}.{os.getpid()}.{number}"
+            try:
+                os.link(source, new, dst_dir_fd=at)
+            except FileExistsError:
+                continue
+            os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
+            return
+    except FileExistsError:
+        raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
+    except OSError as e:
+        raise ImageError(f"cannot write {output}: {e.strerror}") from e
+    finally:
+        os.close(at)
+    raise ImageError(f"cannot write {output}: no free name beside it")
+
+
+def _in_child(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settings: "Settings") -> None:
+    """Run mksquashfs in a process of its own, whose mounts go with it."""
+    from enroot_py import workers
+
+    workers.run([lambda: _squash(lowerdirs, image, fd, output, settings)], 1)
+
+
+def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settings: "Settings") -> None:
+    from enroot_py import layers, linux, namespaces, rootfs, run, workers
+
+    mksquashfs = run.find("mksquashfs", package="squashfs-tools")
+    modes = sorted(layers.special_modes(lowerdirs))
+    # Root inside owns every file, so that none is unreadable to mksquashfs.
+    namespaces.enter_user(0, 0)
+    server = rootfs.Server(image) if image else None
+    namespaces.unshare(linux.CLONE_NEWNS)
+    workers.die_with_parent()
+    options = ["userxattr"]
+    try:
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        linux.mount("tmpfs", _SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=700")
+        root = _SCRATCH + "/root"
+        os.mkdir(root)
+        directories = tuple(lowerdirs)
+        if server:
+            os.mkdir(_SCRATCH + "/lower")
+            rootfs.attach(server.mount(), _SCRATCH + "/lower")
+            directories += (_SCRATCH + "/lower",)
+            options.append("xino=off")
+        overlay = rootfs.overlay(directories, "", "", options)
+        rootfs.attach(overlay, root)
+    except OSError as e:
+        raise ImageError(f"cannot mount an overlay of {len(lowerdirs)} layers: {e.strerror}") from e
+    command = [mksquashfs, root, "/proc/self/fd/0", "-noappend", "-no-recovery", "-no-progress", "-quiet"]
+    command += ["-exit-on-error", "-all-root", "-processors", str(processors(settings))]
+    command += settings.squash_options.split()
+    if "-mem" not in command:
+        command += ["-mem", _MEMORY]
+    if modes:
+        with open(_SCRATCH + "/modes", "wb") as f:
+            f.writelines(b"%s m %o 0 0\n" % (_pseudo_name(path), mode) for path, mode in modes if "\n" not in path)
+        command += ["-pf", _SCRATCH + "/modes"]
+    command += ["-wildcards", "-e", "dev/*", ".enroot", ".lock"]
+    environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
+    try:
+        run.run(command, error=ImageError, environ=environ, stdin=fd)
+    except ImageError as e:
+        _translate(e, output)
+
+
+def processors(settings: "Settings") -> int:
+    """CPUs to use: the setting, or those of the affinity mask."""
+    return settings.max_processors or len(os.sched_getaffinity(0))
+
+
+def _pseudo_name(path: str) -> bytes:
+    """A file name in mksquashfs's pseudo definitions: quoted, a quote or backslash with a backslash before it."""
+    return b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+
+
+def _translate(error: ImageError, path: str) -> "NoReturn":
+    words = str(error)
+    if "No space left" in words or "quota" in words:
+        raise ImageError(f"no space left for {path}", hint="free some there, or choose another place") from error
+    raise error
+
+
+def read(path: str, name: str) -> str:
+    """A text file in an image, "" where it has none of that name. Raises ImageError."""
+    from enroot_py import run
+
+    check(path)
+    try:
+        return run.run([run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name], error=ImageError)
+    except ImageError as e:
+        if "no matches" in str(e):
+            return ""
+        raise
+
+
+def unpack(path: str, directory: str, settings: "Settings | None" = None) -> None:
+    """Unpack an image into ``directory``, which may exist and is then empty. Raises ImageError.
+
+    Every directory gets u+rwx, and no file keeps a set-uid or set-gid bit.
+    """
+    from enroot_py import run
+
+    check(path)
+    threads = processors(settings) if settings else len(os.sched_getaffinity(0))
+    command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
+    command += ["-processors", str(threads), "-force", "-dest", directory, path]
+    try:
+        run.run(command, error=ImageError)
+    except ImageError as e:
+        _translate(e, directory)
+    _settle(directory)
+
+
+def _settle(directory: str) -> None:
+    """What an image's modes may not do to its owner, or to others on the host."""
+    os.chmod(directory, os.stat(directory).st_mode & 0o1777 | 0o700)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _settle(entry.path)
+            elif os.geteuid() == 0 and entry.is_file(follow_symlinks=False):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if mode & 0o6000:
+                    os.chmod(entry.path, mode & 0o1777)

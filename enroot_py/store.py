@@ -1,0 +1,491 @@
+"""The store: layers and images by digest, each there whole or not at all.
+
+Beneath its root, which only its owner can enter::
+
+    layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (layers.py)
+    layers/DIFF-ID/boot             while it may not be on the disk yet: the boot of the node that wrote it
+    images/DIGEST/manifest,config   as the registry sent them
+    images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
+    images/DIGEST/stack             lower directories, relative to the root, top first, one a line
+    images/DIGEST/exec,environ      what runs, and where (imagefiles.py)
+    refs/NAME+ARCH                  what a name meant last: see Name
+    users/HASH                      a symbolic link to the record of a container over one of the images
+    tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it
+
+The temporary directory is the lock: it is renamed into place, so no lock file is left
+over, and a killed maker's lock is free at once. Two more locks keep things from being
+pruned: importers hold the root's, shared, and who is about to mount an image holds that
+image's, shared, until its mount can be seen in /proc (Image.hold, cache.py).
+
+An import calls syncfs(2) once, before the image appears; a layer with the mark of another
+boot is compared with its sums before anybody uses it: the node may have crashed. On the
+start path: no json, no re.
+"""
+
+import errno
+import os
+
+from enroot_py.errors import ImageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from enroot_py.rc import Exec
+
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_USE_STEP = 3600  # seconds
+_ARCHITECTURES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "armv6l": "arm",
+    "i386": "386",
+    "i686": "386",
+    "loongarch64": "loong64",
+}
+
+
+def architecture(name: "str | None" = None) -> str:
+    """The OCI name (GOARCH) of an architecture that is named as uname(2) or OCI do; default: this machine's."""
+    name = name or os.uname().machine
+    return _ARCHITECTURES.get(name, name)
+
+
+class Image:
+    """An image in the store: an overlay of ``lowerdirs``, top first, makes its root filesystem."""
+
+    __slots__ = ("digest", "path", "lowerdirs", "_lock")
+
+    def __init__(self, digest: str, path: str, lowerdirs: "tuple[str, ...]") -> None:
+        self.digest = digest
+        self.path = path
+        self.lowerdirs = lowerdirs
+        self._lock = -1
+
+    def hold(self) -> bool:
+        """Keep the image from being pruned; False where it has just been.
+
+        Until release(), or until this process executes another program or ends: by then
+        its mount, or the record of its container, speaks for the image.
+        """
+        import fcntl
+
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if not _is_at(fd, self.path):
+            os.close(fd)
+            return False
+        self.release()
+        self._lock = fd
+        _note_use(fd)
+        return True
+
+    def release(self) -> None:
+        """Let go of what hold() holds."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def config(self) -> "dict[str, Any]":
+        """The OCI image config. Costs an import of json."""
+        import json
+
+        with open(self.path + "/config", "rb") as f:
+            config: dict[str, Any] = json.load(f)
+        return config
+
+    def exec_record(self) -> "Exec":
+        """Working directory, entrypoint and command: the file ``exec``, whose records imagefiles.pack_exec() names."""
+        from enroot_py.imagefiles import unpack_exec
+
+        return unpack_exec(self._read("exec"))
+
+    def environ(self) -> "dict[str, str]":
+        """The image's environment, each value exactly as its config has it: the file ``environ``."""
+        from enroot_py.imagefiles import unpack_environ
+
+        return unpack_environ(self._read("environ"))
+
+    def _read(self, name: str) -> bytes:
+        with open(f"{self.path}/{name}", "rb") as f:
+            return f.read()
+
+
+def _note_use(fd: int) -> None:
+    """The time of an image's directory says when it was last used, to the hour."""
+    import time
+
+    found = os.fstat(fd)
+    if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _USE_STEP:
+        try:
+            os.utime(fd)
+        except OSError as e:
+            if e.errno != errno.EROFS:
+                raise
+
+
+class Name:
+    """What a reference meant when its registry was last asked: four lines of a file.
+
+    ``digest`` is the image's manifest, ``given`` what the registry said for the name (an
+    index, perhaps), ``base`` where it was reached: https://HOST or http://HOST. ``text``
+    is the reference itself, and the architecture after a plus.
+    """
+
+    __slots__ = ("digest", "given", "base", "text")
+
+    def __init__(self, digest: str, given: str = "", base: str = "", text: str = "") -> None:
+        self.digest = digest
+        self.given = given
+        self.base = base
+        self.text = text
+
+
+class Store:
+    """The store at ``root``, an absolute path; made where it is missing if ``create``.
+
+    Raises ImageError where it belongs to another user than root or the caller, or
+    where others can write to it.
+    """
+
+    def __init__(self, root: str, *, create: bool = False) -> None:
+        self.root = root
+        if create:
+            for path in ("", "/layers", "/images", "/refs", "/users", "/tmp"):
+                _make_directory(root + path)
+        try:
+            found = os.stat(root)
+        except FileNotFoundError:
+            return
+        me = os.geteuid()
+        if found.st_uid not in (0, me):
+            raise ImageError(
+                f"the store {root} belongs to uid {found.st_uid}, not to uid {me} or root: its images are not trusted",
+                hint="set ENROOT_CACHE_PATH to a directory of your own",
+            )
+        if found.st_mode & 0o022:
+            raise ImageError(
+                f"the store {root} can be written by others (mode {found.st_mode & 0o7777:o})",
+                hint=f"if nobody has: chmod 700 {root}; else set ENROOT_CACHE_PATH to a directory of your own",
+            )
+        if not os.access(root, os.R_OK | os.X_OK):
+            raise ImageError(
+                f"the store {root} cannot be read", hint="set ENROOT_CACHE_PATH to a directory of your own"
+            )
+        if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
+            os.chmod(root, 0o700)
+
+    # -- reading
+
+    def layer_path(self, diff_id: str) -> "str | None":
+        """The directory of a layer, or None where it is not stored."""
+        path = f"{self.root}/layers/{_hex(diff_id)}"
+        return path if _is_whole(path) else None
+
+    def image(self, digest: str) -> "Image | None":
+        """The image with this manifest digest; None where it or one of its layers is not stored."""
+        path = f"{self.root}/images/{_hex(digest)}"
+        try:
+            with open(path + "/stack", "rb") as f:
+                stack = os.fsdecode(f.read()).splitlines()
+        except FileNotFoundError:
+            return None
+        lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
+        for lowerdir in lowerdirs:
+            # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
+            if not os.path.isdir(lowerdir):
+                return None
+        return Image(digest, path, lowerdirs)
+
+    def resolve(self, reference: object, arch: "str | None" = None) -> "str | None":
+        """The manifest digest that a reference meant when it was last asked for, or None. Asks no registry."""
+        known = self.known(reference, arch)
+        return known.digest if known else None
+
+    def known(self, reference: object, arch: "str | None" = None) -> "Name | None":
+        """All that is known of a reference, or None."""
+        try:
+            with open(self._ref_path(reference, arch), "rb") as f:
+                return Name(*os.fsdecode(f.read()).splitlines()[:4])
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> "list[Name]":
+        """All that is known of any reference."""
+        found = []
+        try:
+            files = sorted(os.listdir(self.root + "/refs"))
+        except FileNotFoundError:
+            return []
+        for name in files:
+            if name.endswith("~"):
+                continue
+            with open(f"{self.root}/refs/{name}", "rb") as f:
+                found.append(Name(*os.fsdecode(f.read()).splitlines()[:4]))
+        return found
+
+    def _ref_path(self, reference: object, arch: "str | None") -> str:
+        return self._name_path(f"{reference}+{architecture(arch)}")
+
+    def _name_path(self, name: str) -> str:
+        escaped = "".join(c if c in _SAFE else f"%{ord(c):02X}" for c in name)
+        if len(escaped) > 200:
+            from hashlib import sha256
+
+            escaped = sha256(name.encode()).hexdigest()
+        return f"{self.root}/refs/{escaped}"
+
+    # -- writing
+
+    def name(self, reference: object, arch: "str | None", known: Name) -> None:
+        """Remember what a reference means."""
+        path = self._ref_path(reference, arch)
+        new = f"{path}.{os.getpid()}~"
+        try:
+            with open(new, "wb") as f:
+                text = f"{reference}+{architecture(arch)}"
+                f.write(os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
+            os.rename(new, path)
+        except OSError as e:
+            raise ImageError(f"cannot write to the store: {path}: {e.strerror}") from e
+
+    def forget(self, known: Name) -> None:
+        """Drop a name."""
+        try:
+            os.unlink(self._name_path(known.text))
+        except FileNotFoundError:
+            return
+
+    def discard(self, path: str) -> None:
+        """Delete what was moved to ``tmp``."""
+        _remove(path)
+
+    def note_container(self, record: str) -> None:
+        """Remember, before it is made, the file that will say that a container uses an image of this store.
+
+        A store that is not ours to write to is pruned by age alone.
+        """
+        from hashlib import sha256
+
+        link = f"{self.root}/users/{sha256(os.fsencode(record)).hexdigest()}"
+        try:
+            os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
+            if os.path.lexists(link):
+                os.utime(link, follow_symlinks=False)
+            else:
+                os.symlink(record, link)
+        except OSError as e:
+            if e.errno in (errno.EACCES, errno.EROFS, errno.EEXIST):
+                return
+            raise ImageError(f"cannot write to the store: {self.root}/users: {e.strerror}") from e
+
+    def lock(self, *, exclusive: bool = False, wait: bool = True) -> int:
+        """A descriptor that holds the store's own lock: importers share it, a pruner has it alone.
+
+        Raises BlockingIOError where others have it and ``wait`` is False.
+        """
+        import fcntl
+
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+            fcntl.flock(fd, how if wait else how | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def build(self, kind: str, digest: str) -> "Build":
+        """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
+        return Build(self.root, kind, _hex(digest))
+
+    def settle(self, diff_ids: "Iterable[str]") -> None:
+        """Write all to the disk: then layers need no mark any more. Raises ImageError."""
+        from enroot_py import linux
+
+        try:
+            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                linux.syncfs(fd)
+            finally:
+                os.close(fd)
+            for diff_id in diff_ids:
+                try:
+                    os.unlink(f"{self.root}/layers/{_hex(diff_id)}/boot")
+                except FileNotFoundError:
+                    continue  # it was there before, or another import was quicker
+        except OSError as e:
+            raise ImageError(f"cannot write to the store {self.root}: {e.strerror}") from e
+
+    def sweep(self) -> None:
+        """Remove what killed makers left behind."""
+        import fcntl
+
+        directory = self.root + "/tmp"
+        if not os.access(directory, os.R_OK | os.W_OK):
+            return  # a shared store that is not ours to clean
+        for name in os.listdir(directory):
+            path = f"{directory}/{name}"
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError as e:
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(fd, path):
+                    _remove(path)
+            except BlockingIOError:
+                pass  # its maker lives
+            finally:
+                os.close(fd)
+
+
+class Build:
+    """One directory of the store in the making; use it in a ``with``.
+
+    Entering waits for another maker of the same thing. Then ``done`` says whether it is
+    there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
+    """
+
+    def __init__(self, root: str, kind: str, name: str) -> None:
+        self.target = f"{root}/{kind}/{name}"
+        self.path = f"{root}/tmp/{kind}-{name}"
+        self.done = False
+        self._fd = -1
+
+    def __enter__(self) -> "Build":
+        import fcntl
+
+        while True:
+            if _is_whole(self.target):
+                self.done = True
+                return self
+            try:
+                os.mkdir(self.path, 0o700)
+            except FileExistsError:
+                pass
+            except OSError as e:
+                raise ImageError(f"cannot write to the store: {self.path}: {e.strerror}") from e
+            try:
+                fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if _is_at(fd, self.path):
+                    _empty(self.path)
+                    if os.path.isdir(self.target):
+                        _check_after_crash(self.target, self.path)
+                        if _is_whole(self.target):
+                            _remove(self.path)
+                            continue
+                        _empty(self.path)
+                    self._fd, fd = fd, -1
+                    return self
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        _empty(self.path)
+
+    def publish(self) -> None:
+        """Rename it into place: from here on it is in the store, whole."""
+        try:
+            if "/layers/" in self.target:
+                with open(self.path + "/boot", "w") as f:
+                    f.write(_boot_id())
+            os.rename(self.path, self.target)
+        except OSError as e:
+            raise ImageError(f"cannot publish {self.target}: {e.strerror}") from e
+        self.done = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd < 0:
+            return
+        try:
+            if not self.done:
+                _remove(self.path)
+        finally:
+            os.close(self._fd)  # and with it the lock
+            self._fd = -1
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
+def _is_whole(path: str) -> bool:
+    """Whether something is there, and has not the mark of another boot."""
+    try:
+        with open(path + "/boot") as f:
+            return f.read() == _boot_id()
+    except FileNotFoundError:
+        return os.path.isdir(path)
+
+
+def _check_after_crash(layer: str, aside: str) -> None:
+    """A layer that was not known to be on the disk when the node went down: keep it if it is whole."""
+    from enroot_py import layers, log
+
+    if next(layers.differences(layer), None) is None:
+        os.unlink(layer + "/boot")
+        return
+    log.warn(f"{layer} was damaged when the node went down: making it again")
+    os.rename(layer, aside + "/damaged")
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """Whether the open directory is the one at ``path``: it may have been published or removed meanwhile."""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _remove(path: str) -> None:
+    from enroot_py.layers import remove_tree
+
+    parent, name = os.path.split(path)
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _empty(path: str) -> None:
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            _remove(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _hex(digest: str) -> str:
+    """The file name of a digest. Raises ImageError for what is none: digests come from the network."""
+    algorithm, _, value = digest.partition(":")
+    if algorithm != "sha256" or len(value) != 64 or value.strip("0123456789abcdef"):
+        raise ImageError(f"{digest!r} is not a sha256 digest")
+    return value
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as e:
+        raise ImageError(
+            f"cannot create the store {path}: {e.strerror}", hint="set ENROOT_CACHE_PATH to a directory of your own"
+        ) from e

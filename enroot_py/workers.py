@@ -1,0 +1,132 @@
+"""Work in forked processes: several at a time, the first failure ends them all.
+
+Processes, not threads: hashing and unpacking shall use every CPU, and a process can
+enter namespaces and be killed without the rest.
+"""
+
+import os
+import pickle
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from enroot_py import linux
+from enroot_py.errors import PenrootError
+
+_TICK = 0.2  # seconds
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent ends. To be called again after a user namespace was entered: prctl(2)."""
+    linux.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
+    """Call each task in a process of its own, ``parallel`` at a time, in order.
+
+    ``tick`` is told, some times a second, how many have ended.
+
+    Raises the PenrootError of the first that fails, when all others have been killed.
+    Kills them likewise when it is interrupted itself, by SIGTERM too (SystemExit).
+    What a killed one leaves is the caller's to sweep: an exception raised by a signal
+    can be lost in a destructor, so nothing is built on that.
+    """
+    waiting = list(tasks)
+    running: dict[int, int] = {}  # pid -> pipe of its failure
+    failure: BaseException | None = None
+    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    try:
+        if default:
+            signal.signal(signal.SIGTERM, _terminated)
+        while failure is None and (waiting or running):
+            while waiting and len(running) < max(1, parallel):
+                _start(waiting.pop(0), running)
+            # The pipe of one that ends is closed, or has what it failed of.
+            ended, _, _ = select.select(list(running.values()), (), (), _TICK if tick else None)
+            for pid in [pid for pid, pipe in running.items() if pipe in ended]:
+                _, status = os.waitpid(pid, 0)
+                failure = _outcome(running.pop(pid), status) or failure
+            if tick:
+                tick(len(tasks) - len(waiting) - len(running))
+    finally:
+        _end(running)
+        if default:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if failure is not None:
+        raise failure
+
+
+def _start(task: Callable[[], None], running: dict[int, int]) -> None:
+    result, answer = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing may interrupt between fork and the entry in running: the child would be forgotten.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _child(task, answer, parent, blocked)
+    os.setpgid(pid, pid)  # here and there, so that it has happened whoever comes first
+    running[pid] = result
+    os.close(answer)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -> NoReturn:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, _kill_group)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        die_with_parent()
+        if os.getppid() == parent:
+            task()
+            status = 0
+    except PenrootError as e:
+        os.write(answer, pickle.dumps(e)[:65536])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _kill_group(number: int, frame: FrameType | None) -> None:
+    os.killpg(0, signal.SIGKILL)  # this process and the program that it runs
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _outcome(pipe: int, status: int) -> BaseException | None:
+    with open(pipe, "rb") as f:
+        said = f.read()
+    if said:
+        error = pickle.loads(said)
+        assert isinstance(error, PenrootError)
+        return error
+    if status == 0:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        name = signal.Signals(-code).name
+        return PenrootError(
+            f"a worker process was killed by {name}",
+            hint="out of memory? see --mem and dmesg" if code == -signal.SIGKILL else "",
+        )
+    return RuntimeError("a worker process failed, see above")
+
+
+def _end(running: dict[int, int]) -> None:
+    for pid in running:
+        os.killpg(pid, signal.SIGKILL)
+    for pid, pipe in running.items():
+        os.waitpid(pid, 0)
+        os.close(pipe)
+    running.clear()
