@@ -1,0 +1,224 @@
+"""Containers on disk: what is under ENROOT_DATA_PATH.
+
+A plain directory is a root file system, as enroot makes it. A directory with
+a file ``.penroot`` is a container over a stored image: ``upper`` holds its
+changes, the layers stay where they are. Lookup is on the start path; the rest
+imports what it needs.
+"""
+
+import errno
+import os
+from _collections_abc import Callable
+
+from enroot_py.errors import ContainerError, PenrootError, UsageError
+from enroot_py.rootfs import Source
+from enroot_py.settings import Settings
+
+_MARK = ".penroot"
+
+
+def find(target: str, settings: Settings) -> Source:
+    """The root file system that ``target`` names: a container, or a squashfs image by its path.
+
+    Raises ContainerError with the names there are, ImageError for a damaged image.
+    """
+    if os.path.isfile(target):
+        return find_file(target)
+    if "/" in target or not target:
+        raise ContainerError(
+            f"no such image: {target}", hint="give a container's name, a squashfs image or docker://IMAGE"
+        )
+    return open_container(target, settings)
+
+
+def find_file(path: str) -> Source:
+    """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
+    from enroot_py.squashfs import check
+
+    check(path)
+    return Source(path, image=os.path.realpath(path))
+
+
+def open_container(name: str, settings: Settings) -> Source:
+    """The container ``name``. Raises ContainerError where there is none or its image is gone."""
+    path = f"{settings.data_path}/{check_name(name)}"
+    try:
+        with open(f"{path}/{_MARK}", "rb") as f:
+            record = dict(line.partition(" ")[::2] for line in os.fsdecode(f.read()).splitlines())
+    except FileNotFoundError:
+        if os.path.isdir(path):
+            return Source(name, directory=path)
+        raise ContainerError(
+            f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are"
+        ) from None
+    upper, work = path + "/upper", path + "/work"
+    if "squashfs" in record:
+        return Source(name, image=record["squashfs"], upper=upper, work=work)
+    return Source(name, lowerdirs=lowerdirs(record["image"], name), upper=upper, work=work)
+
+
+def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
+    """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
+    store = os.path.dirname(os.path.dirname(image))
+    try:
+        with open(image + "/stack", "rb") as f:
+            return tuple(f"{store}/{line}" for line in os.fsdecode(f.read()).splitlines())
+    except OSError as e:
+        raise ContainerError(
+            f"the image of {name} is gone: {image}", hint="import it again, or remove the container"
+        ) from e
+
+
+def check_name(name: str) -> str:
+    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255 or "\0" in name:
+        raise UsageError(f"not a container name: {name!r}", hint="a name is a file name without '/'")
+    return name
+
+
+def create(name: str, image: str, settings: Settings, uri: str = "") -> Source:
+    """Make the container ``name`` over the stored image in directory ``image``: at once, nothing is copied.
+
+    Raises ContainerError where it exists, or where the data path cannot hold it.
+    """
+    from enroot_py.store import Store
+
+    store = Store(os.path.dirname(os.path.dirname(image)))
+    return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container)
+
+
+def temporary(name: str, source: Source, settings: Settings) -> Source:
+    """Make the container ``name`` over the squashfs image of ``source``, not unpacked. Raises ContainerError."""
+    return _make(name, f"squashfs {source.image}\n", settings)
+
+
+def _make(name: str, record: str, settings: Settings, announce: "Callable[[str], None] | None" = None) -> Source:
+    """Make a container that keeps its changes apart from what ``record`` names; ``announce`` gets its path first."""
+    path = f"{settings.data_path}/{check_name(name)}"
+    with _made(path) as made:
+        if announce:
+            announce(f"{path}/{_MARK}")
+        os.mkdir(made + "/upper", 0o755)
+        os.mkdir(made + "/work")
+        with open(f"{made}/{_MARK}", "w") as f:
+            f.write("format 1\n" + record)
+    return open_container(name, settings)
+
+
+def unpack(name: str, image: str, settings: Settings) -> Source:
+    """Make the container ``name`` as a plain directory from a squashfs image. Raises ContainerError, ImageError."""
+    from enroot_py import squashfs
+
+    squashfs.check(image)
+    with _made(f"{settings.data_path}/{check_name(name)}") as temporary:
+        squashfs.unpack(image, temporary)
+    return open_container(name, settings)
+
+
+class _made:
+    """A directory that appears under its name when it is complete, and leaves nothing when it is not."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        parent, name = os.path.split(path)
+        self.temporary = f"{parent}/.{name[:200]}.{os.getpid()}"
+
+    def __enter__(self) -> str:
+        if os.path.lexists(self.path):
+            name = os.path.basename(self.path)
+            raise ContainerError(
+                f"container exists: {name}", hint=f"use --force, another --name, or: penroot remove {name}"
+            )
+        try:
+            os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+            os.mkdir(self.temporary, 0o755)
+        except OSError as e:
+            raise ContainerError(
+                f"cannot create a container in {os.path.dirname(self.path)}: {e.strerror}", hint=space(e)
+            ) from e
+        return self.temporary
+
+    def __exit__(self, kind: "type[BaseException] | None", error: "BaseException | None", _: object) -> None:
+        if kind is None:
+            try:
+                os.rename(self.temporary, self.path)
+                return
+            except OSError as e:
+                error = e
+        delete(self.temporary)
+        if isinstance(error, OSError):
+            raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=space(error)) from error
+
+
+def space(error: OSError) -> str:
+    """The way out of a full disk, which can be full in three ways."""
+    return {
+        errno.ENOSPC: "no space or no inodes left: see df and df -i; ENROOT_DATA_PATH, ENROOT_CACHE_PATH name the disk",
+        errno.EDQUOT: "the quota of the user is used up: quota -s tells",
+        errno.EROFS: "the file system is read-only: set ENROOT_DATA_PATH to another one",
+        errno.EACCES: "check the owner and mode of the directory, or set ENROOT_DATA_PATH",
+    }.get(error.errno or 0, "")
+
+
+def names(settings: Settings) -> "list[str]":
+    """Names of the containers there are, sorted."""
+    try:
+        found = os.listdir(settings.data_path)
+    except FileNotFoundError:
+        return []
+    return sorted(n for n in found if not n.startswith(".") and os.path.isdir(f"{settings.data_path}/{n}"))
+
+
+def remove(name: str, settings: Settings) -> None:
+    """Delete a container; it is gone from the list before its files are. Raises ContainerError."""
+    if not remove_if_there(name, settings):
+        raise ContainerError(f"no such container: {name}", hint="penroot list shows those there are")
+
+
+def remove_if_there(name: str, settings: Settings) -> bool:
+    """Delete a container; False where there is none of that name. Raises ContainerError."""
+    path = f"{settings.data_path}/{check_name(name)}"
+    trash = f"{settings.data_path}/.trash.{os.getpid()}.{name[:200]}"
+    try:
+        os.rename(path, trash)
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise ContainerError(f"cannot remove {name}: {e.strerror}") from e
+    delete(trash)
+    return True
+
+
+def delete(path: str) -> None:
+    """Delete a tree, whatever its modes, without leaving its file system. Raises PenrootError."""
+    import shutil
+
+    device = os.lstat(path).st_dev
+
+    def retry(function: object, at: str, info: object) -> None:
+        # A directory without rwx, or overlayfs's work/work of mode 0000.
+        parent = os.path.dirname(at)
+        os.chmod(parent, 0o700)
+        if os.path.isdir(at) and not os.path.islink(at):
+            if os.lstat(at).st_dev != device:
+                raise PenrootError(f"cannot delete {at}: something is mounted there")
+            os.chmod(at, 0o700)
+            shutil.rmtree(at, onerror=give_up)
+        else:
+            os.unlink(at)
+
+    def give_up(function: object, at: str, info: "tuple[type, BaseException, object]") -> None:
+        raise PenrootError(f"cannot delete {at}: {info[1]}") from info[1]
+
+    try:
+        shutil.rmtree(path, onerror=retry)
+    except OSError as e:
+        raise PenrootError(f"cannot delete {path}: {e.strerror}") from e
+
+
+def export(name: str, output: str, settings: Settings) -> None:
+    """Write a container to a squashfs image. Raises ContainerError, ImageError."""
+    from enroot_py import squashfs
+
+    source = open_container(name, settings)
+    directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
+    squashfs.write(directories, output, settings, image=source.image)

@@ -1,0 +1,67 @@
+"""The environment of a container: the image's, then the site's, then the user's.
+
+Nothing of the caller's environment comes in by itself.
+"""
+
+import os
+from _collections_abc import Mapping
+
+from enroot_py import configs, paths
+from enroot_py.errors import ConfigError, UsageError
+from enroot_py.imagefiles import decode_environment
+from enroot_py.settings import Settings, expand, sysconf_path
+
+SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def of_image(root: int) -> "dict[str, str]":
+    """Variables of the image's /etc/environment, each value exactly as it stands."""
+    try:
+        text = os.fsdecode(paths.read(root, "/etc/environment"))
+    except OSError:
+        return {}
+    return decode_environment(text)
+
+
+def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
+    environ = {}
+    directories = (sysconf_path(host) + "/environ.d", settings.config_path + "/environ.d")
+    for origin, text in configs.fragments(directories, ".env", SHIPPED):
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            key, equals, value = line.partition("=")
+            if not equals or not key:
+                raise ConfigError(f"{origin}:{number}: {line!r} is not KEY=VALUE")
+            try:
+                environ[key] = expand(value, host)
+            except ValueError as e:
+                raise ConfigError(f"{origin}:{number}: {e}") from None
+    return environ
+
+
+def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value."""
+    environ = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not (key[0].isalpha() or key[0] == "_") or not key.replace("_", "a").isalnum():
+            raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
+        if equals or key in host:
+            environ[key] = value if equals else host[key]
+    return environ
+
+
+def complete(environ: "dict[str, str]", name: str, home: str, shell: str) -> None:
+    """Add what a login would set and the image did not (login(1))."""
+    for key, value in (
+        ("HOME", home),
+        ("USER", name),
+        ("LOGNAME", name),
+        ("SHELL", shell),
+        ("PATH", _DEFAULT_PATH),
+    ):
+        environ.setdefault(key, value)

@@ -1,0 +1,107 @@
+"""Hooks: programs that shape a container after its root is mounted and before it is entered.
+
+The contract is in hooks/README.md. Ours are Python and run in this process.
+"""
+
+import os
+from _collections_abc import Callable, Mapping
+from _frozen_importlib_external import SourceFileLoader
+
+from enroot_py import log, mounts, paths
+from enroot_py.errors import HookError
+from enroot_py.settings import Settings, sysconf_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pwd import struct_passwd
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# In an installation they are inside the package, in a source tree beside it.
+STANDARD = next(d for d in (_HERE + "/standard_hooks", os.path.dirname(_HERE) + "/hooks") if os.path.isdir(d))
+
+
+class Context:
+    """What a hook sees and changes. Paths are of the container and resolved beneath its root.
+
+    ``cgroups`` is /proc/self/cgroup as it was outside.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        settings: Settings,
+        environ: "dict[str, str]",
+        host: "Mapping[str, str]",
+        user: "struct_passwd",
+        cgroups: str = "",
+    ) -> None:
+        self.root = root
+        self.settings = settings
+        self.environ = environ
+        self.host = {**settings.passed_on, **host} if settings.passed_on else host
+        self.user = user
+        self.cgroups = cgroups
+
+    def read(self, path: str) -> bytes:
+        """Content of a file, empty if there is none."""
+        try:
+            return paths.read(self.root, path)
+        except OSError:
+            return b""
+
+    def exists(self, path: str) -> bool:
+        return paths.exists(self.root, path)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Replace a file, unless it says the same already."""
+        if self.read(path) != content:
+            paths.write(self.root, path, content)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        """Make a directory and its parents."""
+        os.close(paths.create(self.root, path, directory=True, mode=mode))
+
+    def mount(self, source: str, target: str, options: str) -> None:
+        """Bind-mount now; ``options`` as in fstab."""
+        mounts.Mount(source, target, "none", options, -1, "hook").execute(self.root)
+
+
+def run(directory: str, context: Context) -> None:
+    """Run the hooks of a directory, with those of the site and the user, in the order of their names.
+
+    Raises HookError.
+    """
+    site = (sysconf_path(context.host) + "/hooks.d", context.settings.config_path + "/hooks.d")
+    for path in _sorted(directory, *site):
+        if log.explain:
+            log.explain(f"hook     {path}")
+        try:
+            _load(path)(context)
+        except OSError as e:
+            raise HookError(f"hook {path} failed: {e}") from e
+
+
+def _sorted(*directories: str) -> "list[str]":
+    """The hooks of directories by name; of two of one name the later directory's."""
+    found: dict[str, str] = {}
+    for directory in directories:
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        found.update((name, f"{directory}/{name}") for name in names if name.endswith(".py") and name[0] not in "._")
+    return [path for _, path in sorted(found.items())]
+
+
+def _load(path: str) -> "Callable[[Context], None]":
+    # The loader keeps byte code beside the file, as import does; import itself
+    # does not take names such as 10-home.
+    code = SourceFileLoader(path, path).get_code(path)
+    if code is None:
+        raise HookError(f"hook {path} has no code")
+    module: dict[str, object] = {"__name__": path, "__file__": path}
+    exec(code, module)
+    function = module.get("run")
+    if not callable(function):
+        raise HookError(f"hook {path} defines no function run(context)", hint="see hooks/README.md")
+    return function

@@ -1,0 +1,311 @@
+"""Mounts: the fstab(5) grammar of enroot, described first and executed later.
+
+A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``; trailing fields may be
+missing, and so may the target (same as the source) and the type (``none``).
+Beyond mount(8): x-create=dir|file|auto makes the target, x-move and x-detach
+move and detach, passno -1 comes before the hooks and 0 after them.
+"""
+
+import os
+import stat
+from _collections_abc import Iterator, Mapping
+
+from enroot_py import linux, log, paths
+from enroot_py.errors import ConfigError, MountError
+from enroot_py.settings import expand
+
+_SET = {
+    "ro": linux.MOUNT_ATTR_RDONLY,
+    "nosuid": linux.MOUNT_ATTR_NOSUID,
+    "nodev": linux.MOUNT_ATTR_NODEV,
+    "noexec": linux.MOUNT_ATTR_NOEXEC,
+    "noatime": linux.MOUNT_ATTR_NOATIME,
+    "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
+    "strictatime": linux.MOUNT_ATTR_STRICTATIME,
+}
+# The opposites only undo what the same line said: a user namespace cannot
+# clear what the parent namespace locked, see mount_namespaces(7).
+_UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
+_PROPAGATION = {
+    "shared": linux.MS_SHARED,
+    "slave": linux.MS_SLAVE,
+    "private": linux.MS_PRIVATE,
+    "unbindable": linux.MS_UNBINDABLE,
+}
+_IGNORED = frozenset(
+    "defaults auto noauto user nouser users nousers owner noowner group nogroup loud async relatime norelatime "
+    "nostrictatime iversion noiversion mand nomand lazytime nolazytime".split()
+)
+_WORDS = frozenset(["bind", "rbind", "remount", "nofail", "silent", "x-move", "x-detach", "sync", "dirsync"])
+
+SYSTEM = {
+    "10-system.fstab": """\
+/proc       /proc       none    x-create=dir,rbind,rw,nosuid,nodev,noexec,rslave   0   -1
+/sys        /sys        none    x-create=dir,rbind,ro,nosuid,nodev,noexec,rslave   0   -1
+/dev        /dev        none    x-create=dir,rbind,rw,nosuid,noexec,rslave         0   -1
+tmpfs       /tmp        tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+tmpfs       /var/run    tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+/dev/shm    /dev/shm    none    x-create=dir,bind,rw,nosuid,nodev,noexec,rslave    0   -1
+""",
+    "20-config.fstab": """\
+/etc/hosts          /etc/hosts          none    x-create=file,bind,ro,nosuid,nodev,noexec,private                0   -1
+/etc/hostname       /etc/hostname       none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+/etc/resolv.conf    /etc/resolv.conf    none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+/etc/machine-id     /etc/machine-id     none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+""",
+}
+
+
+class Mount:
+    """One line of fstab; ``target`` is a path beneath the container's root."""
+
+    __slots__ = (
+        "source",
+        "target",
+        "fstype",
+        "options",
+        "passno",
+        "origin",
+        "words",
+        "attributes",
+        "propagation",
+        "data",
+    )
+
+    def __init__(
+        self, source: str, target: str, fstype: str = "none", options: str = "", passno: int = 0, origin: str = ""
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.fstype = fstype
+        self.options = options
+        self.passno = passno
+        self.origin = origin
+        self.attributes = 0
+        self.propagation = 0
+        self.words: set[str] = set()
+        self.data: list[str] = []
+        for word in options.split(","):
+            bare = word.removeprefix("r")
+            if word in _SET:
+                self.attributes |= _SET[word]
+            elif word in _UNSET:
+                self.attributes &= ~_SET[_UNSET[word]]
+            elif word in _WORDS or word.startswith("x-create="):
+                self.words.add(word)
+            elif word in _PROPAGATION:
+                self.propagation = _PROPAGATION[word]
+            elif bare in _PROPAGATION:
+                self.propagation = _PROPAGATION[bare]
+                self.words.add("r-propagation")
+            elif word and word not in _IGNORED:
+                self.data.append(word)
+        if self.data and self.fstype == "none":
+            raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}")
+
+    def describe(self) -> str:
+        """The mount as one line of fstab."""
+        fields = (self.source, self.target, self.fstype, self.options or "defaults", "0", str(self.passno))
+        return " ".join(field.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011") for field in fields)
+
+    def execute(self, root: int) -> None:
+        """Do it beneath the directory ``root``. Raises MountError, unless the line says nofail."""
+        if log.explain:
+            log.explain(f"mount    {self.describe()}  ({self.origin})")
+        try:
+            self._execute(root)
+        except OSError as e:
+            message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
+            if "nofail" not in self.words:
+                raise MountError(message, hint=self._hint(e)) from e
+            if "silent" not in self.words:
+                log.warn(message)
+
+    def _hint(self, error: OSError) -> str:
+        where = f"asked for by {self.origin}" if self.origin else ""
+        if isinstance(error, FileNotFoundError) and self._binds and not os.path.exists(self.source):
+            return f"the source must exist on the node {os.uname().nodename}" + (f"; {where}" if where else "")
+        if isinstance(error, NotADirectoryError):
+            return "a directory mounts on a directory, a file on a file" + (f"; {where}" if where else "")
+        return where
+
+    @property
+    def _changeable(self) -> int:
+        # How access times are kept is locked with a mount that comes from
+        # another user namespace: only file systems of our own take a word on it.
+        return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
+
+    @property
+    def _binds(self) -> bool:
+        return "bind" in self.words or "rbind" in self.words
+
+    def _execute(self, root: int) -> None:
+        if "x-detach" in self.words:
+            target = paths.open_in(root, self.target)
+            try:
+                linux.umount2(f"/proc/self/fd/{target}", linux.MNT_DETACH)
+            finally:
+                os.close(target)
+            return
+        mount = self._change(root) if "remount" in self.words or not self._creates else self._create()
+        if mount < 0:
+            return
+        try:
+            target = self._target(root)
+            try:
+                attach(mount, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(mount)
+
+    @property
+    def _creates(self) -> bool:
+        return self._binds or self.fstype != "none" or "x-move" in self.words
+
+    def _change(self, root: int) -> int:
+        """Change an existing mount: remount, or propagation alone."""
+        target = paths.open_in(root, self.target)
+        try:
+            flags = linux.AT_EMPTY_PATH | (linux.AT_RECURSIVE if "r-propagation" in self.words else 0)
+            linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
+        finally:
+            os.close(target)
+        return -1
+
+    def _create(self) -> int:
+        """A detached mount, as a file descriptor."""
+        if "x-move" in self.words:
+            return linux.open_tree(linux.AT_FDCWD, self.source, linux.OPEN_TREE_CLOEXEC)
+        if not self._binds:
+            return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
+        recursive = linux.AT_RECURSIVE if "rbind" in self.words else 0
+        clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
+        try:
+            tree = linux.open_tree(linux.AT_FDCWD, self.source, clone | recursive)
+        except OSError as e:
+            # Submounts that the parent namespace locked cannot be left out.
+            if recursive or e.errno != 22:
+                raise
+            recursive = linux.AT_RECURSIVE
+            tree = linux.open_tree(linux.AT_FDCWD, self.source, clone | recursive)
+        try:
+            if self._changeable or self.propagation:
+                flags = linux.AT_EMPTY_PATH | recursive
+                linux.mount_setattr(tree, "", flags, self._changeable, 0, self.propagation)
+        except BaseException:
+            os.close(tree)
+            raise
+        return tree
+
+    def _target(self, root: int) -> int:
+        for word in self.words:
+            if word.startswith("x-create="):
+                kind = word.removeprefix("x-create=")
+                directory = kind == "dir" or (kind == "auto" and self._source_is_directory())
+                return paths.create(root, self.target, directory=directory)
+        return paths.open_in(root, self.target)
+
+    def _source_is_directory(self) -> bool:
+        return not self._binds or stat.S_ISDIR(os.stat(self.source).st_mode)
+
+
+def attach(mount: int, target: int) -> None:
+    """Attach a detached mount to an open file or directory. Raises OSError."""
+    linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
+
+
+def mount_filesystem(fstype: str, source: str, options: "list[str]", attributes: int) -> int:
+    """Create a file system, detached, and return its mount as a file descriptor.
+
+    ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
+    own message where it gives one (fsopen(2), "message retrieval").
+    """
+    context = linux.fsopen(fstype, linux.FSOPEN_CLOEXEC)
+    try:
+        linux.fsconfig(context, linux.FSCONFIG_SET_STRING, "source", source)
+        for option in options:
+            key, equals, value = option.partition("=")
+            if equals:
+                linux.fsconfig(context, linux.FSCONFIG_SET_STRING, key, value)
+            else:
+                linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, key, None)
+        linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE, None, None)
+        return linux.fsmount(context, linux.FSMOUNT_CLOEXEC, attributes)
+    except OSError as e:
+        try:
+            said = os.read(context, 4096).decode(errors="replace").split(" ", 1)[-1].strip()
+        except OSError:
+            raise e from None
+        raise OSError(e.errno, f"{e.strerror} ({said})") from e
+    finally:
+        os.close(context)
+
+
+def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
+    """One line of fstab. ``${VAR}`` is replaced, ``\\040`` and its like are decoded.
+
+    Raises ConfigError that names ``origin`` (file and line, or the option).
+    """
+    try:
+        fields = [_unescape(expand(field, variables)) for field in line.split()]
+    except ValueError as e:
+        raise ConfigError(f"{origin}: {e}") from None
+    if len(fields) > 6:
+        raise ConfigError(
+            f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"
+        )
+    passno = 0
+    if len(fields) > 5:
+        try:
+            passno = int(fields[5])
+        except ValueError:
+            raise ConfigError(f"{origin}: passno must be a number, not {fields[5]!r}") from None
+    del fields[4:]
+    source, rest = fields[0], fields[1:]
+    target = source if not rest or _is_options(rest[0]) else rest.pop(0)
+    fstype = "none" if not rest or _is_options(rest[0]) else rest.pop(0)
+    options = rest.pop(0) if rest else ""
+    if not options and fstype == "none":
+        if source.startswith(("/", ".")):
+            options = "rbind,x-create=auto"
+        else:
+            fstype, options = source, "x-create=dir"
+    return Mount(source, target, fstype, options, passno, origin)
+
+
+def _is_options(field: str) -> bool:
+    bare = field.removeprefix("r")
+    return (
+        "," in field
+        or any(field in t for t in (_SET, _UNSET, _WORDS, _IGNORED, _PROPAGATION))
+        or (bare in _PROPAGATION or field.startswith("x-create="))
+    )
+
+
+def _unescape(field: str) -> str:
+    """``\\ooo``, three octal digits, is the byte of that number: fstab(5)."""
+    if "\\" not in field:
+        return field
+    out, rest = b"", os.fsencode(field)
+    while (at := rest.find(b"\\")) >= 0:
+        out, digits = out + rest[:at], rest[at + 1 : at + 4]
+        if len(digits) == 3 and not digits.strip(b"01234567") and digits < b"400":
+            out, rest = out + bytes((int(digits, 8),)), rest[at + 4 :]
+        else:
+            out, rest = out + b"\\", rest[at + 1 :]
+    return os.fsdecode(out + rest)
+
+
+def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Iterator[Mount]":
+    """The lines of an fstab; blank lines and comments are skipped."""
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            yield parse(line, variables, f"{origin}:{number}")
+
+
+def parse_option(text: str, variables: "Mapping[str, str]", origin: str) -> Mount:
+    """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
+    return parse(text.replace(":", " "), variables, origin)

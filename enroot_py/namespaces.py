@@ -1,0 +1,83 @@
+"""User namespaces: one user, who is himself or root inside. See user_namespaces(7)."""
+
+import errno
+import os
+
+from enroot_py import linux
+from enroot_py.errors import NamespaceError
+
+
+def enter_user(uid: int, gid: int) -> None:
+    """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.
+
+    The process must have one thread. Raises NamespaceError with what the
+    administrator has to change.
+    """
+    outside = os.geteuid(), os.getegid()
+    try:
+        linux.unshare(linux.CLONE_NEWUSER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {outside[0]} 1")
+        _write("/proc/self/gid_map", f"{gid} {outside[1]} 1")
+    except OSError as e:
+        raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
+
+
+def unshare(flags: int) -> None:
+    """Unshare further namespaces, owned by the user namespace that was entered. Raises NamespaceError."""
+    try:
+        linux.unshare(flags)
+    except OSError as e:
+        raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=_advice(e)) from e
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _advice(error: OSError) -> str:
+    node = os.uname().nodename
+    for path, bad, advice in (
+        ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "load an AppArmor profile that allows userns, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        try:
+            with open(path) as f:
+                if f.read().strip() == bad:
+                    return f"on {node}, as root: {advice}"
+        except OSError:
+            continue
+    if error.errno in (errno.ENOSPC, errno.EUSERS):
+        return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
+    if error.errno == errno.EPERM:
+        return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
+    return ""
+
+
+def confine(*, remap_root: bool) -> None:
+    """Last step before exec: no new privileges, no capabilities unless root inside, the system call filter."""
+    try:
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        if not remap_root:
+            capability = 0
+            while True:
+                try:
+                    linux.prctl(linux.PR_CAPBSET_DROP, capability)
+                except OSError as e:
+                    if e.errno == errno.EINVAL:  # beyond the last capability of this kernel
+                        break
+                    raise
+                capability += 1
+            linux.capset(0, 0, 0)
+        linux.install_filter()
+    except OSError as e:
+        raise NamespaceError(f"cannot drop privileges: {e.strerror}") from e

@@ -1,0 +1,520 @@
+"""``penroot start``: from a name to a running program, in one process, without a shell.
+
+The start path. What is imported here is paid by every start: os and our own
+modules, nothing else.
+"""
+
+import errno
+import os
+import sys
+from _collections_abc import Mapping
+
+from enroot_py import configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
+from enroot_py.errors import CommandError, ContainerError, PenrootError, UsageError
+from enroot_py.settings import SETTINGS, Settings, load, sysconf_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pwd import struct_passwd
+    from typing import NoReturn
+
+USAGE = """\
+Usage: penroot start [options] [--] NAME|IMAGE [COMMAND] [ARG...]
+       penroot batch [options] [--] CONFIG [COMMAND] [ARG...]
+
+Start a container and run its command, or COMMAND.
+
+NAME is a container that 'penroot create' made; IMAGE is a squashfs image or a
+reference such as docker://ubuntu. CONFIG is a configuration script that says
+which with a line #ENROOT_ROOTFS=NAME|IMAGE.
+
+ Options:
+   -c, --conf CONFIG        run a configuration script before the container starts
+       --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
+   -e, --env KEY[=VALUE]    set a variable, or take it from the caller
+   -m, --mount FSTAB        mount SOURCE:TARGET[:TYPE:OPTIONS]
+       --rc SCRIPT          run this script instead of the image's /etc/rc
+   -r, --root               be root inside the container
+   -w, --rw                 make the root filesystem writable
+       --pid, --net, --ipc, --uts
+                            give the container namespaces of its own
+       --explain            show what would be mounted, set, hooked and run, and why
+   -h, --help               this text
+"""
+
+
+class Options:
+    """The command line of ``penroot start``."""
+
+    __slots__ = ("devices", "env", "mounts", "conf", "rc", "explain", "changes", "target", "command")
+
+    def __init__(self) -> None:
+        self.devices: list[str] = []
+        self.env: list[str] = []
+        self.mounts: list[str] = []
+        self.conf: list[str] = []
+        self.rc: list[str] = []
+        self.explain = False
+        self.changes: dict[str, bool] = {}
+        self.target = ""
+        self.command: tuple[str, ...] = ()
+
+
+_SCHEMES = ("docker://", "dockerd://", "podman://", "oci:", "oci-archive:", "docker-archive:")
+FLAGS = {
+    "-r": "remap_root",
+    "--root": "remap_root",
+    "-w": "rootfs_writable",
+    "--rw": "rootfs_writable",
+    "--pid": "unshare_pid",
+    "--net": "unshare_net",
+    "--ipc": "unshare_ipc",
+    "--uts": "unshare_uts",
+}
+VALUES = {
+    "--device": "devices",
+    "-e": "env",
+    "--env": "env",
+    "-m": "mounts",
+    "--mount": "mounts",
+    "-c": "conf",
+    "--conf": "conf",
+    "--rc": "rc",
+}
+
+
+def parse(arguments: "list[str]") -> "Options | None":
+    """The options of a command line, or None where it asks for help. Raises UsageError."""
+    options = Options()
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        if word == "--":
+            break
+        if name in ("-h", "--help"):
+            return None
+        if name in FLAGS and not equals:
+            options.changes[FLAGS[name]] = True
+        elif name in VALUES:
+            if not equals and rest:
+                value = rest.pop(0)
+            if not value:
+                raise UsageError(f"option {name} needs a value", hint="penroot start --help")
+            getattr(options, VALUES[name]).append(value)
+        elif word == "--explain":
+            options.explain = True
+        else:
+            raise UsageError(f"unknown option: {word}", hint="penroot start --help")
+    if not rest:
+        raise UsageError("start needs a container or an image", hint="penroot start --help")
+    options.target, options.command = rest[0], tuple(rest[1:])
+    return options
+
+
+def main(arguments: "list[str]", *, batch: bool = False) -> None:
+    """Run ``penroot start``, or ``batch``, with ``arguments``. Returns only for --help; raises PenrootError."""
+    options = parse(arguments)
+    if options is None:
+        sys.stdout.write(USAGE)
+        return
+    variables: Mapping[str, str] = os.environ
+    if batch:
+        options.conf = [options.target]
+    if options.conf:
+        from enroot_py import scripts
+
+        options.conf = [os.path.realpath(options.conf[-1])]
+        variables = {**os.environ, **scripts.directives(options.conf[0])}
+        if batch:
+            options.target = variables.get("ENROOT_ROOTFS", "")
+            if not options.target:
+                raise UsageError(f"{options.conf[0]} does not say what to start", hint="add a line #ENROOT_ROOTFS=NAME")
+    settings = load(variables)
+    if options.changes:
+        settings = settings.replace("command line", **options.changes)
+    if options.devices:
+        asked = [settings.devices, *options.devices] if settings.devices else options.devices
+        settings = settings.replace("command line", devices=",".join(asked))
+    source = find(options.target, settings)
+    if options.explain:
+        explain(source, settings, options)
+        return
+    container = enter_as_asked(source, settings, options)
+    namespaces.confine(remap_root=settings.remap_root)
+    container.execute(options.command)
+
+
+def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> "Container":
+    """Enter a container as the command line says. Raises PenrootError."""
+    user_mounts = [mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts]
+    env = environ.of_options(tuple(options.env), os.environ)
+    conf = options.conf[-1] if options.conf else ""
+    script = read_script(options.rc[-1]) if options.rc else None
+    return enter(source, settings, os.environ, user_mounts, env, conf=conf, script=script, command=options.command)
+
+
+def read_script(path: str) -> str:
+    try:
+        with open(path, "rb") as f:
+            return os.fsdecode(f.read())
+    except OSError as e:
+        raise UsageError(f"--rc {path}: {e.strerror}") from e
+
+
+def explain(source: rootfs.Source, settings: Settings, options: Options) -> None:
+    """Show what a start would do: by doing it, in a child whose namespaces go with it.
+
+    Nothing outside is changed: a directory that would be written to is covered by an overlay.
+    """
+    write = sys.stdout.write
+    for setting in SETTINGS.values():
+        if settings.origin(setting) != "default":
+            write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
+    write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        if wait(child):
+            raise ContainerError("it would fail as shown above")
+        return
+    log.explain = lambda line: print(line, flush=True)
+    try:
+        container = enter_as_asked(source, settings.replace("--explain", rootfs_writable=False), options)
+        for key, value in sorted(container.environ.items()):
+            log.explain(f"set      {key}={value}  ({container.origins.get(key, 'login')})")
+        log.explain("run      " + " ".join(container.argv(options.command)))
+    except PenrootError as e:
+        log.error(str(e))
+        os._exit(1)
+    os._exit(0)
+
+
+def find(target: str, settings: Settings) -> rootfs.Source:
+    """The root file system of a container, an image file or a reference."""
+    if target.startswith(_SCHEMES):
+        from enroot_py import images, reference
+
+        image = images.pull(reference.parse(target), settings)
+        return rootfs.Source(target, lowerdirs=tuple(image.lowerdirs))
+    return containers.find(target, settings)
+
+
+class Container:
+    """A container that this process has entered: its environment and what its image runs.
+
+    ``origins`` says where each variable came from, for --explain.
+    """
+
+    __slots__ = ("environ", "origins", "image", "login_shell")
+
+    def __init__(
+        self, environ: "dict[str, str]", origins: "dict[str, str]", image: "rc.Exec | None", login_shell: bool
+    ) -> None:
+        self.environ = environ
+        self.origins = origins
+        self.image = image
+        self.login_shell = login_shell
+
+    def argv(self, command: "tuple[str, ...]") -> "tuple[str, ...]":
+        """What runs for ``command``, or for none."""
+        if self.image is not None and not self.login_shell:
+            return self.image.argv(command)
+        # A script that only a shell understands, or no script at all.
+        if os.path.exists("/etc/rc"):
+            return ("/bin/sh", "/etc/rc", *command)
+        return command if command and not self.login_shell else ("/bin/sh", *_as_shell_command(command))
+
+    def execute(self, command: "tuple[str, ...]") -> "NoReturn":
+        """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
+        argv = self.argv(command)
+        if self.image is not None and not self.login_shell:
+            try:
+                os.chdir(self.image.workdir)
+            except OSError as e:
+                message = f"cannot enter the image's working directory {self.image.workdir}: {e.strerror}"
+                raise ContainerError(message) from e
+        execute(argv, self.environ, argv0="-sh" if self.login_shell else "")
+
+
+def _as_shell_command(command: "tuple[str, ...]") -> "tuple[str, ...]":
+    return ("-c", 'exec "$@"', "sh", *command) if command else ()
+
+
+def enter(
+    source: rootfs.Source,
+    settings: Settings,
+    host: "Mapping[str, str]",
+    user_mounts: "list[mounts.Mount]",
+    env: "Mapping[str, str]",
+    *,
+    conf: str = "",
+    script: "str | None" = None,
+    command: "tuple[str, ...]" = (),
+) -> Container:
+    """Move this process into a new container and return what it found there.
+
+    ``conf`` is a configuration script, ``script`` stands for the image's
+    /etc/rc, ``command`` is what the container will run.
+
+    The process keeps its capabilities in the container's user namespace; the
+    caller drops them. Raises PenrootError, after which the process is fit only
+    to exit: nothing that it mounted outlives it.
+    """
+    user = account()
+    remap, writable = settings.remap_root, settings.rootfs_writable
+    scratch = make_scratch(settings)
+    umask = os.umask(0o022)
+    with open("/proc/self/cgroup") as f:
+        cgroups = f.read()
+    more = unshared(settings)
+    enter_namespaces(source, scratch, (0, 0) if remap else (os.geteuid(), os.getegid()), more)
+    root = rootfs.mount(source, scratch, writable=writable)
+    variables = {**host, "ENROOT_ROOTFS": scratch + "/root"}
+    system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]
+    fstab = [*image_mounts(root, variables), *system, *namespace_mounts(settings), *user_mounts]
+    for mount in fstab:
+        if mount.passno < 0:
+            mount.execute(root)
+    if more:
+        from enroot_py import private
+
+        private.complete(root, more)
+    context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups)
+    origins = dict.fromkeys(context.environ, "/etc/environment of the image")
+    _update(context.environ, origins, environ.of_site(settings, host), "environ.d")
+    before = dict(context.environ)
+    hooks.run(hooks.STANDARD, context)
+    site = site_hooks(settings, host)
+    if conf or site:
+        from enroot_py import scripts
+
+        outcome = scripts.run(conf, site, context, scratch, command)
+        for mount in outcome.now:
+            mount.execute(root)
+        fstab[-len(user_mounts) or len(fstab) :] = [*outcome.later, *user_mounts]
+        script = outcome.rc if script is None else script
+    origins.update((key, "hooks") for key, value in context.environ.items() if before.get(key) != value)
+    _update(context.environ, origins, env, "--env")
+    if script is not None:
+        replace_script(root, scratch, script)
+    if not source.image or remap:
+        # In the other case it belongs to an outer user namespace, and what is
+        # locked and unbindable makes a recursive bind fail, not skip it.
+        rootfs.hide(scratch)
+    for mount in fstab:
+        if mount.passno >= 0:
+            mount.execute(root)
+    image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+    if image is not None and not paths.exists(root, image.workdir):
+        os.close(paths.create(root, image.workdir, directory=True))
+    shell = user.pw_shell if paths.exists(root, user.pw_shell) else "/bin/sh"
+    if remap:
+        environ.complete(context.environ, "root", "/root", shell)
+    else:
+        environ.complete(context.environ, user.pw_name, user.pw_dir, shell)
+    if not writable:
+        rootfs.seal(scratch + "/root")
+    os.close(root)
+    rootfs.switch(scratch + "/root")
+    os.umask(umask)
+    return Container(context.environ, origins, image, settings.login_shell)
+
+
+def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[str, str]", origin: str) -> None:
+    target.update(new)
+    origins.update(dict.fromkeys(new, origin))
+
+
+def site_hooks(settings: Settings, host: "Mapping[str, str]") -> "list[str]":
+    """Bash hooks of the site and the user. Costs a look at two directories that are mostly missing."""
+    for directory in (sysconf_path(host), settings.config_path):
+        if os.path.isdir(directory + "/hooks.d"):
+            from enroot_py import scripts
+
+            return scripts.site_hooks(settings, host)
+    return []
+
+
+def replace_script(root: int, scratch: str, script: str) -> None:
+    """Let /etc/rc be ``script``, for this start only: a writable container keeps its own."""
+    path = scratch + "/rc"
+    with open(path, "wb") as f:
+        f.write(os.fsencode(script))
+    mounts.Mount(path, "/etc/rc", "none", "x-create=file,bind,nosuid,nodev", 0, "--rc").execute(root)
+
+
+def replaced(mount: mounts.Mount, settings: Settings) -> bool:
+    """Whether a namespace of the container's own stands for a system mount."""
+    own = {"/proc": settings.unshare_pid, "/sys": settings.unshare_net}
+    return mount.source == mount.target and own.get(mount.target, False)
+
+
+def namespace_mounts(settings: Settings) -> "list[mounts.Mount]":
+    """The file systems that show a namespace, where the container has its own."""
+    found = []
+    if settings.unshare_pid:
+        options = "x-create=dir,rw,nosuid,nodev,noexec,private"
+        found.append(mounts.Mount("proc", "/proc", "proc", options, -1, "--pid"))
+    if settings.unshare_net:
+        options = "x-create=dir,ro,nosuid,nodev,noexec,private"
+        found.append(mounts.Mount("sysfs", "/sys", "sysfs", options, -1, "--net"))
+    return found
+
+
+def unshared(settings: Settings) -> int:
+    """The namespaces that a container has of its own by setting, as flags of unshare(2)."""
+    flags = linux.CLONE_NEWNET if settings.unshare_net else 0
+    flags |= linux.CLONE_NEWIPC if settings.unshare_ipc else 0
+    flags |= linux.CLONE_NEWPID if settings.unshare_pid else 0
+    return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
+
+
+def enter_namespaces(source: rootfs.Source, scratch: str, ids: "tuple[int, int]", more: int = 0) -> None:
+    """Enter new user, mount and cgroup namespaces as ``ids``, and ``more``; ``scratch`` becomes an empty file system.
+
+    Mounts of a namespace with another owner arrive as slaves and locked,
+    mount_namespaces(7): nothing done here reaches the host.
+    """
+    inner = linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more
+    if not source.image or source.shared >= 0:
+        namespaces.enter_user(*ids)
+        unshare(inner)
+        rootfs.mount_scratch(scratch)
+        return
+    # Files of an image belong to root. In a namespace where the caller is
+    # root they are his, and stay his in the one inside it where he is himself.
+    namespaces.enter_user(0, 0)
+    server = rootfs.Server(source.image)
+    same = ids == (0, 0)
+    unshare(inner if same else linux.CLONE_NEWNS)
+    rootfs.mount_scratch(scratch)
+    rootfs.attach(server.mount(), scratch + "/lower")
+    if not same:
+        namespaces.enter_user(*ids)
+        unshare(inner)
+
+
+def unshare(flags: int) -> None:
+    """Unshare namespaces of the container; with a PID namespace, continue as its process 1.
+
+    The process that waits for that one stays behind, outside of the container, and never returns.
+    """
+    if flags & linux.CLONE_NEWPID:
+        namespaces.unshare(linux.CLONE_NEWPID)
+        child = os.fork()
+        if child:
+            os._exit(wait(child))
+        linux.prctl(linux.PR_SET_PDEATHSIG, 9)
+    namespaces.unshare(flags & ~linux.CLONE_NEWPID)
+
+
+def account() -> "struct_passwd":
+    """The caller's passwd(5) entry; one with his numbers where the database has none."""
+    import pwd
+
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid)
+    except KeyError:
+        return pwd.struct_passwd((f"user{uid}", "x", uid, os.getegid(), "", "/", "/bin/sh"))
+
+
+def make_scratch(settings: Settings) -> str:
+    """The directory under which a start mounts, in its own namespace. Raises ContainerError."""
+    path = settings.runtime_path
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        owner = os.lstat(path).st_uid
+    except OSError as e:
+        raise ContainerError(
+            f"cannot create {path}: {e.strerror}", hint="set ENROOT_RUNTIME_PATH to a directory that you own"
+        ) from e
+    if owner != os.geteuid():
+        raise ContainerError(
+            f"{path} belongs to somebody else", hint="set ENROOT_RUNTIME_PATH to a directory that you own"
+        )
+    return path
+
+
+def image_mounts(root: int, variables: "Mapping[str, str]") -> "list[mounts.Mount]":
+    """Mounts that the image's /etc/fstab asks for: its volumes."""
+    return list(mounts.parse_file(_text(root, "/etc/fstab"), variables, "/etc/fstab of the image"))
+
+
+def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mapping[str, str]") -> "list[mounts.Mount]":
+    """System mounts and those of mounts.d, the system's and the user's."""
+    directories = (sysconf_path(host) + "/mounts.d", settings.config_path + "/mounts.d")
+    found: list[mounts.Mount] = []
+    for origin, text in configs.fragments(directories, ".fstab", mounts.SYSTEM):
+        found += mounts.parse_file(text, variables, origin)
+    return found
+
+
+def _text(root: int, path: str) -> str:
+    try:
+        return os.fsdecode(paths.read(root, path))
+    except OSError:
+        return ""
+
+
+def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> "NoReturn":
+    """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
+    import _signal
+
+    # What Python ignores would stay ignored across exec, signal(7).
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    name = argv[0]
+    path = name if "/" in name else find_command(name, env.get("PATH", ""))
+    try:
+        os.execve(path, [argv0 or name, *argv[1:]], env)
+    except OSError as e:
+        if e.errno == errno.ENOEXEC:  # a script without #!, execvp(3)
+            os.execve("/bin/sh", ["sh", path, *argv[1:]], env)
+        missing = e.errno in (errno.ENOENT, errno.ENOTDIR)
+        error = CommandError(f"cannot run {name}: {e.strerror}", hint=_advice(path) if missing else "")
+        error.exit_code = 127 if missing else 126
+        raise error from e
+
+
+def execute_in(target: str, command: "tuple[str, ...]", env: "tuple[str, ...]", settings: Settings) -> int:
+    """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
+    from enroot_py import processes
+
+    given = environ.of_options(env, os.environ)
+    variables, forks = processes.join(processes.find(target, settings))
+    variables.update(given)
+    child = os.fork() if forks else 0
+    if child:
+        return wait(child)
+    namespaces.confine(remap_root=os.geteuid() == 0)
+    execute(command, variables)
+
+
+def wait(child: int) -> int:
+    """Wait for ``child``, to which SIGTERM and SIGINT go on; returns the status that a shell would report."""
+    import _signal
+
+    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT):
+        _signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def find_command(name: str, search: str) -> str:
+    """Where ``name`` is in the colon-separated ``search``; ``name`` itself where it is nowhere."""
+    for directory in search.split(":"):
+        path = f"{directory or '.'}/{name}"
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return name
+
+
+def _advice(path: str) -> str:
+    if os.path.exists(path):
+        return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
+    if path.startswith("-"):
+        return "what comes behind the container is its command: options go before it"
+    return "the command is looked up inside the container"
