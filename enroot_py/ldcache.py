@@ -1,0 +1,187 @@
+"""The cache of the dynamic loader, ld.so(8): read from the host, extended in a container.
+
+Written here and not by ldconfig, because a start runs no program, and an image
+may have no ldconfig, or one for another machine. The format is the one that
+glibc calls new (sysdeps/generic/dl-cache.h), with or without the old one
+before it; every glibc since 2.2 reads it alone.
+"""
+
+import sys
+
+# Not struct and not array: the one costs its own import, the other that of collections.
+from _struct import error as StructError  # type: ignore[attr-defined]
+from _struct import pack, unpack
+
+_MAGIC = b"glibc-ld.so.cache1.1"
+_EXTENSION_MAGIC = 0xEAA42174
+_HWCAPS = 1  # tag of the extension that holds offsets of strings
+_HEADER, _ENTRY = 48, 24
+
+# What the functions raise for a damaged cache: an image may hold anything.
+DAMAGE = (ValueError, IndexError, StructError)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # Flags (kind and architecture), name that programs ask for, path.
+    Library = tuple[int, str, str]
+
+
+def find(data: bytes, parts: "tuple[bytes, ...]") -> "list[Library]":
+    """The libraries of a cache whose file name begins with one of ``parts``; none in what is no cache."""
+    data = _new_part(data)
+    entries = _entries(data)
+    flags = dict(zip(entries[2::6], entries[0::6], strict=True))
+    found = []
+    for part in parts:
+        at = _HEADER
+        while (at := data.find(b"/" + part, at)) >= 0:
+            start = data.rfind(b"\0", 0, at) + 1
+            end = data.find(b"\0", at)
+            path = data[start:end].decode("utf-8", "surrogateescape")
+            # A name that a directory begins with is none.
+            if start in flags and path.rfind("/") == at - start:
+                found.append((flags[start], path[at - start + 1 :], path))
+            at = end
+    return found
+
+
+def extend(data: bytes, libraries: "list[Library]") -> bytes:
+    """The cache ``data`` with ``libraries`` before others of their names; ``data`` itself where it has them all."""
+    data = _new_part(data) or _MAGIC + pack("=IIBxxx16x", 0, 0, 2 if sys.byteorder == "little" else 3)
+    entries = _entries(data)
+    names = _Names(data, entries)
+    ordered = sorted(set(libraries), key=lambda library: _order(library[1].encode()), reverse=True)
+    places = [(names.place(name.encode()), flags, name, path) for flags, name, path in ordered]
+    places = [p for p in places if not names.holds(p[0], p[2].encode(), p[3].encode())]
+    if not places:
+        return data
+    shift = _ENTRY * len(places)
+    for field in (1, 2):
+        entries[field::6] = [offset + shift for offset in entries[field::6]]
+    merged: list[int] = []
+    strings = bytearray()
+    last, end = 0, len(data) + shift
+    for place, flags, name, path in places:
+        merged.extend(entries[6 * last : 6 * place])
+        last = place
+        value = end + len(strings)
+        text = path.encode("utf-8", "surrogateescape")
+        # The name is the end of the path where it can be, as glibc has it.
+        key = value + len(text) - len(name) if path.endswith("/" + name) else value + len(text) + 1
+        strings += text + b"\0" + (b"" if path.endswith("/" + name) else name.encode() + b"\0")
+        merged.extend((flags, key, value, 0, 0, 0))
+    merged.extend(entries[6 * last :])
+    count = _count(data)
+    made = bytearray(b"".join((data[:_HEADER], pack(f"={len(merged)}I", *merged), data[_HEADER + _ENTRY * count :])))
+    made[20:24] = pack("=I", count + len(places))
+    _shift_extension(made, shift)
+    return bytes(made + strings)
+
+
+def _new_part(data: bytes) -> bytes:
+    """Where the old format comes first the new one follows; its offsets count from itself, but those of extensions."""
+    if data.startswith(_MAGIC):
+        return data
+    at = data.find(_MAGIC)
+    if at < 0 or not data.startswith(b"ld.so-1.7.0"):
+        return b""
+    part = bytearray(data[at:])
+    extension = _extension(part)
+    if extension:
+        part[32:36] = pack("=I", extension - at)
+        for section in _sections(part, extension - at):
+            part[section + 8 : section + 12] = pack("=I", _number(part, section + 8) - at)
+    return bytes(part)
+
+
+def _number(data: "bytes | bytearray", at: int) -> int:
+    return int.from_bytes(data[at : at + 4], sys.byteorder)
+
+
+def _extension(data: "bytes | bytearray") -> int:
+    """Where the extension of glibc 2.33 and later begins; 0 where there is none."""
+    return _number(data, 32)
+
+
+def _sections(data: "bytes | bytearray", extension: int) -> range:
+    """Where the four numbers of each section of an extension are: tag, flags, offset, size."""
+    if _number(data, extension) != _EXTENSION_MAGIC:
+        raise ValueError("the cache of the loader has an unknown extension")
+    end = extension + 8 + 16 * _number(data, extension + 4)
+    if end > len(data):
+        raise ValueError("the extension of the loader's cache ends early")
+    return range(extension + 8, end, 16)
+
+
+def _count(data: bytes) -> int:
+    return int.from_bytes(data[20:24], sys.byteorder)
+
+
+def _entries(data: bytes) -> "list[int]":
+    """Six numbers each: flags, name, path (offsets), version of the kernel, and two of the processor."""
+    part = data[_HEADER : _HEADER + _ENTRY * _count(data)]
+    if len(part) != _ENTRY * _count(data):
+        raise ValueError("the cache of the loader ends early")
+    return list(unpack(f"={len(part) // 4}I", part))
+
+
+def _shift_extension(data: bytearray, shift: int) -> None:
+    """Correct the offsets of an extension that has moved with its strings, and those that it holds."""
+    old = _extension(data)
+    if not old:
+        return
+    data[32:36] = pack("=I", old + shift)
+    for section in _sections(data, old + shift):
+        tag, offset, size = _number(data, section), _number(data, section + 8) + shift, _number(data, section + 12)
+        data[section + 8 : section + 12] = pack("=I", offset)
+        if offset + size > len(data):
+            raise ValueError("a section of the loader's cache ends early")
+        for string in range(offset, offset + size, 4) if tag == _HWCAPS else ():
+            data[string : string + 4] = pack("=I", _number(data, string) + shift)
+
+
+def _order(name: bytes) -> "list[tuple[int, int]]":
+    """The order of the cache: numbers by value and above other characters. The loader searches by halves."""
+    order = []
+    at = 0
+    while at < len(name):
+        end = at
+        while end < len(name) and 48 <= name[end] <= 57:
+            end += 1
+        order.append((1, int(name[at:end])) if end > at else (0, name[at]))
+        at = max(end, at + 1)
+    return order
+
+
+class _Names:
+    """The names of a cache in its order, each decoded when it is looked at."""
+
+    def __init__(self, data: bytes, entries: "list[int]") -> None:
+        self.data = data
+        self.keys = entries[1::6]
+        self.values = entries[2::6]
+        self.known: dict[int, list[tuple[int, int]]] = {}
+
+    def name(self, index: int) -> bytes:
+        return self.data[self.keys[index] : self.data.index(b"\0", self.keys[index])]
+
+    def place(self, name: bytes) -> int:
+        """Where ``name`` belongs: before all that are equal or less, for the order descends."""
+        wanted = _order(name)
+        low, high = 0, len(self.keys)
+        while low < high:
+            middle = (low + high) // 2
+            if middle not in self.known:
+                self.known[middle] = _order(self.name(middle))
+            if self.known[middle] > wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def holds(self, place: int, name: bytes, path: bytes) -> bool:
+        """Whether the first entry of this name is ``path`` already."""
+        if place >= len(self.keys) or self.name(place) != name:
+            return False
+        value = self.values[place]
+        return self.data[value : self.data.index(b"\0", value)] == path

@@ -1,0 +1,473 @@
+"""GPUs of NVIDIA: what the host has, and what of it a container gets.
+
+Found in /proc/driver/nvidia and in the cache of the loader, without a program
+and without NVML, except that only NVML knows the UUIDs of MIG devices.
+Sources: "Using the /proc File System Interface" of the driver's README; the
+MIG User Guide, "Device Nodes and Capabilities"; the environment variables of
+the NVIDIA Container Toolkit.
+"""
+
+import os
+
+from enroot_py import ldcache
+from enroot_py.devices import Edits, Host, add_library, bits
+from enroot_py.errors import HookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from enroot_py.hooks import Context
+
+_PROC = "/proc/driver/nvidia"
+CAPABILITIES = ("compute", "compat32", "display", "graphics", "ngx", "utility", "video")
+
+# Libraries of the driver by what they are for. A name ends before ".so".
+LIBRARIES = {
+    "utility": "libnvidia-ml libnvidia-cfg libnvidia-nscq libnvidia-sandboxutils",
+    "compute": "libcuda libcudadebugger libnvidia-opencl libnvidia-gpucomp libnvidia-ptxjitcompiler "
+    "libnvidia-fatbinaryloader libnvidia-allocator libnvidia-compiler libnvidia-pkcs11 libnvidia-pkcs11-openssl3 "
+    "libnvidia-nvvm libnvidia-nvvm70 libnvidia-tileiras",
+    "video": "libvdpau_nvidia libnvidia-encode libnvidia-opticalflow libnvcuvid libcuda",
+    "graphics": "libnvidia-eglcore libnvidia-glcore libnvidia-tls libnvidia-glsi libnvidia-fbc libnvidia-ifr "
+    "libnvidia-rtcore libnvoptix libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia "
+    "libnvidia-glvkspirv libnvidia-cbl libnvidia-gpucomp libnvidia-allocator libnvidia-egl-gbm "
+    "libnvidia-egl-wayland libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer",
+    "ngx": "libnvidia-ngx",
+}
+LIBRARIES["display"] = LIBRARIES["graphics"]
+# Those with a version of their own, not the driver's.
+_OWN_VERSION = ("libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-xcb", "libnvidia-egl-xlib")
+_PREFIXES = (b"libcuda", b"libnvidia-", b"libnvcuvid", b"libnvoptix", b"libvdpau_nvidia", b"libGL", b"libEGL_nvidia")
+# Programs look for these too, and packages for developers are not in an image.
+_MORE_LINKS = {
+    "libcuda.so": "libcuda.so.1",
+    "libnvidia-opticalflow.so": "libnvidia-opticalflow.so.1",
+    "libGLX_indirect.so.0": "libGLX_nvidia.so.0",
+}
+_PROGRAMS = {
+    "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
+    "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+}
+_PROGRAM_DIRECTORIES = ("/usr/bin", "/bin", "/usr/sbin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin")
+# Where a driver is that the cache of the loader does not know: driver containers, Kubernetes hosts.
+_LIBRARY_DIRECTORIES = (
+    "/usr/lib/{machine}-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/lib64",
+    "/opt/nvidia/lib64",
+)
+_GRAPHICS_FILES = (
+    "/usr/share/vulkan/icd.d/nvidia_icd.json",
+    "/usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
+    "/etc/vulkan/icd.d/nvidia_icd.json",
+    "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
+    "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+    "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
+    "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "/usr/share/nvidia/nvoptix.bin",
+)
+
+# The newest CUDA that a branch of the driver runs: CUDA Toolkit Release Notes, table of drivers.
+_CUDA_OF_DRIVER = (
+    (590, 13.1), (580, 13.0), (575, 12.9), (570, 12.8), (565, 12.7), (560, 12.6), (555, 12.5), (550, 12.4),
+    (545, 12.3), (535, 12.2), (530, 12.1), (525, 12.0), (520, 11.8), (515, 11.7), (510, 11.6), (495, 11.5),
+    (470, 11.4), (465, 11.3), (460, 11.2), (455, 11.1), (450, 11.0), (440, 10.2), (418, 10.1), (410, 10.0),
+    (396, 9.2), (390, 9.1), (384, 9.0), (375, 8.0),
+)  # fmt: skip
+
+
+class GPU:
+    """One GPU; its index is its place by PCI address, as nvidia-smi counts."""
+
+    __slots__ = ("index", "minor", "bus", "uuid", "model")
+
+    def __init__(self, index: int, minor: int, bus: str = "", uuid: str = "", model: str = "") -> None:
+        self.index = index
+        self.minor = minor
+        self.bus = bus
+        self.uuid = uuid
+        self.model = model
+
+
+class Mig:
+    """One MIG device: a compute instance of a GPU instance."""
+
+    __slots__ = ("gpu", "gi", "ci")
+
+    def __init__(self, gpu: GPU, gi: int, ci: int) -> None:
+        self.gpu = gpu
+        self.gi = gi
+        self.ci = ci
+
+
+class Selection:
+    """The GPUs that a container gets whole, and the MIG devices of others."""
+
+    def __init__(self, gpus: "tuple[GPU, ...]" = (), migs: "tuple[Mig, ...]" = (), *, every: bool = False) -> None:
+        self.gpus = gpus
+        self.migs = migs
+        self.every = every
+
+    @property
+    def minors(self) -> "set[int]":
+        return {gpu.minor for gpu in self.gpus} | {mig.gpu.minor for mig in self.migs}
+
+
+def gpus(host: Host) -> "list[GPU]":
+    """The GPUs of the host, by PCI address; by number of their nodes where the driver tells no more."""
+    found: list[GPU] = []
+    for bus in host.list(_PROC + "/gpus"):
+        said = {}
+        for line in host.read(f"{_PROC}/gpus/{bus}/information").decode("ascii", "replace").splitlines():
+            key, _, value = line.partition(":")
+            said[key.strip()] = value.strip()
+        minor = said.get("Device Minor", "")
+        if minor.isdecimal() and said.get("GPU Excluded") != "Yes":
+            found.append(GPU(len(found), int(minor), bus, said.get("GPU UUID", ""), said.get("Model", "")))
+    if not found:
+        nodes = [name.removeprefix("nvidia") for name in host.list("/dev") if name.startswith("nvidia")]
+        found = [GPU(i, n) for i, n in enumerate(sorted(int(name) for name in nodes if name.isdecimal()))]
+    return found
+
+
+def driver_version(host: Host) -> str:
+    """The version of the kernel's driver, such as 535.104.05; empty where it does not say."""
+    line = host.read(_PROC + "/version").decode("ascii", "replace").partition("\n")[0]
+    for word in line.split():
+        if "." in word and word.replace(".", "").isdecimal():
+            return word
+    return ""
+
+
+def instances(host: Host, gpu: GPU) -> "list[Mig]":
+    """The MIG devices of a GPU by the numbers of their instances."""
+    found = []
+    base = f"{_PROC}/capabilities/gpu{gpu.minor}/mig"
+    for gi in _numbers(host, base, "gi"):
+        found += [Mig(gpu, gi, ci) for ci in _numbers(host, f"{base}/gi{gi}", "ci")]
+    return found
+
+
+def _numbers(host: Host, path: str, prefix: str) -> "list[int]":
+    names = (name.removeprefix(prefix) for name in host.list(path) if name.startswith(prefix))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def select(words: "list[str]", known: "list[GPU]", host: Host, origin: str, nvml: "Callable[[], str]") -> Selection:
+    """What ``words`` name: all, an index, a UUID or the start of one, a PCI address, GPU:MIG, a MIG UUID.
+
+    ``nvml`` finds the library that is asked about MIG devices. Raises
+    HookError, which names ``origin``, for what this host does not have.
+    """
+    whole: dict[int, GPU] = {}
+    parts: list[Mig] = []
+    for word in words:
+        if word == "all":
+            return Selection(tuple(known), every=True)
+        if word.startswith("MIG-") or (":" in word and word.replace(":", "").isdecimal() and word.count(":") == 1):
+            parts.append(_mig(word, known, host, origin, nvml))
+            continue
+        matching = [gpu for gpu in known if _is(gpu, word)]
+        if len(matching) != 1:
+            said = "more than one GPU" if matching else "no GPU"
+            raise HookError(f"{origin}: {said} {word!r} on {os.uname().nodename}", hint=_have(known))
+        whole[matching[0].minor] = matching[0]
+    return Selection(tuple(whole.values()), tuple(parts))
+
+
+def _is(gpu: GPU, word: str) -> bool:
+    if word.isdecimal():
+        return int(word) == gpu.index
+    if word.startswith("GPU-"):
+        return len(word) > 4 and gpu.uuid.startswith(word)
+    # nvidia-smi writes eight digits of domain, the kernel four.
+    return bool(gpu.bus) and word.lower()[-len(gpu.bus) :] == gpu.bus.lower()
+
+
+def _have(known: "list[GPU]") -> str:
+    if not known:
+        return "it has none that its driver knows of: nvidia-smi -L"
+    return "it has " + ", ".join(f"{gpu.index} ({gpu.uuid})" if gpu.uuid else str(gpu.index) for gpu in known)
+
+
+def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable[[], str]") -> Mig:
+    """Raises HookError."""
+    where = os.uname().nodename
+    if word.startswith("MIG-GPU-"):  # as drivers before R470 name them: MIG-GPU-UUID/GI/CI
+        uuid, _, numbers = word.removeprefix("MIG-").partition("/")
+        gi, _, ci = numbers.partition("/")
+        for mig in (mig for gpu in known if gpu.uuid == uuid for mig in instances(host, gpu)):
+            if (str(mig.gi), str(mig.ci)) == (gi, ci):
+                return mig
+        raise HookError(f"{origin}: no MIG device {word} on {where}", hint="nvidia-smi -L lists them")
+    gpu_index, _, mig_index = word.partition(":")
+    library = nvml()
+    if library:
+        from enroot_py import nvml as library_calls
+
+        for gpu in known:
+            for number, (uuid, gi_id, ci_id) in library_calls.mig_devices(library, gpu.bus).items():
+                if word == uuid or (gpu_index, mig_index) == (str(gpu.index), str(number)):
+                    return Mig(gpu, gi_id, ci_id)
+    elif not word.startswith("MIG-"):
+        matching = [gpu for gpu in known if str(gpu.index) == gpu_index]
+        devices = instances(host, matching[0]) if matching else []
+        if int(mig_index) < len(devices):
+            return devices[int(mig_index)]
+    else:
+        raise HookError(
+            f"{origin}: cannot find {word}: libnvidia-ml.so.1 is not on {where}",
+            hint="without it MIG devices are named GPU:MIG, such as 0:1",
+        )
+    raise HookError(f"{origin}: no MIG device {word} on {where}", hint="nvidia-smi -L lists them")
+
+
+def capabilities(text: str) -> "set[str]":
+    """NVIDIA_DRIVER_CAPABILITIES as a set; compute and utility where nothing is said. Raises HookError."""
+    words = {word.strip() for word in text.split(",") if word.strip()} or {"compute", "utility"}
+    if "all" in words:
+        return set(CAPABILITIES)
+    if unknown := sorted(words - set(CAPABILITIES)):
+        raise HookError(
+            f"NVIDIA_DRIVER_CAPABILITIES: unknown capability {unknown[0]!r}",
+            hint="there are all, " + ", ".join(CAPABILITIES),
+        )
+    return words
+
+
+class Driver:
+    """The user's part of the driver: where it is and which version it has."""
+
+    def __init__(self, host: Host, root: str, version: str) -> None:
+        self.tree = host.beneath(root)
+        self.version = version
+        self._found: list[ldcache.Library] | None = None
+
+    @property
+    def libraries(self) -> "list[ldcache.Library]":
+        """Libraries that the loader of the host knows; else those of the usual directories."""
+        if self._found is None:
+            try:
+                self._found = ldcache.find(self.tree.read("/etc/ld.so.cache"), _PREFIXES)
+            except ldcache.DAMAGE:
+                self._found = []
+            if not any(name.startswith(("libcuda.so", "libnvidia-ml.so")) for _, name, _ in self._found):
+                self._found = list(self._scan())
+        return self._found
+
+    def _scan(self) -> "list[ldcache.Library]":
+        flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)
+        found: dict[str, ldcache.Library] = {}
+        prefixes = tuple(prefix.decode() for prefix in _PREFIXES)
+        for pattern in _LIBRARY_DIRECTORIES:
+            directory = pattern.format(machine=os.uname().machine)
+            for name in self.tree.list(directory):
+                # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
+                if name.startswith(prefixes) and len(name.rpartition(".so.")[2]) < 3:
+                    found.setdefault(name, (flags, name, f"{directory}/{name}"))
+        return list(found.values())
+
+    def library(self, name: str) -> str:
+        """The path on this machine of a library, empty where there is none."""
+        for flags, found, path in self.libraries:
+            if found == name and bits(flags) == 64:
+                return self.tree.path(self.tree.real(path))
+        return ""
+
+    def nvml(self) -> str:
+        return self.library("libnvidia-ml.so.1")
+
+    def link(self, edits: Edits, folders: "list[str]") -> None:
+        """What ldconfig would do for libraries that are bound in ``folders``: links and entries in the cache."""
+        bound = {source: target for target, (source, _) in edits.files.items() if os.path.dirname(target) in folders}
+        for flags, soname, path in self.libraries:
+            target = bound.get(self.tree.path(self.tree.real(path)), "")
+            directory, _, file = target.rpartition("/")
+            if file:
+                if soname != file:
+                    edits.links.setdefault(f"{directory}/{soname}", file)
+                edits.libraries.append((flags, soname, f"{directory}/{soname}"))
+
+    def add(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
+        """Libraries, programs, firmware and sockets for ``wanted`` capabilities."""
+        self._add_libraries(edits, context, wanted)
+        for capability in ("utility", "compute"):
+            for program in _PROGRAMS[capability] if capability in wanted else ():
+                for directory in _PROGRAM_DIRECTORIES:
+                    if edits.file(self.tree, f"{directory}/{program}", f"/usr/bin/{program}"):
+                        break
+        for directory in (f"/lib/firmware/nvidia/{self.version}",) if self.version else ():
+            for name in self.tree.list(directory):
+                if name.startswith("gsp") and name.endswith(".bin"):
+                    edits.file(self.tree, f"{directory}/{name}")
+        if wanted & {"graphics", "display"}:
+            for path in _GRAPHICS_FILES:
+                edits.file(self.tree, path)
+
+    def _add_libraries(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
+        names = {name for capability in wanted for name in LIBRARIES.get(capability, "").split()}
+        for library in self.libraries:
+            flags, soname, path = library
+            name, _, rest = soname.partition(".so")
+            if name not in names or not rest or (bits(flags) == 32 and "compat32" not in wanted):
+                continue
+            real = self.tree.real(path)
+            file = real.rpartition("/")[2]
+            if not file or (self.version and name not in _OWN_VERSION and not file.endswith("." + self.version)):
+                continue  # what an older driver left behind does not work with this kernel's
+            directory = add_library(edits, self.tree, context, library, real)
+            for more, target in _MORE_LINKS.items():
+                if target == soname:
+                    edits.links[f"{directory}/{more}"] = target
+
+
+def add_compat(edits: Edits, context: "Context", version: str) -> None:
+    """Prefer the image's own libcuda where it is for a newer driver: CUDA Compatibility, "Forward Compatibility"."""
+    directory = "/usr/local/cuda/compat"
+    from enroot_py import paths
+
+    try:
+        fd = paths.open_in(context.root, directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        names = os.listdir(fd)
+    finally:
+        os.close(fd)
+    newer = [name.removeprefix("libcuda.so.") for name in names if name.startswith("libcuda.so.")]
+    majors = [int(part) for part in (name.partition(".")[0] for name in newer if "." in name) if part.isdecimal()]
+    if not majors or not version or max(majors) <= int(version.partition(".")[0]):
+        return
+    flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)
+    ours = [name for name in sorted(names) if name.startswith("lib") and len(name.rpartition(".so.")[2]) < 3]
+    replaced = set(ours)
+    edits.libraries = [library for library in edits.libraries if library[1] not in replaced]
+    edits.libraries += [(flags, name, f"{directory}/{name}") for name in ours]
+
+
+def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]", wanted: "set[str]") -> None:
+    """Nodes of the selected devices; those of other GPUs are hidden. Raises HookError where a GPU has none."""
+    if not edits.node(host, "/dev/nvidiactl"):
+        raise HookError(
+            f"the NVIDIA driver is loaded but {host.path('/dev/nvidiactl')} does not exist on {os.uname().nodename}",
+            hint="as root: nvidia-modprobe -c 0 -u",
+        )
+    for name in ("nvidia-uvm", "nvidia-uvm-tools"):
+        edits.node(host, f"/dev/{name}")
+    if wanted & {"graphics", "display"}:
+        edits.node(host, "/dev/nvidia-modeset")
+    caps = {(mig.gpu.minor, mig.gi, mig.ci) for mig in selection.migs}
+    minors = selection.minors
+    for gpu in known:
+        if gpu.minor not in minors:
+            continue
+        if not edits.node(host, f"/dev/nvidia{gpu.minor}"):
+            raise HookError(
+                f"GPU {gpu.index} has no node {host.path(f'/dev/nvidia{gpu.minor}')} on {os.uname().nodename}",
+                hint=f"as root: nvidia-modprobe -c {gpu.minor}",
+            )
+        if wanted & {"graphics", "display"} and gpu.bus:
+            for name in host.list(f"/sys/bus/pci/devices/{gpu.bus}/drm"):
+                edits.node(host, f"/dev/dri/{name}")
+    hide_others(edits, known)
+    _add_mig_nodes(edits, host, selection, caps)
+    if selection.every and "utility" in wanted:
+        for name in host.list("/dev"):
+            if name.startswith("nvidia-nvswitch"):
+                edits.node(host, f"/dev/{name}")
+
+
+def add_direct_nodes(edits: Edits, host: Host) -> None:
+    """GDRCopy, GPUDirect Storage and IMEX channels, where the host has them."""
+    edits.node(host, "/dev/gdrdrv")
+    for name in host.list("/dev"):
+        if name.startswith("nvidia-fs"):
+            edits.node(host, f"/dev/{name}")
+    for name in host.list("/dev/nvidia-caps-imex-channels"):
+        edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
+
+
+def hide_others(edits: Edits, known: "list[GPU]") -> None:
+    """Hide the GPUs of which nothing is given."""
+    edits.hidden += [f"/dev/nvidia{gpu.minor}" for gpu in known if f"/dev/nvidia{gpu.minor}" not in edits.nodes]
+
+
+def _add_mig_nodes(edits: Edits, host: Host, selection: Selection, caps: "set[tuple[int, int, int]]") -> None:
+    whole = {gpu.minor for gpu in selection.gpus}
+    for number, name in cap_nodes(host).items():
+        parts = name.split("/")  # gpu0/gi1/access, gpu0/gi1/ci0/access
+        if len(parts) < 3 or not parts[0].startswith("gpu"):
+            continue
+        gpu, gi = int(parts[0][3:]), int(parts[1][2:])
+        ci = int(parts[2][2:]) if len(parts) == 4 else None
+        node = f"/dev/nvidia-caps/nvidia-cap{number}"
+        if gpu in whole or any(c[:2] == (gpu, gi) and ci in (None, c[2]) for c in caps):
+            edits.node(host, node)
+        else:
+            edits.hidden.append(node)
+
+
+def cap_nodes(host: Host) -> "dict[int, str]":
+    """The nodes of /dev/nvidia-caps by number, with what each gives access to."""
+    names = (name.removeprefix("nvidia-cap") for name in host.list("/dev/nvidia-caps"))
+    numbers = {int(name) for name in names if name.isdecimal()}
+    if not numbers - {1, 2}:  # MIG configuration and monitoring, always there
+        return {}
+    found = {}
+    # A line for each instance that could be: a thousand on a machine of eight.
+    for line in host.read("/proc/driver/nvidia-caps/mig-minors").decode("ascii", "replace").splitlines():
+        name, _, number = line.rpartition(" ")
+        if number.isdecimal() and int(number) in numbers:
+            found[int(number)] = name
+    return found
+
+
+def check_requirements(requirements: "dict[str, str]", version: str, known: "list[GPU]") -> None:
+    """NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError for one that is not met."""
+    if not version:
+        return
+    driver = _version(version)
+    cuda = next(((int(c), round(c * 10) % 10) for branch, c in _CUDA_OF_DRIVER if driver[0] >= branch), (0, 0))
+    facts = {"driver": driver, "cuda": cuda}
+    brand = _brand(known)
+    for name, text in sorted(requirements.items()):
+        alternatives = text.split()
+        if alternatives and not any(all(_met(c, facts, brand) for c in a.split(",")) for a in alternatives):
+            raise HookError(
+                f"{name}={alternatives[0]}: the driver {version} of {os.uname().nodename} "
+                f"runs CUDA {cuda[0]}.{cuda[1]} at most",
+                hint="it needs a newer driver; NVIDIA_DISABLE_REQUIRE=1 starts the container all the same",
+            )
+
+
+def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brand: str) -> bool:
+    for operator in (">=", "<=", "!=", "=", ">", "<"):
+        name, found, value = condition.partition(operator)
+        if found:
+            break
+    else:
+        return True
+    if name == "brand":
+        return (value.lower() == brand) == (operator == "=")
+    if name not in facts or not value.replace(".", "").isdecimal():
+        return True  # what is not known here does not forbid a start
+    ours, theirs = facts[name], _version(value)
+    width = max(len(ours), len(theirs))
+    ours += (0,) * (width - len(ours))
+    theirs += (0,) * (width - len(theirs))
+    results = {">=": ours >= theirs, "<=": ours <= theirs, "=": ours == theirs, "!=": ours != theirs}
+    return results.get(operator, ours > theirs if operator == ">" else ours < theirs)
+
+
+def _version(text: str) -> "tuple[int, ...]":
+    return tuple(int(part) for part in text.split(".") if part.isdecimal()) or (0,)
+
+
+def _brand(known: "list[GPU]") -> str:
+    model = known[0].model.lower() if known else ""
+    names = ("geforce", "quadro", "titan", "nvs", "grid", "rtx")
+    return next((name for name in names if name in model), "tesla")

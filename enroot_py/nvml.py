@@ -1,0 +1,71 @@
+"""The few questions that only NVML answers: which MIG device has which UUID, number and instances.
+
+Loaded with ctypes and only when a MIG device is named. Source: NVML API
+Reference, "Multi Instance GPU Management".
+"""
+
+import ctypes
+
+from enroot_py.errors import HookError
+
+_UUID_SIZE = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND
+
+
+def mig_enabled(library: str, bus: str) -> bool:
+    """Whether the GPU at a PCI address is in MIG mode. Raises HookError where NVML does not answer."""
+    nvml = _load(library)
+    try:
+        gpu, current, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
+            return False
+        code = nvml.nvmlDeviceGetMigMode(gpu, ctypes.byref(current), ctypes.byref(pending))
+        return code == 0 and current.value == 1
+    finally:
+        nvml.nvmlShutdown()
+
+
+def mig_devices(library: str, bus: str) -> "dict[int, tuple[str, int, int]]":
+    """MIG devices of the GPU at a PCI address: number -> (UUID, GPU instance, compute instance).
+
+    Empty where the GPU has no MIG mode. Raises HookError where NVML does not answer.
+    """
+    nvml = _load(library)
+    try:
+        return _read(nvml, bus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _load(library: str) -> ctypes.CDLL:
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as e:
+        raise HookError(f"cannot ask {library} about MIG: {e}") from e
+    if code := nvml.nvmlInit_v2():
+        raise HookError(f"NVML does not start: error {code}", hint="does nvidia-smi run on this node?")
+    return nvml
+
+
+def _read(nvml: ctypes.CDLL, bus: str) -> "dict[int, tuple[str, int, int]]":
+    gpu, most = ctypes.c_void_p(), ctypes.c_uint()
+    if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
+        return {}
+    if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most)):
+        return {}
+    found = {}
+    for number in range(most.value):
+        mig, gi, ci = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+        uuid = ctypes.create_string_buffer(_UUID_SIZE)
+        code = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number, ctypes.byref(mig))
+        if code == _NOT_FOUND:
+            continue
+        code = (
+            code
+            or nvml.nvmlDeviceGetUUID(mig, uuid, _UUID_SIZE)
+            or nvml.nvmlDeviceGetGpuInstanceId(mig, ctypes.byref(gi))
+            or nvml.nvmlDeviceGetComputeInstanceId(mig, ctypes.byref(ci))
+        )
+        if not code:
+            found[number] = (uuid.value.decode("ascii", "replace"), gi.value, ci.value)
+    return found
