@@ -1,0 +1,255 @@
+"""``penroot bundle``: an image and all that it takes to run it, in one executable file.
+
+The file is a shell script, a tar.gz of the static helper programs and the
+driver, and the squashfs image as it is. Of the host it needs sh, tar and gzip,
+for the small tar; the image is mounted out of the file where the host has
+squashfuse, else unpacked by a helper that reads squashfs itself. So nothing is
+converted here, nothing stored twice, and a bundle starts at once where it can.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from enroot_py import __version__, configs, environ, imagefiles, log, mounts, rc, run, squashfs
+from enroot_py.errors import ImageError, PenrootError
+from enroot_py.settings import SETTINGS, Settings, sysconf_path
+
+PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
+ALIASES = {
+    "enroot-unshare": "penroot-unshare",
+    "enroot-nsenter": "penroot-unshare",
+    "enroot-mount": "penroot-mount",
+    "enroot-switchroot": "penroot-switchroot",
+}
+COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
+_ALIGNMENT = 4096  # of the image in the file, so that it could be a loop device too
+_BLOCK = 1 << 20
+_DIRECTORIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("environ.d", ".env", environ.SHIPPED),
+    ("mounts.d", ".fstab", mounts.SYSTEM),
+    ("hooks.d", ".sh", {}),
+)
+
+
+def write(
+    image: str,
+    output: str | None,
+    settings: Settings,
+    *,
+    everything: bool = False,
+    checksum: bool = False,
+    description: str = "",
+    target: str | None = None,
+) -> str:
+    """Write the bundle of a squashfs image, by default to its name with ``.run``, and return where it is.
+
+    ``everything`` takes the user's configuration and ENROOT_* variables along, not only the
+    system's. ``target`` is where the bundle unpacks itself with --keep; ``${VAR}`` in it is
+    replaced then. With SOURCE_DATE_EPOCH set the same image gives the same bytes. The file
+    appears whole or not at all. Raises ImageError, PenrootError.
+    """
+    squashfs.check(image)
+    output = os.path.abspath(output or os.path.basename(image).removesuffix(".sqsh") + ".run")
+    squashfs.check_output(output, settings)
+    if target is None:
+        target = os.path.basename(output).removesuffix(".run")
+    directory, name = os.path.split(output)
+    with _readable(image, settings) as source:
+        config = _config(source, image, description, target)
+        runtime = _runtime(config, settings, everything)
+        try:
+            _publish(source, runtime, output, checksum=checksum, replace=settings.force_override)
+        except FileExistsError:
+            raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
+        except OSError as e:
+            raise ImageError(f"cannot write {output}: {e.strerror}") from e
+    return output
+
+
+def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace: bool) -> None:
+    """Header, runtime and image beside ``output``, then under its name. Raises OSError."""
+    start = len(_header("0" * 64 if checksum else ""))
+    offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
+    length = offset - start + os.path.getsize(image)
+    digest = hashlib.sha256()
+    directory, name = os.path.split(output)
+    fd, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name[:200]}.")
+    try:
+        with open(fd, "wb") as out:
+            out.seek(start)
+            for block in _blocks(runtime.ljust(offset - start, b"\0"), image):
+                if checksum:
+                    digest.update(block)
+                out.write(block)
+            out.seek(0)
+            out.write(_header(digest.hexdigest() if checksum else "", start, length, offset))
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(fd, 0o777 & ~umask)
+        if replace:
+            os.rename(temporary, output)
+        else:
+            os.link(temporary, output)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _blocks(first: bytes, image: str) -> Iterator[bytes]:
+    yield first
+    with open(image, "rb") as f:
+        while block := f.read(_BLOCK):
+            yield block
+
+
+def _header(checksum: str, start: int = 0, length: int = 0, offset: int = 0) -> bytes:
+    """The script at the beginning; of the same length whatever the numbers are."""
+    with open(find("header.sh")) as f:
+        text = f.read()
+    for word, value in (
+        ("@SUM@", str(_tar_sum())),
+        ("@START@", f"{start:014}"),
+        ("@LENGTH@", f"{length:014}"),
+        ("@OFFSET@", f"{offset:014}"),
+        ("@SHA256@", checksum),
+    ):
+        text = text.replace(word, value)
+    return text.encode()
+
+
+def _tar_sum() -> int:
+    """What the script adds the digits of its random name to: the other bytes of a tar header.
+
+    Source: tar(5), "POSIX ustar Archives".
+    """
+    name = b"penroot-bundle." + b"/"
+    fields = name + b"0000700" + b"0000000" * 2 + b"00000000000" * 2 + b" " * 8 + b"5" + b"ustar" + b"00"
+    return sum(fields)
+
+
+def find(name: str) -> str:
+    """A static helper or a part of the driver: beside an installation, or in a source tree. Raises PenrootError."""
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for directory in (
+        os.path.dirname(os.path.dirname(above)) + "/libexec/penroot",
+        above + "/c_shims/helpers/build",
+        above + "/configs/bundle",
+    ):
+        if os.path.isfile(f"{directory}/{name}"):
+            return f"{directory}/{name}"
+    raise PenrootError(
+        f"the helper program {name} is not installed",
+        hint="make install PREFIX=... builds it; a plain pip install has none",
+    )
+
+
+@contextlib.contextmanager
+def _readable(image: str, settings: Settings) -> Iterator[str]:
+    """An image that the helper can unpack: the same file, or a copy of it in zstd."""
+    known = run.run([find("penroot-runfile"), "compressions"]).split()
+    if _compression(image) in known:
+        yield image
+        return
+    log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
+    with tempfile.TemporaryDirectory(dir=settings.temp_path, prefix="penroot-bundle-") as scratch:
+        unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
+        os.mkdir(unpacked)
+        squashfs.unpack(image, unpacked, settings)
+        squashfs.write((unpacked,), converted, settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K"))
+        yield converted
+
+
+def _compression(image: str) -> str:
+    with open(image, "rb") as f:
+        block = f.read(96)
+    return COMPRESSIONS.get(int.from_bytes(block[20:22], "little"), "unknown")
+
+
+def _config(source: str, image: str, description: str, target: str) -> str:
+    """What the driver knows of this bundle, as assignments of sh(1)."""
+    size = int(run.run([find("penroot-runfile"), "size", source, "0"], error=ImageError))
+    values = {
+        "description": description,
+        "version": __version__,
+        "compression": _compression(source),
+        "target": target,
+        "size": str(-(-size // 1024)),
+    }
+    script = rc.parse(_text(image, "etc/rc"), _text(image, "etc/rc.local"))
+    if script is not None:  # no shell is needed to know what it runs
+        values["image_run"] = "y"
+        values["image_workdir"] = script.workdir
+        values["image_entrypoint"] = " ".join(map(imagefiles.quote, script.entrypoint))
+        values["image_command"] = " ".join(map(imagefiles.quote, script.command))
+    return "".join(f"{key}={imagefiles.quote(value)}\n" for key, value in values.items())
+
+
+def _text(image: str, path: str) -> str:
+    """A file of an image; empty where it has none, or unsquashfs is older than 4.5 and has no -cat."""
+    try:
+        return run.run([run.find("unsquashfs", package="squashfs-tools"), "-cat", image, path], error=ImageError)
+    except ImageError:
+        return ""
+
+
+def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
+    """The tar.gz of programs, driver and configuration."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for program in PROGRAMS:
+            with open(find(program), "rb") as f:
+                _add(tar, f"bin/{program}", f.read(), 0o755)
+        for alias, program in sorted(ALIASES.items()):
+            entry = _entry(f"bin/{alias}", 0o777)
+            entry.type, entry.linkname = tarfile.SYMTYPE, program
+            tar.addfile(entry)
+        for part in ("driver", "inside"):
+            with open(find(f"{part}.sh"), "rb") as f:
+                _add(tar, part, f.read(), 0o644)
+        _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
+        for name, data, mode in sorted(_configuration(settings, everything)):
+            _add(tar, name, data, mode)
+    return gzip.compress(out.getvalue(), mtime=0)
+
+
+def _entry(name: str, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.mode = mode
+    entry.mtime = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
+    return entry
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+    entry = _entry(name, mode)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, bytes, int]]:
+    """Name, content and mode of each file of environ.d, mounts.d and hooks.d that goes along."""
+    places = [("system", sysconf_path(), True)]
+    if everything:
+        places.append(("user", settings.config_path, False))
+        lines = []
+        for variable, setting in sorted(SETTINGS.items()):
+            if settings.origin(setting) != "default" and setting.kind != "path":
+                value = imagefiles.quote(settings.text(setting))
+                lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
+        yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
+    for place, directory, first in places:
+        for kind, suffix, shipped in _DIRECTORIES:
+            ours = shipped if first else {}
+            for origin, text in configs.fragments((f"{directory}/{kind}",), suffix, ours):
+                mode = 0o755 if suffix == ".sh" and os.access(origin, os.X_OK) else 0o644
+                name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
+                yield name, text.encode("utf-8", "surrogateescape"), mode
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(f"{directory}/hooks.d")):
+                if name.endswith(".py"):
+                    log.warn(f"hook {directory}/hooks.d/{name} is left out: a bundle runs where there is no Python")

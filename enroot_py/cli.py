@@ -1,0 +1,345 @@
+"""The command line of penroot, but for ``start``, which has its own quick way in."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+from enroot_py import __version__, containers, log, settings
+from enroot_py.errors import ContainerError, PenrootError, UsageError
+from enroot_py.settings import SETTINGS, Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.store import Store
+
+
+class Commands(click.Group):
+    """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands)
+
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=Commands, context_settings=_CONTEXT, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def penroot(ctx: click.Context) -> None:
+    """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(1)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command line. Raises PenrootError; a wrong option is a UsageError."""
+    try:
+        # What Context.exit() was given comes back as the value.
+        sys.exit(penroot.main(list(arguments), prog_name=os.path.basename(sys.argv[0]), standalone_mode=False))
+    except click.exceptions.Exit as e:
+        sys.exit(e.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.UsageError as e:
+        hint = f"{e.ctx.command_path} --help" if e.ctx else "penroot help"
+        raise UsageError(e.format_message().rstrip("."), hint=hint) from e
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """A verb of the command line, under the name of its function."""
+    return penroot.command(function.__name__.strip("_"), context_settings=_CONTEXT)(function)
+
+
+_force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
+
+
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE."""
+    found = settings.load()
+    return found.replace("--force", force_override=True) if force else found
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Containers for completion, and images in the working directory where one may be started."""
+    found = containers.names(settings.load())
+    if parameter.name == "name" and ctx.command.name == "start":
+        found += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+@command
+@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.option("-o", "--output", help="Name of the image file.")
+@_force
+@click.argument("uri")
+def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
+    """Import an image from a registry, an archive or an engine to a squashfs file.
+
+    URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
+    oci-archive:FILE[:TAG], docker-archive:FILE[:NAME], dockerd://IMAGE or podman://IMAGE.
+    """
+    from enroot_py import images
+
+    images.import_(uri, output, loaded(force=force), arch)
+
+
+@command
+@click.option("-n", "--name", help="Name of the container, if not the image's.")
+@_force
+@click.argument("image")
+def create(name: str | None, force: bool, image: str) -> None:
+    """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
+    from enroot_py import reference
+
+    options = loaded(force=force)
+    if reference.is_uri(image):
+        _create_from(image, name, options, None)
+        return
+    name = name or os.path.basename(image).removesuffix(".sqsh")
+    if not os.path.isfile(image):
+        raise ContainerError(f"no such image: {image}", hint="give a squashfs file, or docker://IMAGE")
+    _make_room(name, options)
+    containers.unpack(name, image, options)
+
+
+@command
+@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.option("-n", "--name", help="Name of the container, if not the image's.")
+@_force
+@click.argument("uri")
+def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
+    """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
+    _create_from(uri, name, loaded(force=force), arch)
+
+
+def _create_from(uri: str, name: str | None, options: Settings, arch: str | None) -> None:
+    from enroot_py import images, reference
+
+    ref = reference.parse(uri)
+    name = name or ref.filename().removesuffix(".sqsh")
+    _make_room(name, options)
+    containers.create(name, images.pull(ref, options, arch=arch).path, options, str(ref))
+
+
+@command
+@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.argument("uri")
+def digest(arch: str | None, uri: str) -> None:
+    """Print the digest of an image's manifest for an architecture, as the registry has it now."""
+    from enroot_py import images
+
+    click.echo(images.digest(uri, loaded(), arch))
+
+
+@command
+@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.argument("image")
+def inspect(arch: str | None, image: str) -> None:
+    """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
+
+    IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
+    """
+    import json
+
+    from enroot_py import images
+
+    click.echo(json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False))
+
+
+def _make_room(name: str, options: Settings) -> None:
+    """With --force, delete the container that has this name."""
+    if options.force_override and containers.check_name(name) in containers.names(options):
+        containers.remove(name, options)
+
+
+@command
+@click.option("-f", "--fancy", is_flag=True, help="Show what runs in them.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="For people, or machines.")
+def list_(fancy: bool, form: str) -> None:
+    """List the containers."""
+    from enroot_py import listing
+
+    found = settings.load()
+    click.echo(listing.as_json(found) if form == "json" else listing.as_text(found, fancy=fancy), nl=False)
+
+
+@penroot.command(
+    "exec", context_settings={**_CONTEXT, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("-e", "--env", multiple=True, metavar="KEY[=VALUE]", help="Set a variable, or take it from the caller.")
+@click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
+def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
+    """Run a command in a container that is running."""
+    from enroot_py import start
+
+    sys.exit(start.execute_in(target, words, env, settings.load()))
+
+
+@command
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_names)
+def remove(force: bool, names: tuple[str, ...]) -> None:
+    """Delete containers and all that is in them."""
+    options = loaded(force=force)
+    failed = False
+    for name in names:
+        if containers.check_name(name) not in containers.names(options):
+            log.error(f"no such container: {name}")
+            failed = True
+        elif options.force_override or click.confirm(f"Do you really want to delete {name}?", err=True):
+            containers.remove(name, options)
+    if failed:
+        raise PenrootError("not every container was removed", hint="penroot list shows those there are")
+
+
+@command
+@click.option("-o", "--output", help="Name of the image file, if not NAME.sqsh.")
+@_force
+@click.argument("name", shell_complete=_names)
+def export(output: str | None, force: bool, name: str) -> None:
+    """Write a container to a squashfs image."""
+    containers.export(name, output or f"{name}.sqsh", loaded(force=force))
+
+
+@command
+@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
+@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
+@click.option("-d", "--desc", default="", help="What the bundle is.")
+@click.option("-o", "--output", help="Name of the bundle, if not IMAGE.run.")
+@click.option("-t", "--target", help="Where --keep unpacks it, if not ./BUNDLE.")
+@_force
+@click.argument("image")
+def bundle(
+    everything: bool, checksum: bool, desc: str, output: str | None, target: str | None, force: bool, image: str
+) -> None:
+    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed."""
+    from enroot_py import bundle
+
+    bundle.write(
+        image, output, loaded(force=force), everything=everything, checksum=checksum, description=desc, target=target
+    )
+
+
+def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:
+    """A verb that main() enters without click: here for help and completion only, its options from its own table."""
+    from enroot_py import start
+
+    def never() -> None:
+        raise AssertionError(f"{name} is entered before click")
+
+    spellings: dict[str, list[str]] = {}
+    for option, attribute in {**start.FLAGS, **start.VALUES}.items():
+        spellings.setdefault(attribute, []).append(option)
+    flags = set(start.FLAGS.values())
+    options: list[click.Parameter] = [
+        click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
+    ]
+    rest = click.Argument(["words"], nargs=-1)
+    return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
+
+
+penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
+_config = click.Argument(["config"], type=click.Path())
+penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
+
+
+@command
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a SHELL complete commands, options and container names."""
+    from click import shell_completion
+
+    found = shell_completion.get_completion_class(shell)
+    assert found is not None
+    name = os.path.basename(sys.argv[0])
+    click.echo(found(penroot, {}, name, f"_{name.upper()}_COMPLETE").source())
+
+
+@penroot.group(context_settings=_CONTEXT)
+def cache() -> None:
+    """Show, check and clean the store of images."""
+
+
+def _store() -> "Store":
+    from enroot_py.store import Store
+
+    return Store(settings.load().cache_path)
+
+
+@cache.command("list", context_settings=_CONTEXT)
+def cache_list() -> None:
+    """List the stored images: digest, size, last use, names."""
+    import time
+
+    from enroot_py import cache
+
+    for image in cache.images(_store()):
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
+        click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
+
+
+@cache.command("prune", context_settings=_CONTEXT)
+@click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
+@click.option("--older", metavar="DAYS", type=float, default=0, help="Only what was not used for so long.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
+def cache_prune(keep: str, older: float, dry_run: bool) -> None:
+    """Remove images that no container uses, those used longest ago first."""
+    from enroot_py import cache
+    from enroot_py.settings import Size
+
+    try:
+        limit = Size("0", "").parse(keep)
+    except ValueError as e:
+        raise UsageError(f"--keep {keep}: it {e}") from None
+    done = cache.prune(_store(), settings.load(), limit=limit, older=older * 86400, dry=dry_run)
+    for digest, user in done.kept:
+        log.info(f"kept {digest}: used by {user}")
+    for image in done.images:
+        click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
+    log.info(f"{'would free' if dry_run else 'freed'} {done.size / 1e6:.1f} MB, {done.layers} layers")
+
+
+@cache.command("verify", context_settings=_CONTEXT)
+@click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
+def cache_verify(repair: bool) -> None:
+    """Read all that is stored and compare it with what was unpacked."""
+    from enroot_py import cache, images
+
+    damaged: dict[tuple[str, str], str] = {}
+    for kind, name, what in cache.verify(_store()):
+        log.error(f"{kind}/{name}: {what}")
+        damaged[kind, name] = what
+    if not damaged:
+        return
+    if not repair:
+        raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
+    for reference in cache.repair(_store(), settings.load(), damaged):
+        images.pull(reference, settings.load())
+
+
+@command
+def info() -> None:
+    """Show the version and every setting with its origin."""
+    found = settings.load()
+    click.echo(f"penroot {__version__}")
+    width = max(map(len, SETTINGS))
+    for variable, setting in SETTINGS.items():
+        click.echo(f"{variable:{width}}  {found.text(setting)}  ({found.origin(setting)})")
+
+
+@command
+def version() -> None:
+    """Show the version."""
+    click.echo(__version__)
+
+
+@command
+@click.pass_context
+def help_(ctx: click.Context) -> None:
+    """Show this text."""
+    assert ctx.parent is not None
+    click.echo(ctx.parent.get_help())

@@ -1,0 +1,154 @@
+"""Running containers: found in /proc, listed, joined.
+
+A container has no daemon and no record of its own while it runs; its root
+mount says which one it is. Sources: proc(5), namespaces(7).
+"""
+
+import os
+
+from enroot_py import linux
+from enroot_py.errors import ContainerError
+from enroot_py.settings import Settings
+
+# In the order in which they can be joined: the user namespace gives the
+# capabilities for the others, setns(2).
+_NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
+UNKNOWN = "<unknown>"
+
+
+class Process:
+    """The oldest process of a running container; ``name`` is UNKNOWN for one that was started from an image."""
+
+    __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
+
+    def __init__(self, name: str, pid: int, mntns: int) -> None:
+        """Read /proc/PID. Raises OSError where it is gone or not ours."""
+        with open(f"/proc/{pid}/stat") as f:
+            text = f.read()
+        fields = text.rpartition(")")[2].split()
+        tick = os.sysconf("SC_CLK_TCK")
+        self.name = name
+        self.pid = pid
+        self.comm = text[text.index("(") + 1 : text.rindex(")")]
+        self.state = fields[0]
+        self.started = _boot_time() + int(fields[19]) / tick
+        self.cpu = (int(fields[11]) + int(fields[12])) / tick
+        self.mntns = mntns
+        self.userns = _inode(pid, "user")
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
+
+
+def running(settings: Settings) -> "list[Process]":
+    """The user's running containers, by name and age."""
+    ours = _inode(os.getpid(), "mnt")
+    oldest: dict[int, Process] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            mntns = _inode(int(entry), "mnt")
+            name = _container(int(entry), settings) if mntns != ours else None
+            if name is None:
+                continue
+            process = Process(name, int(entry), mntns)
+        except OSError:  # it has gone, or is somebody else's
+            continue
+        first = oldest.get(mntns)
+        if first is None or (process.started, process.pid) < (first.started, first.pid):
+            oldest[mntns] = process
+    return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
+
+
+def _inode(pid: int, namespace: str) -> int:
+    return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
+
+
+def _boot_time() -> int:
+    with open("/proc/stat") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("btime "))
+
+
+def _container(pid: int, settings: Settings) -> "str | None":
+    """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
+    with open(f"/proc/{pid}/mountinfo") as f:
+        for line in f:
+            fields = line.split()
+            if fields[4] == "/":
+                break
+        else:
+            return None
+    dash = fields.index("-")
+    fstype, options = fields[dash + 1], fields[dash + 3]
+    data = settings.data_path + "/"
+    places = [fields[3]] if fstype != "overlay" else [o.partition("=")[2] for o in options.split(",")]
+    for place in places:
+        # A bind of a directory is named from the root of its own file system.
+        at = place.find(data) if fstype == "overlay" else -1
+        if at == 0:
+            return place[len(data) :].partition("/")[0]
+        if fstype != "overlay" and _same_directory(data, place):
+            return place.rpartition("/")[2]
+    return UNKNOWN if fstype == "overlay" and "userxattr" in options else None
+
+
+def _same_directory(data: str, place: str) -> bool:
+    """Whether ``place``, a path within its file system, ends as a container under ``data`` does."""
+    name = place.rpartition("/")[2]
+    return bool(name) and (data + name).endswith(place) and os.path.isdir(data + name)
+
+
+def find(target: str, settings: Settings) -> int:
+    """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
+    found = running(settings)
+    if target.isdecimal() and os.path.exists(f"/proc/{target}/ns/mnt"):
+        return int(target)
+    for process in found:
+        if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
+            return process.pid
+    raise ContainerError(
+        f"no running container {target} on {os.uname().nodename}", hint="penroot list --fancy shows those that run here"
+    )
+
+
+def _of_job(pid: int, target: str) -> bool:
+    job, _, step = target.partition(".")
+    if not job.isdecimal():
+        return False
+    try:
+        environ = of_process(pid)
+    except OSError:
+        return False
+    return environ.get("SLURM_JOB_ID") == job and step in ("", environ.get("SLURM_STEP_ID"))
+
+
+def of_process(pid: int) -> "dict[str, str]":
+    """The environment with which ``pid`` was executed. Raises OSError."""
+    with open(f"/proc/{pid}/environ", "rb") as f:
+        pairs = (entry.partition(b"=") for entry in f.read().split(b"\0") if entry)
+        return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def join(pid: int) -> "tuple[dict[str, str], bool]":
+    """Enter the namespaces and the working directory of ``pid``.
+
+    Returns its environment, and whether only a child of this process will be
+    in its PID namespace. Raises ContainerError.
+    """
+    try:
+        environ = of_process(pid)
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+        joined = {}
+        for name in _NAMESPACES:
+            path = f"/proc/{pid}/ns/{name}"
+            if os.stat(path).st_ino != _inode(os.getpid(), name):
+                joined[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        for fd in joined.values():
+            linux.setns(fd, 0)
+            os.close(fd)
+        os.chdir(cwd if os.path.isdir(cwd) else "/")
+    except FileNotFoundError as e:
+        raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
+    except OSError as e:
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+    return environ, "pid" in joined

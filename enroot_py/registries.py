@@ -1,0 +1,75 @@
+"""What a site, or a user, says of single registries: the file ``registries.conf``.
+
+One line a registry (HOST or HOST:PORT; ``*`` is every other), and what holds for it::
+
+    # registry        what holds
+    build.site:5000   http
+    reg.site          ca=/etc/ssl/site.pem
+    docker.io         mirror=reg.site/hub mirror=build.site:5000
+
+``http`` allows plain HTTP where TLS is not spoken, ``ca`` names a file of authorities to
+trust besides the system's, and each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the
+registry itself, in order. The user's line replaces the system's. Mirrors are trusted with
+the meaning of a tag; what a digest names is checked whoever sends it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from enroot_py.errors import ConfigError
+from enroot_py.reference import DOCKER_HUB, HUB_NAMES, Reference
+from enroot_py.settings import Settings, sysconf_path
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What holds for one registry."""
+
+    http: bool = False
+    ca: str = ""
+    mirrors: tuple[str, ...] = ()
+
+
+def site(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Site:
+    """What holds for ``registry``. Raises ConfigError with file and line."""
+    found: dict[str, Site] = {}
+    for directory in (sysconf_path(environ), settings.config_path):
+        found.update(_read(directory + "/registries.conf"))
+    host = registry.rpartition(":")[0]
+    return found.get(registry) or found.get(host) or found.get("*") or Site()
+
+
+def mirrored(reference: Reference, mirror: str) -> Reference:
+    """The same image in a mirror."""
+    host, slash, prefix = mirror.partition("/")
+    repository = f"{prefix.strip('/')}/{reference.repository}" if slash else reference.repository
+    return Reference(host.lower(), repository, reference.tag, reference.digest)
+
+
+def _read(path: str) -> Iterator[tuple[str, Site]]:
+    try:
+        with open(path, encoding="utf-8") as f:
+            lines = f.read().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: {getattr(e, 'strerror', None) or 'is not UTF-8'}") from e
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        registry, made = words[0].lower(), Site()
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if word == "http":
+                made = replace(made, http=True)
+            elif key == "ca" and value.startswith("/"):
+                made = replace(made, ca=value)
+            elif key == "mirror" and value and "://" not in value:
+                made = replace(made, mirrors=(*made.mirrors, value))
+            else:
+                raise ConfigError(
+                    f"{path}:{number}: {word!r}", hint="write http, ca=/FILE or mirror=HOST[:PORT][/PREFIX]"
+                )
+        yield DOCKER_HUB if registry in HUB_NAMES else registry, made
