@@ -1,0 +1,246 @@
+"""``pyxis-py``: put the SPANK plugin where Slurm finds it."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+
+import click
+
+from enroot_py import __version__, log
+from enroot_py.errors import ConfigError, PenrootError
+from enroot_py.run import find, run
+from pyxis_py import options, settings
+from pyxis_py.settings import PLUGIN
+
+SOURCES = ("plugin.c", "coprocess.c", "enter.c")
+# The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
+CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -pthread".split()
+_PACKAGE = os.path.dirname(os.path.realpath(__file__))
+_INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
+
+
+def library_directory(prefix: str | None) -> str:
+    """The directory that holds the packages, which the plugin puts on its interpreter's path.
+
+    Raises ConfigError where PREFIX holds no penroot.
+    """
+    if prefix is None:
+        return os.path.dirname(_PACKAGE)
+    directory = os.path.join(os.path.abspath(prefix), "lib/penroot")
+    if not os.path.exists(f"{directory}/pyxis_py/helper.py"):
+        raise ConfigError(f"no penroot in {directory}", hint=f"first: make install PREFIX={prefix}")
+    return directory
+
+
+def source_directory() -> str:
+    """The C files: beside the package in a wheel, in c_shims in a source tree. Raises ConfigError."""
+    for directory in (f"{_PACKAGE}/c_shims/spank", f"{os.path.dirname(_PACKAGE)}/c_shims/spank"):
+        if os.path.exists(f"{directory}/{SOURCES[0]}"):
+            return directory
+    raise ConfigError(f"the sources of the plugin are not beside {_PACKAGE}", hint="install penroot again")
+
+
+def find_slurm(given: str | None) -> str:
+    """The directory that holds slurm/spank.h. Raises ConfigError."""
+    for directory in (given,) if given else _INCLUDES:
+        if os.path.exists(f"{directory}/slurm/spank.h"):
+            return directory
+    raise ConfigError(
+        f"slurm/spank.h is not in {given or ', '.join(_INCLUDES)}",
+        hint="it is in the package libslurm-dev or slurm-devel; elsewhere: --slurm-include DIR",
+    )
+
+
+def check_for_users(path: str, purpose: str) -> None:
+    """Raise ConfigError unless every user can get at ``path``: jobs run it as their users."""
+    if not os.path.exists(path):
+        raise ConfigError(f"{purpose} {path} does not exist")
+    at = os.path.realpath(path)
+    while at != "/":
+        mode = os.stat(at).st_mode
+        if not mode & 0o001 and (at != os.path.realpath(path) or not mode & 0o004):
+            raise ConfigError(f"{purpose} {path}: {at} is closed to ordinary users", hint="jobs run it as their users")
+        at = os.path.dirname(at)
+
+
+def build(output: str, *, python: str, library: str, include: str) -> None:
+    """Compile the plugin to ``output``, which is replaced in one step: slurmd may have the old one loaded.
+
+    Raises PenrootError with the compiler's last words.
+    """
+    for path, purpose in ((python, "the interpreter"), (library, "the packages' directory")):
+        if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
+            raise ConfigError(f"{purpose} {path}: not an absolute path that the plugin can hold")
+        check_for_users(path, purpose)
+    sources = source_directory()
+    compiler = find(os.environ.get("CC") or "cc", package="gcc")
+    with tempfile.TemporaryDirectory(prefix=".spank-", dir=os.path.dirname(os.path.abspath(output))) as work:
+        with open(f"{work}/options.h", "w") as header:
+            header.write(options.c_header())
+        run(
+            [
+                compiler,
+                *CFLAGS,
+                f'-DPENROOT_PYTHON="{python}"',
+                f'-DPENROOT_LIB="{library}"',
+                *(f"-I{directory}" for directory in (work, sources, os.path.dirname(sources), include)),
+                *(f"{sources}/{name}" for name in SOURCES),
+                *("-o", f"{work}/{PLUGIN}"),
+            ]
+        )
+        os.chmod(f"{work}/{PLUGIN}", 0o755)
+        os.rename(f"{work}/{PLUGIN}", output)
+
+
+def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
+    """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
+
+    A file that loads it already is the site's and stays as it is. Raises
+    ConfigError where it loads another plugin: two cannot have the same options.
+    """
+    path = f"{directory}/pyxis.conf"
+    if os.path.exists(path):
+        with open(path) as file:
+            present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
+        if any(plugin in words for words in present):
+            if arguments:
+                raise ConfigError(f"{path} exists and is not changed", hint=f"add {' '.join(arguments)} to it yourself")
+            return path
+        if present:
+            raise ConfigError(f"{path} loads another plugin: {' '.join(present[0])}", hint="remove the file first")
+    os.makedirs(directory, exist_ok=True)
+    with open(f"{path}.new", "w") as file:
+        file.write(" ".join(("required", plugin, *arguments)) + "\n")
+    os.rename(f"{path}.new", path)
+    return path
+
+
+def unconfigure(directory: str, plugin: str) -> list[str]:
+    """Remove what ``configure`` wrote, and return it; Slurm must not look for a plugin that is gone.
+
+    Raises ConfigError where another file of the directory still loads ``plugin``, or the same file more than it.
+    """
+    removed = []
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+        path = f"{directory}/{name}"
+        with open(path) as file:
+            present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
+        if not any(plugin in words for words in present):
+            continue
+        if len(present) > 1 or name != "pyxis.conf":
+            raise ConfigError(f"{path} loads {plugin}", hint="it is the site's own: remove the line yourself, first")
+        os.unlink(path)
+        removed.append(path)
+    return removed
+
+
+def _included(path: str) -> Iterable[str]:
+    """The lines of plugstack.conf that include other files."""
+    try:
+        with open(path) as file:
+            return [line for line in file if line.split()[:1] == ["include"]]
+    except FileNotFoundError:
+        return []
+
+
+def compiling(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that compiles."""
+    for option in (
+        click.option("--slurm-include", metavar="DIR", help="Where the site's slurm/spank.h is; Slurm 22.05 or later."),
+        click.option(
+            "--python", metavar="FILE", default=sys.executable, help="Interpreter of the steps; default: this one."
+        ),
+        click.option(
+            "--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+@click.version_option(__version__, prog_name="penroot")
+def commands() -> None:
+    """Install penroot's SPANK plugin, which gives srun, sbatch and salloc their --container options."""
+
+
+@commands.command("build")
+@click.option("--output", metavar="FILE", required=True, help="The file to write.")
+@compiling
+def build_command(output: str, slurm_include: str | None, python: str, prefix: str | None) -> None:
+    """Build spank_pyxis.so against this machine's Slurm headers."""
+    include = find_slurm(slurm_include)
+    build(output, python=python, library=library_directory(prefix), include=include)
+    log.info(f"built {output}")
+
+
+@commands.command("install")
+@click.option("--plugstack-dir", metavar="DIR", default="/etc/slurm/plugstack.conf.d", show_default=True)
+@click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="An argument of the plugin.")
+@compiling
+def install_command(
+    plugstack_dir: str, arguments: tuple[str, ...], slurm_include: str | None, python: str, prefix: str | None
+) -> None:
+    """Build the plugin beside the packages and tell Slurm to load it."""
+    settings.load(arguments)
+    library = library_directory(prefix)
+    plugin = f"{library}/{PLUGIN}"
+    build(plugin, python=python, library=library, include=find_slurm(slurm_include))
+    log.info(f"built {plugin}")
+    log.info(f"loaded by {configure(plugstack_dir, plugin, arguments)}")
+    main_file = f"{os.path.dirname(os.path.abspath(plugstack_dir))}/plugstack.conf"
+    if not any(os.path.basename(plugstack_dir) in line for line in _included(main_file)):
+        log.warn(f"{main_file} does not include it: add the line `include {os.path.abspath(plugstack_dir)}/*`")
+
+
+@commands.command("check")
+@click.option("--plugstack", metavar="FILE", help="The plugstack.conf to look at; default: what Slurm says it reads.")
+def check_command(plugstack: str | None) -> None:
+    """Look whether this node can run container steps, and say how to mend what is wrong.
+
+    Exit status 1 where something is.
+    """
+    from pyxis_py import check
+
+    broken = False
+    for finding in check.findings(plugstack):
+        broken = broken or finding.verdict == "bad"
+        click.echo(f"{finding.verdict:<5}{finding.what}")
+        if finding.fix:
+            click.echo(f"     fix: {finding.fix}")
+    if broken:
+        sys.exit(1)
+
+
+@commands.command("uninstall")
+@click.option("--plugstack-dir", metavar="DIR", default="/etc/slurm/plugstack.conf.d", show_default=True)
+@click.option("--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is.")
+def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
+    """Tell Slurm to load the plugin no more, and remove it; containers and images stay."""
+    plugin = f"{library_directory(prefix)}/{PLUGIN}"
+    for path in unconfigure(plugstack_dir, plugin):
+        log.info(f"removed {path}")
+    if os.path.exists(plugin):
+        os.unlink(plugin)
+        log.info(f"removed {plugin}")
+
+
+def main() -> None:
+    """Entry point of ``pyxis-py``."""
+    try:
+        commands(standalone_mode=False)
+    except PenrootError as e:
+        log.error(str(e))
+        if e.hint:
+            log.sink("HINT", e.hint)
+        sys.exit(e.exit_code)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

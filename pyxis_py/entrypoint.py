@@ -1,0 +1,73 @@
+"""The entrypoint of an image, run once in a container before its tasks.
+
+It gets a command of ours as its arguments, as it would get the user's. When it
+runs that command, it has done its work, and the environment and the working
+directory that the command sees are those of the tasks. What it has started
+beside it goes on.
+"""
+
+import os
+import select
+
+from enroot_py import namespaces, start
+from enroot_py.errors import CommandError, PenrootError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_STARTED, _END = 8, 9  # of a shell, one digit
+# Says who it is, then waits until it has been looked at.
+_COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
+
+
+def run(container: start.Container, log: int, *, remap_root: bool) -> "tuple[dict[str, str], str]":
+    """Run the entrypoint of a container that this process has entered; its output goes to the descriptor ``log``.
+
+    Returns environment and working directory. Raises CommandError where the
+    entrypoint ends without running what it was given.
+    """
+    started, say = os.pipe()
+    wait, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _execute(container, log, say, wait, remap_root)
+    os.close(say)
+    os.close(wait)
+    process = os.pidfd_open(child)
+    try:
+        poll = select.poll()
+        poll.register(started, select.POLLIN)
+        poll.register(process, select.POLLIN)
+        poll.poll()
+        said = os.read(started, 32) if select.select([started], (), (), 0)[0] else b""
+        if not said.strip().isdigit():
+            os.kill(child, 9)
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            raise CommandError(
+                f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
+                hint="leave it out: --no-container-entrypoint",
+            )
+        pid = int(said)
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            words = os.fsdecode(f.read()).split("\0")
+        environ = dict(word.partition("=")[::2] for word in words if "=" in word)
+        workdir = os.readlink(f"/proc/{pid}/cwd")
+    finally:
+        for fd in (started, end, process):
+            os.close(fd)
+    return environ, workdir
+
+
+def _execute(container: start.Container, log: int, say: int, wait: int, remap_root: bool) -> "NoReturn":
+    try:
+        for number, name in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
+            os.dup2(name, number)
+        os.closerange(_END + 1, 1024)
+        namespaces.confine(remap_root=remap_root)
+        container.execute(_COMMAND)
+    except PenrootError as e:
+        os.write(2, f"{e}\n".encode())
+    finally:
+        os._exit(127)

@@ -1,0 +1,63 @@
+"""What SPANK told us about a job step on this node, frozen."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Variables of the job that do not reach an import or the settings of a start:
+# they would change whose files are used, or belong to one task only.
+_DENIED = frozenset(
+    (
+        "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "PMIX_RANK",
+        "PMI_FD", "ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH", "ENROOT_RUNTIME_PATH", "ENROOT_CONFIG_PATH",
+        "ENROOT_CACHE_PATH", "ENROOT_DATA_PATH", "ENROOT_TEMP_PATH", "ENROOT_ZSTD_OPTIONS", "ENROOT_TRANSFER_RETRIES",
+        "ENROOT_CONNECT_TIMEOUT", "ENROOT_MAX_CONNECTIONS", "ENROOT_ALLOW_HTTP",
+    )
+)  # fmt: skip
+
+
+class Job:
+    """One request of the plugin; the protocol is in c_shims/spank/README.md."""
+
+    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "helper", "script")
+
+    def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
+        """Raises KeyError where the message lacks what every request has."""
+        single: dict[str, str] = {}
+        self.arguments: list[str] = []
+        self.options: list[tuple[str, str]] = []
+        self.environ: dict[str, str] = {}
+        for key, value in pairs:
+            if key == "arg":
+                self.arguments.append(value)
+            elif key == "option":
+                name, _, text = value.partition("=")
+                self.options.append((name, text))
+            elif key == "environ":
+                name, _, text = value.partition("=")
+                self.environ[name] = text
+            else:
+                single[key] = value
+        self.verb = single["verb"]
+        self.context = single.get("context", "stepd")
+        self.cwd = single.get("cwd", "")
+        self.node = single.get("node", "")
+        self.helper = single.get("helper", "")
+        self.script = single.get("script", "")
+        self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
+
+    @property
+    def jobid(self) -> int:
+        return self.numbers["jobid"]
+
+    @property
+    def stepid(self) -> int:
+        return self.numbers["stepid"]
+
+    @property
+    def uid(self) -> int:
+        return self.numbers["uid"]
+
+    def host(self) -> "dict[str, str]":
+        """The job's environment without what must not reach an import or a start."""
+        return {key: value for key, value in self.environ.items() if key not in _DENIED}

@@ -1,0 +1,498 @@
+"""The container options of srun, sbatch and salloc: one table, from which everything else is derived.
+
+Parsed into a frozen Request at submit and again in every step. The C array
+of the SPANK plugin is generated from the table when the plugin is built:
+``python3 -m pyxis_py.options``. On the step path: no typing, no re.
+"""
+
+from enroot_py.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+PATH_MAX = 4096  # limits.h, with the final NUL
+# A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
+NAME_LIMIT = 255 - len("pyxis_4294967295_")
+NAME_MODES = ("auto", "create", "exec", "no_exec")
+NAMESPACES = ("net", "ipc", "uts")
+YES = ("1", "true", "yes", "y")
+NO = ("0", "false", "no", "n")
+
+# What a mount gets without being asked, by its kind of source.
+_BIND_FLAGS = ("x-create=auto", "rbind")
+_SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
+
+
+class MountEntry:
+    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options."""
+
+    __slots__ = ("source", "target", "flags")
+
+    def __init__(self, source: str, target: str, flags: "tuple[str, ...]") -> None:
+        self.source = source
+        self.target = target
+        self.flags = flags
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MountEntry) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"MountEntry({self.source!r}, {self.target!r}, {self.flags!r})"
+
+    def _key(self) -> "tuple[str, str, tuple[str, ...]]":
+        return self.source, self.target, self.flags
+
+
+class Request:
+    """What a step asks for, read-only once parsed; None is "not said", so a setting decides.
+
+    ``origins`` names, for each attribute that was said, the option or the
+    variable that said it, for messages.
+    """
+
+    __slots__ = (
+        "image", "mounts", "workdir", "name", "name_mode", "save", "mount_home", "remap_root",
+        "entrypoint", "entrypoint_log", "writable", "env", "unshare", "origins",
+    )  # fmt: skip
+
+    image: str | None
+    mounts: tuple[MountEntry, ...]
+    workdir: str | None
+    name: str | None
+    name_mode: str
+    save: str | None
+    mount_home: bool | None
+    remap_root: bool | None
+    entrypoint: bool | None
+    entrypoint_log: bool | None
+    writable: bool | None
+    env: tuple[str, ...]
+    unshare: tuple[str, ...]
+    origins: dict[str, str]
+
+    def __init__(self, values: "Mapping[str, Any]", origins: "dict[str, str]") -> None:
+        name, mode = values.get("name", (None, "auto"))
+        known = {"mounts": (), "env": (), "unshare": (), **values, "name": name, "name_mode": mode, "origins": origins}
+        for attribute in self.__slots__:
+            object.__setattr__(self, attribute, known.get(attribute))
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        raise AttributeError(f"a Request is read-only: {attribute}")
+
+    @property
+    def wants_container(self) -> bool:
+        """True when an image or a name says which container; else there is none, whatever else is said."""
+        return self.image is not None or self.name is not None
+
+
+def _image(text: str) -> str:
+    if text.startswith(("/", ".")):
+        _path(text)
+        if _is_directory_name(text):
+            raise ValueError("is a directory", "give a squashfs file, or an image without a leading '.' or '/'")
+    elif len(text.encode(errors="surrogateescape")) >= PATH_MAX:
+        raise ValueError(f"is longer than {PATH_MAX - 1} bytes")
+    elif any(c.isspace() or not c.isprintable() for c in text):
+        raise ValueError("has characters that no image reference has")
+    return text
+
+
+def _path(text: str) -> str:
+    if len(text.encode(errors="surrogateescape")) >= PATH_MAX:
+        raise ValueError(f"is longer than {PATH_MAX - 1} bytes, the limit of a path")
+    return text
+
+
+def _is_directory_name(path: str) -> bool:
+    return path.rpartition("/")[2] in ("", ".", "..")
+
+
+def _save(text: str) -> str:
+    if _is_directory_name(text):
+        raise ValueError("is a directory", "give the file to write, for example ./saved.sqsh")
+    return _path(text)
+
+
+def _name(text: str) -> "tuple[str, str]":
+    name, _, mode = text.partition(":")
+    if not name:
+        raise ValueError("the name is empty")
+    if "/" in name or not name.isprintable():
+        raise ValueError("a name has neither '/' nor control characters", "images go to --container-image")
+    if len(name.encode(errors="surrogateescape")) > NAME_LIMIT:
+        raise ValueError(f"a name has at most {NAME_LIMIT} bytes")
+    if mode and mode not in NAME_MODES:
+        raise ValueError(f"unknown mode {mode!r}", "modes are " + ", ".join(NAME_MODES))
+    return name, mode or "auto"
+
+
+def _environ_entries(text: str) -> "tuple[str, ...]":
+    entries = [entry.replace("\\,", ",") for entry in _split(text, ",")]
+    for entry in entries:
+        name, equals, _ = entry.partition("=")
+        if not name:
+            raise ValueError("a name is empty", "separate names with one comma each; a comma in a value is \\,")
+        if equals and "*" in name:
+            raise ValueError(f"{entry}: a pattern has no value", "give NAME=VALUE for each name")
+    return tuple(dict.fromkeys(entries))
+
+
+def chosen(entries: "Iterable[str]", environ: "Mapping[str, str]") -> "dict[str, str]":
+    """The variables that the entries of --container-env stand for; of two values of a name the later one counts.
+
+    An entry is a name, a pattern in which ``*`` is any text, or NAME=VALUE.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if equals:
+            found[name] = value
+        elif "*" in name:
+            found.update({each: environ[each] for each in environ if _matches(each, name)})
+        elif name in environ:
+            found[name] = environ[name]
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """fnmatch(3) with ``*`` alone: Python's own imports re."""
+    first, *middle, last = pattern.split("*")
+    if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in middle:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def _unshare(text: str) -> "tuple[str, ...]":
+    names = text.split(",")
+    for name in names:
+        if name not in NAMESPACES:
+            raise ValueError(f"unknown namespace {name!r}", "namespaces are " + ", ".join(NAMESPACES))
+    return tuple(dict.fromkeys(names))
+
+
+def _mounts(text: str) -> "tuple[MountEntry, ...]":
+    return tuple(dict.fromkeys(_mount(entry) for entry in _split(text, ",")))
+
+
+def _mount(entry: str) -> MountEntry:
+    fields = _split(entry, ":", 2)
+    source = _unescape(fields[0])
+    target = _unescape(fields[1]) if len(fields) > 1 else source
+    flags = fields[2].split("+") if len(fields) > 2 and fields[2] else []
+    if not source:
+        raise ValueError(f"the source is empty in {entry!r}")
+    if not target:
+        raise ValueError(f"the target is empty in {entry!r}")
+    for flag in flags:
+        if not flag or any(c in " \t\n:,\\" for c in flag):
+            raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
+    mount = MountEntry(_path(source), _path(target), (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags))
+    _check_paths(mount)
+    return mount
+
+
+def _check_paths(mount: MountEntry, variable: str = "$") -> None:
+    """Raise ValueError for what cannot be; a path that begins with a ``variable`` is looked at again in the step."""
+    source, target = mount.source, mount.target
+    if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS:
+        hint = f"a relative path begins with a dot: ./{source}"
+        raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
+    if target.startswith(".."):
+        why = f"the target {target!r} leads out of the container: Invalid cross-device link"
+        raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
+    if not target.startswith(("/", variable)):
+        raise ValueError(f"the target {target!r} is not an absolute path", f"write {source}:/PATH/IN/THE/CONTAINER")
+
+
+def _expand(text: str, environ: "Mapping[str, str]") -> str:
+    """``text`` with the values of $NAME and ${NAME}; a backslash before the $ keeps it.
+
+    No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
+    """
+    parts = text.split("$")
+    done = parts[0]
+    for before, part in zip(parts, parts[1:], strict=False):
+        if before.endswith("\\"):
+            done = done[:-1] + "$" + part
+            continue
+        if part.startswith("{") and "}" in part:
+            name, _, after = part[1:].partition("}")
+        else:
+            length = 0
+            while length < len(part) and (part[length] == "_" or part[length].isalnum() and part[length].isascii()):
+                length += 1
+            name, after = part[:length], part[length:]
+        if not name.isidentifier():
+            done += "$" + part  # as a shell leaves it
+        elif name in environ:
+            done += environ[name] + after
+        else:
+            hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
+            raise ValueError(f"${name} is not set in the job's environment", hint)
+    return done
+
+
+# A backslash quotes what would separate; before anything else it is a plain character.
+_QUOTED = ",: "
+
+
+def _split(text: str, separator: str, limit: int = -1) -> "list[str]":
+    """``text`` cut at ``separator``, at most ``limit`` times, where no backslash quotes it."""
+    parts = [""]
+    at = 0
+    while at < len(text):
+        if text[at] == "\\" and text[at + 1 : at + 2] in _QUOTED and at + 1 < len(text):
+            parts[-1] += text[at : at + 2]
+            at += 2
+        elif text[at] == separator and len(parts) - 1 != limit:
+            parts.append("")
+            at += 1
+        else:
+            parts[-1] += text[at]
+            at += 1
+    return parts
+
+
+def _unescape(text: str) -> str:
+    for character in _QUOTED:
+        text = text.replace("\\" + character, character)
+    return text
+
+
+class Option:
+    """One row: the option, the attribute of Request that it sets, and how.
+
+    A flag has a ``value`` and no ``parse``. ``selects`` marks those that ask
+    for a container at all.
+    """
+
+    __slots__ = ("name", "sets", "parse", "value", "arginfo", "usage", "example", "selects", "variable")
+
+    def __init__(
+        self,
+        name: str,
+        sets: str,
+        usage: str,
+        *,
+        parse: "Callable[[str], object] | None" = None,
+        value: bool | None = None,
+        arginfo: str = "",
+        example: str = "",
+        selects: bool = False,
+    ) -> None:
+        self.name = name
+        self.sets = sets
+        self.usage = usage
+        self.parse = parse
+        self.value = value
+        self.arginfo = arginfo
+        self.example = example
+        self.selects = selects
+        # The no- options have none: PYXIS_CONTAINER_MOUNT_HOME=no says it.
+        self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
+
+    def from_command_line(self, text: str) -> object:
+        return self._read(f"--{self.name}", text) if self.parse else self.value
+
+    def from_variable(self, text: str) -> object:
+        if self.parse:
+            return self._read(self.variable, text)
+        if text.lower() not in YES + NO:
+            raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=f"values are {', '.join(YES + NO)}")
+        return self.value if text.lower() in YES else not self.value
+
+    def _read(self, origin: str, text: str) -> object:
+        assert self.parse is not None
+        hint = f"for example {origin}={self.example}"
+        if not text:
+            raise UsageError(f"{origin}= needs a value", hint=hint)
+        try:
+            return self.parse(text)
+        except ValueError as e:
+            why, hint = e.args if len(e.args) == 2 else (e.args[0], hint)
+            raise UsageError(f"{origin}={text}: {why}", hint=hint) from None
+
+
+OPTIONS = (
+    Option(
+        "container-image",
+        "image",
+        "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .)",
+        parse=_image,
+        arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
+        example="ubuntu:24.04",
+        selects=True,
+    ),
+    Option(
+        "container-mounts",
+        "mounts",
+        "what to mount in the container; SRC is a path, tmpfs or umount; flags are those of fstab joined with '+'",
+        parse=_mounts,
+        arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
+        example="/data:/data:ro,tmpfs:/scratch",
+    ),
+    Option(
+        "container-workdir",
+        "workdir",
+        "working directory in the container",
+        parse=_path,
+        arginfo="PATH",
+        example="/workspace",
+    ),
+    Option(
+        "container-name",
+        "name",
+        "keep the container under this name on the nodes, or use the one that has it; unnamed ones go with the step",
+        parse=_name,
+        arginfo="NAME[:auto|create|exec|no_exec]",
+        example="work",
+        selects=True,
+    ),
+    Option(
+        "container-save",
+        "save",
+        "write the container to a squashfs file on the node when the step has ended",
+        parse=_save,
+        arginfo="PATH",
+        example="./saved.sqsh",
+    ),
+    Option("container-mount-home", "mount_home", "mount the home directory", value=True),
+    Option("no-container-mount-home", "mount_home", "do not mount the home directory", value=False),
+    Option("container-remap-root", "remap_root", "be root in the container, without power outside of it", value=True),
+    Option("no-container-remap-root", "remap_root", "keep the own user name in the container", value=False),
+    Option("container-entrypoint", "entrypoint", "run the entrypoint of the image", value=True),
+    Option("no-container-entrypoint", "entrypoint", "do not run the entrypoint of the image", value=False),
+    Option("container-entrypoint-log", "entrypoint_log", "show what the entrypoint prints", value=True),
+    Option("container-writable", "writable", "make the root filesystem writable", value=True),
+    Option("container-readonly", "writable", "make the root filesystem read-only", value=False),
+    Option(
+        "container-env",
+        "env",
+        "variables of which the job's value wins over the image's; NAME may hold *, and with =VALUE it is set to that",
+        parse=_environ_entries,
+        arginfo="NAME[=VALUE][,NAME...]",
+        example="LANG,NCCL_*,MODE=fast",
+    ),
+    Option(
+        "container-unshare",
+        "unshare",
+        "further namespaces that the container gets of its own: net, ipc, uts",
+        parse=_unshare,
+        arginfo="NS[,NS...]",
+        example="net",
+    ),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def parse(given: "Iterable[tuple[str, str]]", environ: "Mapping[str, str]", cwd: str = "") -> Request:
+    """The request of one step: the options of the command line, then PYXIS_CONTAINER_* for what they leave unsaid.
+
+    Where ``cwd`` is given, ``environ`` is the job's: relative mount sources are taken from
+    there and variables in mounts from here. Raises UsageError for a bad value and for two
+    options that contradict each other.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, text in given:
+        if name not in _BY_NAME:
+            raise UsageError(f"--{name}: unknown option", hint="the plugin is of another version: pyxis-py install")
+        option = _BY_NAME[name]
+        _say(option, option.from_command_line(text), f"--{name}", values, origins)
+    said = frozenset(values)
+    for option in OPTIONS:
+        if option.variable in environ and option.sets not in said:
+            _say(option, option.from_variable(environ[option.variable]), option.variable, values, origins)
+    if cwd:
+        origin = origins.get("mounts", "")
+        values["mounts"] = tuple(_resolve(mount, cwd, environ, origin) for mount in values.get("mounts", ()))
+    return Request(values, origins)
+
+
+def _say(option: Option, value: object, origin: str, values: "dict[str, Any]", origins: "dict[str, str]") -> None:
+    # Slurm calls back more than once with the same value.
+    if values.setdefault(option.sets, value) == value:
+        origins[option.sets] = origin
+        return
+    before = origins[option.sets]
+    if before == origin:
+        hint = f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}"
+        raise UsageError(f"{origin} is given twice with different values", hint=hint)
+    raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")
+
+
+def _resolve(mount: MountEntry, cwd: str, environ: "Mapping[str, str]", origin: str) -> MountEntry:
+    try:
+        if "$" in mount.source or "$" in mount.target:
+            mount = MountEntry(_expand(mount.source, environ), _expand(mount.target, environ), mount.flags)
+            _check_paths(mount, "/")
+    except ValueError as e:
+        why, hint = e.args
+        raise UsageError(f"{origin}: {why}", hint=hint) from None
+    if mount.source.startswith("."):
+        return MountEntry(f"{cwd.rstrip('/')}/{mount.source}", mount.target, mount.flags)
+    return mount
+
+
+def ignored(request: Request) -> "list[str]":
+    """What was said in vain because no image and no name says which container: one line each, for people."""
+    if request.wants_container:
+        return []
+    missing = "neither --container-image nor --container-name is given"
+    return [f"ignoring {origin}: {missing}" for origin in request.origins.values()]
+
+
+def c_header() -> str:
+    """options.h of the SPANK plugin: the table as Slurm wants it, ``val`` being the row's index."""
+    from pyxis_py.settings import SETTINGS
+
+    rows = ""
+    for i, o in enumerate(OPTIONS):
+        texts = ", ".join(map(_c_string, (o.name, o.arginfo, f"[pyxis] {o.usage}")))
+        rows += f"\t{{{texts}, {int(o.parse is not None)}, {i}, option_given}},\n"
+    variables = "".join(f"\t{_c_string(o.variable)},\n" for o in OPTIONS)
+    selects = ", ".join(str(int(o.selects)) for o in OPTIONS)
+    return f"""\
+/* Generated from OPTIONS of pyxis_py/options.py when the plugin is built: do not edit, do not commit. */
+#ifndef PENROOT_OPTIONS_H
+#define PENROOT_OPTIONS_H
+
+#define OPTION_COUNT {len(OPTIONS)}
+#define DEFAULT_RUNTIME_PATH {_c_string(SETTINGS["runtime_path"].default)}
+
+static int option_given(int val, const char *optarg, int remote);
+
+static struct spank_option option_table[] = {{
+{rows}\tSPANK_OPTIONS_TABLE_END
+}};
+
+/* The variable that stands in for each option, or NULL. */
+static const char *const option_variables[OPTION_COUNT] = {{
+{variables}}};
+
+/* Which options ask for a container at all. */
+static const bool option_selects[OPTION_COUNT] = {{ {selects} }};
+
+#endif
+"""
+
+
+def _c_string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if text else "NULL"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(c_header())

@@ -1,0 +1,42 @@
+"""Variables by which the processes of a PyTorch job find each other, from those of Slurm.
+
+Those that torch.distributed's "env://" initialisation reads, and the thread
+limit that torchrun sets. What image or user have set stays.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyxis_py.job import Job
+
+_FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_local_port_range
+
+
+def variables(task: "Job", image: "Mapping[str, str]") -> "dict[str, str]":
+    """What a task needs besides what is set; rank and local rank are always its own."""
+    slurm = task.environ
+    found = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}
+    wanted = {"MASTER_PORT": str(_FIRST_PORT + task.jobid % _PORTS)}
+    if first := first_host(slurm.get("SLURM_STEP_NODELIST", "")):
+        wanted["MASTER_ADDR"] = first
+    if "SLURM_NTASKS" in slurm:
+        wanted["WORLD_SIZE"] = slurm["SLURM_NTASKS"]
+    if int(slurm.get("SLURM_STEP_NUM_TASKS", "1")) > int(slurm.get("SLURM_STEP_NUM_NODES", "1")):
+        wanted["OMP_NUM_THREADS"] = "1"
+    found.update({name: value for name, value in wanted.items() if name not in image and name not in slurm})
+    return found
+
+
+def first_host(nodes: str) -> str:
+    """The first of a node list such as ``gpu[07-09,12]-x,cpu1``: scontrol(1), "show hostnames"."""
+    host, at = "", 0
+    while at < len(nodes) and nodes[at] != ",":
+        if nodes[at] == "[":
+            end = nodes.find("]", at)
+            host += nodes[at + 1 : end].split(",")[0].split("-")[0]
+            at = end + 1
+        else:
+            host += nodes[at]
+            at += 1
+    return host

@@ -1,0 +1,137 @@
+"""Containers that run on this node: how one step finds the container of another.
+
+The helper of a step notes its abstract address as a symbolic link
+RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP. A link whose helper is dead is
+known by ECONNREFUSED and removed by whoever finds it.
+"""
+
+import fcntl
+import os
+
+from enroot_py.errors import PenrootError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyxis_py.job import Job
+
+
+class Registry:
+    """The running containers of one user on this node."""
+
+    def __init__(self, runtime_path: str, uid: int) -> None:
+        self.path = f"{runtime_path}/{uid}/running"
+
+    def lock(self, name: str) -> int:
+        """Wait until no other step is making or starting the container ``name``; closing the descriptor ends that.
+
+        Raises PenrootError.
+        """
+        directory = f"{self.path}/{name}"
+        while True:
+            try:
+                os.makedirs(directory, 0o700, exist_ok=True)
+                fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                # Whoever had it may have removed the directory.
+                if os.stat(directory).st_ino == os.fstat(fd).st_ino:
+                    return fd
+                os.close(fd)
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
+
+    def add(self, name: str, job: "Job", address: str) -> None:
+        """Note that a step runs the container ``name``. Raises PenrootError."""
+        directory = f"{self.path}/{name}"
+        link = f"{directory}/{job.jobid}.{job.stepid}"
+        while True:
+            try:
+                os.makedirs(directory, 0o700, exist_ok=True)
+                os.symlink(address, link)
+                return
+            except FileExistsError:
+                os.unlink(link)  # of a helper of this very step that was killed
+            except FileNotFoundError:
+                continue  # another step has just removed the directory
+            except OSError as e:
+                raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+
+    def remove(self, name: str, job: "Job") -> None:
+        """Forget it; what is gone already is gone."""
+        self._forget(name, f"{job.jobid}.{job.stepid}")
+
+    def _forget(self, name: str, step: str) -> None:
+        directory = f"{self.path}/{name}"
+        for function, path in ((os.unlink, f"{directory}/{step}"), (os.rmdir, directory), (os.rmdir, self.path)):
+            if path.endswith("/"):
+                continue
+            try:
+                function(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return  # other steps run it too, or other containers
+
+    def addresses(self, name: str) -> "list[tuple[str, str]]":
+        """Step and address of each helper that says that it runs ``name``; it may be dead."""
+        found = []
+        try:
+            steps = os.listdir(f"{self.path}/{name}")
+        except FileNotFoundError:
+            return []
+        for step in steps:
+            try:
+                found.append((step, os.readlink(f"{self.path}/{name}/{step}")))
+            except FileNotFoundError:
+                continue
+        return found
+
+    def forget_dead(self, name: str, step: str) -> None:
+        """Remove the link of a helper that does not answer."""
+        self._forget(name, step)
+
+    def forget_job(self, jobid: int) -> None:
+        """Remove the links of all steps of a job."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return
+        for name in names:
+            steps = [step for step, _ in self.addresses(name) if step.startswith(f"{jobid}.")]
+            for step in steps or [""]:
+                self._forget(name, step)
+
+
+def note(runtime_path: str, uid: int, container: str, directory: str) -> None:
+    """Say, before it is made, that a step or a container of a job is to go with it: the epilog removes what is left.
+
+    ``directory`` is what goes with it, ``-`` for nothing but the link itself.
+
+    Raises PenrootError.
+    """
+    link = f"{runtime_path}/{uid}/{container}"
+    try:
+        os.symlink(directory, link)
+    except FileExistsError:
+        return
+    except OSError as e:
+        raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+
+
+def erase(runtime_path: str, uid: int, container: str) -> None:
+    """The container is removed."""
+    try:
+        os.unlink(f"{runtime_path}/{uid}/{container}")
+    except FileNotFoundError:
+        return
+
+
+def noted(runtime_path: str, uid: int, jobid: int) -> "list[tuple[str, str]]":
+    """Container and directory of all that a job was to leave behind."""
+    directory = f"{runtime_path}/{uid}"
+    found = []
+    for name in os.listdir(directory):
+        if name.startswith((f"pyxis_{jobid}.", f"pyxis_{jobid}_")):
+            found.append((name, os.readlink(f"{directory}/{name}")))
+    return found

@@ -1,0 +1,90 @@
+"""The plugin's arguments in plugstack.conf: one table, as for options. On the step path."""
+
+from enroot_py.errors import ConfigError
+from pyxis_py.options import NO, YES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+PLUGIN = "spank_pyxis.so"
+
+
+class Setting:
+    """One row: name, default as it would be written, meaning, and the values that it may have."""
+
+    __slots__ = ("name", "default", "doc", "kind")
+
+    def __init__(self, name: str, default: str, doc: str, *, kind: str = "bool") -> None:
+        self.name = name
+        self.default = default
+        self.doc = doc
+        self.kind = kind
+
+    def parse(self, text: str) -> "str | bool":
+        """Raises ValueError with what the value should have been."""
+        if self.kind == "bool":
+            if text.lower() not in YES + NO:
+                raise ValueError("must be yes or no")
+            return text.lower() in YES
+        if self.kind == "path":
+            if text and not text.startswith("/"):
+                raise ValueError("must be an absolute path")
+            return text.rstrip("/") or text[:1]
+        if text not in self.kind.split("|"):
+            raise ValueError(f"must be one of {self.kind}")
+        return text
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("runtime_path", "/run/pyxis", "where each user has a directory for running steps", kind="path"),
+        Setting("execute_entrypoint", "0", "run entrypoints unless --no-container-entrypoint"),
+        Setting("container_scope", "global", "whether named containers outlive the job", kind="job|global"),
+        Setting("sbatch_support", "1", "let sbatch and salloc have the container options"),
+        Setting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
+        Setting("importer", "", "program that imports images instead of penroot", kind="path"),
+        Setting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
+    )
+}
+
+
+class Settings:
+    """The plugin's arguments, read-only once loaded."""
+
+    __slots__ = tuple(SETTINGS)
+
+    runtime_path: str
+    execute_entrypoint: bool
+    container_scope: str
+    sbatch_support: bool
+    use_enroot_load: bool
+    importer: str
+    use_squashfuse: bool
+
+    def __init__(self, values: "dict[str, str | bool]") -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, values[name])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Settings are read-only: {name}")
+
+
+def load(arguments: "Iterable[str]") -> Settings:
+    """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
+
+    Raises ConfigError for an unknown name and a bad value.
+    """
+    values = {name: setting.parse(setting.default) for name, setting in SETTINGS.items()}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name not in SETTINGS or not equals:
+            raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(SETTINGS))
+        setting = SETTINGS[name]
+        try:
+            values[name] = setting.parse(text)
+        except ValueError as e:
+            raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
+    return Settings(values)

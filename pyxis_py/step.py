@@ -1,0 +1,344 @@
+"""Decisions of a step: which container it gets, and how it is made, entered and removed."""
+
+import os
+
+from enroot_py import containers, linux, log, rootfs, start
+from enroot_py import settings as enroot_settings
+from enroot_py.errors import (
+    CommandError,
+    ContainerError,
+    ImageError,
+    MountError,
+    PenrootError,
+)
+from enroot_py.mounts import Mount
+from pyxis_py import options, pmix, running
+from pyxis_py import settings as plugin_settings
+from pyxis_py.submit import is_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from enroot_py.settings import Settings
+    from pyxis_py.job import Job
+    from pyxis_py.options import MountEntry
+
+# Languages of the host mean nothing in an image that has other locales.
+_LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
+_BOOT = ".step"  # in a container that goes with a step: the node and its boot
+_BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
+
+
+def boot_id() -> str:
+    """What is another one after each boot: random(4)."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
+def tell(text: str) -> None:
+    """A line for the user as it is, without the node's name: what others read."""
+    log.sink("TELL", text)
+
+
+_KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
+
+
+class Step:
+    """One step on one node, from what the plugin said."""
+
+    def __init__(self, job: "Job") -> None:
+        """Raises UsageError, ConfigError."""
+        self.job = job
+        self.request = options.parse(job.options, job.environ, job.cwd)
+        self.plugin = plugin_settings.load(job.arguments)
+        if job.stepid == _BATCH and not self.plugin.sbatch_support:
+            self.request = options.parse((), {})
+        self.host = job.host()
+        self.settings = self._settings()
+        self.registry = running.Registry(self.plugin.runtime_path, job.uid)
+        scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
+        self.name = f"pyxis_{scope}" + (self.request.name or f"{job.jobid}.{job.stepid}")
+
+    def _settings(self) -> "Settings":
+        loaded = enroot_settings.load(self.host)
+        said = {
+            "mount_home": self.request.mount_home,
+            "remap_root": self.request.remap_root,
+            "rootfs_writable": self.request.writable,
+            **{f"unshare_{kind}": True for kind in self.request.unshare},
+        }
+        return loaded.replace("option", **{name: value for name, value in said.items() if value is not None})
+
+    def joins_running(self) -> bool:
+        """Whether the step goes into a container of its name that runs. Raises ContainerError where it must not."""
+        mode = self.request.name_mode
+        if mode == "create":
+            raise ContainerError(
+                f"--container-name={self.request.name}:create: the container exists already and is running",
+                hint="use it without :create",
+            )
+        return mode != "no_exec"
+
+    def directory_id(self) -> "tuple[int, int] | None":
+        """What tells the container's directory from another of the same name; None where it has none."""
+        try:
+            info = os.stat(f"{self.settings.data_path}/{self.name}")
+        except FileNotFoundError:
+            return None
+        return info.st_dev, info.st_ino
+
+    def check_attached(self, names: "tuple[str, ...]") -> None:
+        """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
+        for kind in self.request.unshare:
+            if kind not in names:
+                raise ContainerError(
+                    f"--container-unshare={kind}: the running container {self.request.name} is "
+                    f"not in a separate {_KINDS[kind]} namespace",
+                    hint=f"leave it out, or use another container: --container-name={self.request.name}:no_exec",
+                )
+        if self.request.mounts:
+            tell("ignoring --container-mounts when attaching to a running container")
+
+    def prepare(self) -> rootfs.Source:
+        """The root file system of the step, imported and created where that is needed. Raises PenrootError."""
+        request = self.request
+        if self.settings.remap_root:
+            why = pmix.check_root(self.job.environ, self.job.numbers.get("totaltasks", 0))
+            if why:
+                log.warn(why)
+        for mount in request.mounts:
+            if mount.source.startswith("/") and not os.path.exists(mount.source):
+                raise MountError(
+                    f"--container-mounts: source path does not exist: {mount.source}",
+                    hint=f"it must exist on the node {self.job.node}",
+                )
+        if request.name is not None and request.name_mode == "exec":
+            raise ContainerError(
+                f"--container-name={request.name}:exec: the container is not running on this node",
+                hint="use it without :exec, and it is started",
+            )
+        if request.name is not None and self.name in containers.names(self.settings):
+            if request.name_mode == "create":
+                raise ContainerError(
+                    f"--container-name={request.name}:create: the container exists already",
+                    hint="use it without :create, or remove it: penroot remove " + self.name,
+                )
+            return containers.open_container(self.name, self.settings)
+        if request.image is None:
+            raise ContainerError(
+                f"--container-name={request.name}: there is no such container on this node",
+                hint="give --container-image too, and it is made",
+            )
+        if request.name is not None and self.plugin.container_scope == "job":
+            self._note(self.name)
+        source = self._from_image(request.image)
+        if request.name is None and self._leaves_a_directory:
+            with open(f"{self.settings.data_path}/{self.name}/{_BOOT}", "w") as f:
+                f.write(f"{self.job.node} {boot_id()}\n")
+            self._sweep()
+        return source
+
+    def _from_image(self, image: str) -> rootfs.Source:
+        if is_file(image, self.job.cwd):
+            return self._from_file(image)
+        return self._from_importer(image) if self.plugin.importer else self._from_reference(image)
+
+    @property
+    def _leaves_a_directory(self) -> bool:
+        """Whether a new container of this step takes room under the data path."""
+        request = self.request
+        return request.name is not None or bool(request.save) or self.settings.rootfs_writable
+
+    def begin(self) -> None:
+        """Before anything is made: note what there will be to remove, should this process be killed.
+
+        Raises ImageError where the container could not be saved at the end: no callback of Slurm
+        after the last task changes the status with which srun exits, and the work would be lost.
+        """
+        if self.request.save and self.request.wants_container:
+            self._check_save(self.request.save)
+        if self.request.wants_container:
+            self._note(self._step_name)
+
+    def _sweep(self) -> None:
+        """Remove what steps of this node have left that a reboot ended: nothing else knows of them then."""
+        for name in containers.names(self.settings):
+            job, _, step = name.removeprefix("pyxis_").rpartition("_")[2].partition(".")
+            if not (name.startswith("pyxis_") and job.isdecimal() and step.isdecimal()):
+                continue
+            try:
+                with open(f"{self.settings.data_path}/{name}/{_BOOT}") as f:
+                    node, boot = f.read().split()
+            except (OSError, ValueError):
+                continue  # another user's idea of a name, or removed in this moment
+            if node == self.job.node and boot != boot_id():
+                containers.remove_if_there(name, self.settings)
+
+    @property
+    def _step_name(self) -> str:
+        return f"pyxis_{self.job.jobid}.{self.job.stepid}"
+
+    def _note(self, what: str) -> None:
+        named_stays = self.request.name is not None and what != self.name
+        path = "-" if named_stays else f"{self.settings.data_path}/{self.name}"
+        running.note(self.plugin.runtime_path, self.job.uid, what, path)
+
+    def _from_file(self, image: str) -> rootfs.Source:
+        path = os.path.join(self.job.cwd or "/", image)
+        if not image.startswith(("/", ".")):
+            log.warn(f"the image is the file {path}; write ./{image} for it, docker://{image} for a registry's")
+        if self.request.name is not None:
+            # Kept containers do not depend on a file that their user may move.
+            log.info(f"unpacking {path}")
+            return containers.unpack(self.name, path, self.settings)
+        source = containers.find_file(path)
+        return containers.temporary(self.name, source, self.settings) if self._leaves_a_directory else source
+
+    def _from_reference(self, image: str) -> rootfs.Source:
+        from enroot_py import images, reference
+
+        ref = reference.parse(image, self.job.cwd)
+        # Of several tasks one looks at the last line only; a batch step has none.
+        if self.job.numbers.get("totaltasks", 0) <= 1:
+            tell(f"importing docker image: {image}")
+        try:
+            stored = images.pull(ref, self.settings)
+        except PenrootError as e:
+            raise ImageError(f"failed to import docker image: {image}: {e}", hint=e.hint) from e
+        tell(f"imported docker image: {image}")
+        if not self._leaves_a_directory:
+            return rootfs.Source(self.name, lowerdirs=tuple(stored.lowerdirs))
+        return containers.create(self.name, stored.path, self.settings, str(ref))
+
+    def _from_importer(self, image: str) -> rootfs.Source:
+        from pyxis_py import importer
+
+        uri = image if "://" in image else f"docker://{image}"
+        if self.job.numbers.get("totaltasks", 0) <= 1:
+            tell(f"importing docker image: {image}")
+        path = importer.get(self.plugin, self.job, self.host, uri)
+        tell(f"imported docker image: {image}")
+        if self.request.name is None:
+            return self._from_file(path)
+        try:
+            return self._from_file(path)
+        finally:
+            importer.release(self.plugin, self.job, self.host)
+
+    def enter(self, source: rootfs.Source) -> "tuple[dict[str, str], str]":
+        """Move this process into the container; its environment and working directory. Raises PenrootError."""
+        if self._runs_entrypoint:
+            from pyxis_py import entrypoint  # while the host's files are there
+        mounts = [to_mount(mount) for mount in self.request.mounts]
+        # Slurm's own come last, so that no tmpfs of the user hides them.
+        if self.job.script:
+            flags = "x-create=file,bind,ro,nosuid,nodev,private"
+            mounts.append(Mount(self.job.script, self.job.script, "none", flags, 0, "batch script"))
+        if server := pmix.directory(self.job.environ):
+            flags = "x-create=dir,bind,rw,nosuid,noexec,nodev,private"
+            mounts.append(Mount(server, server, "none", flags, 0, "PMIX_SERVER_TMPDIR"))
+        if munge := pmix.munge(self.job.environ, remap_root=self.settings.remap_root):
+            flags = "x-create=dir,bind,ro,nosuid,noexec,nodev,private"
+            mounts.append(Mount(munge, munge, "none", flags, 0, "PMIx with --container-remap-root"))
+        env = options.chosen(self.request.env, self.job.environ)
+        container = start.enter(source, self.settings, self.host, mounts, env)
+        workdir = container.image.workdir if container.image else "/"
+        if not self._runs_entrypoint:
+            return container.environ, workdir
+        output = os.memfd_create("penroot-entrypoint")
+        try:
+            return entrypoint.run(container, output, remap_root=self.settings.remap_root)
+        except CommandError:
+            self._show(output, log.error)
+            raise
+        finally:
+            if self.request.entrypoint_log:
+                self._show(output, lambda line: tell(f"entrypoint: {line}"))
+            os.close(output)
+
+    def root(self) -> int:
+        """In the container: its root file system without what is mounted in it, for other containers on it.
+
+        Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
+        "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+        """
+        return linux.open_tree(linux.AT_FDCWD, "/", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
+
+    @property
+    def _runs_entrypoint(self) -> bool:
+        asked = self.request.entrypoint
+        return self.plugin.execute_entrypoint if asked is None else asked
+
+    def _show(self, output: int, say: "Callable[[str], None]") -> None:
+        for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
+            say(line)
+
+    def environ(self, image: "Mapping[str, str]", task: "Job") -> "tuple[dict[str, str], tuple[str, ...]]":
+        """What to set and what to unset in a task: the image wins, except for --container-env."""
+        kept = options.chosen(self.request.env, self.job.environ)
+        assign = {name: value for name, value in image.items() if name not in kept}
+        assign.update(pmix.variables(self.job.environ))
+        if "PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ:
+            from pyxis_py import pytorch
+
+            assign.update(pytorch.variables(task, image))
+        # Of the names that are not here the task has the job's values.
+        assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
+        drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
+        return assign, drop
+
+    def finish(self, failed: bool, *, attached: bool = False) -> None:
+        """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
+
+        ``failed``: not every task of the node has entered, so there is nothing to save.
+        """
+        if not self.request.wants_container:
+            return
+        self.registry.remove(self.name, self.job)
+        try:
+            if self.request.save and not failed:
+                self._save(self.request.save)
+        finally:
+            if self.plugin.importer and self.request.image and not is_file(self.request.image, self.job.cwd):
+                from pyxis_py import importer
+
+                importer.release(self.plugin, self.job, self.host)
+            if self.request.name is None and not attached:
+                containers.remove_if_there(self.name, self.settings)
+            running.erase(self.plugin.runtime_path, self.job.uid, self._step_name)
+
+    def _check_save(self, save: str) -> None:
+        directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
+        if not os.path.isdir(directory):
+            why = "no such directory"
+        elif not os.access(directory, os.W_OK | os.X_OK):
+            why = "the directory is not writable for you"
+        else:
+            return
+        raise ImageError(
+            f"--container-save={save}: {why}: {directory}", hint=f"it must be there on the node {self.job.node}"
+        )
+
+    def _save(self, save: str) -> None:
+        output = os.path.join(self.job.cwd or "/", save)
+        containers.export(self.name, output, self.settings.replace("option", force_override=True))
+        tell(f"exported container {self.name} to {save}")
+
+
+def clean_up(job: "Job") -> None:
+    """After a job: remove the containers that were to go with it. Raises PenrootError."""
+    plugin = plugin_settings.load(job.arguments)
+    running.Registry(plugin.runtime_path, job.uid).forget_job(job.jobid)
+    for name, path in running.noted(plugin.runtime_path, job.uid, job.jobid):
+        if path.startswith("/"):
+            directory, container = os.path.split(path)
+            settings = enroot_settings.load(job.environ).replace("epilog", data_path=directory)
+            containers.remove_if_there(container, settings)
+        running.erase(plugin.runtime_path, job.uid, name)
+
+
+def to_mount(entry: "MountEntry") -> Mount:
+    """An entry of --container-mounts as a line of fstab."""
+    fstype = "tmpfs" if entry.source == "tmpfs" else "none"
+    return Mount(entry.source, entry.target, fstype, ",".join(entry.flags), 0, "--container-mounts")
