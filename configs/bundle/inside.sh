@@ -1,0 +1,248 @@
+#!/bin/sh
+# The driver of a bundle, in the container's namespaces: environment, mounts,
+# hooks, then the switch of root. What `penroot start` does in Python.
+set -eu
+work=$1
+shift
+runfile=$work/bin/penroot-runfile
+mount=$work/bin/penroot-mount
+container=$ENROOT_ROOTFS
+# Of the bundle, then of this run.
+version='' image_run='' image_workdir='' image_entrypoint='' image_command=''
+conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' env_words=''
+# shellcheck source=/dev/null
+. "$work/config"
+# shellcheck source=/dev/null
+. "$work/options"
+umask=$(umask)
+umask 022
+
+export ENROOT_PID=$$ ENROOT_VERSION="$version" ENROOT_ENVIRON="$work/mnt/environment" ENROOT_MOUNTS="$work/mnt/fstab"
+export ENROOT_LIBRARY_PATH="$work/lib" ENROOT_SYSCONF_PATH="$work/etc/system" ENROOT_CONFIG_PATH="$work/etc/user"
+export PATH="$work/bin${PATH:+:$PATH}"
+for name in root:REMAP_ROOT rw:ROOTFS_WRITABLE pid:UNSHARE_PID net:UNSHARE_NET ipc:UNSHARE_IPC home:MOUNT_HOME \
+    devices:RESTRICT_DEV; do
+    # enroot's hooks ask whether a variable is set.
+    unset "ENROOT_${name#*:}"
+    eval "[ -z \"\$${name%%:*}\" ] || export ENROOT_${name#*:}=y"
+done
+# shellcheck source=/dev/null
+[ -z "$conf" ] || . "$conf"
+
+defined() {
+    [ -n "$conf" ] && case $(command -V "$1" 2>/dev/null) in *function*) ;; *) return 1 ;; esac
+}
+
+# One field of fstab(5).
+field() {
+    field=
+    rest=$1
+    while [ -n "$rest" ]; do
+        case $rest in
+        ' '*) field="$field\\040" ;;
+        '	'*) field="$field\\011" ;;
+        \\*) field="$field\\134" ;;
+        '$'*) field="$field\\044" ;;
+        *) field="$field${rest%"${rest#?}"}" ;;
+        esac
+        rest=${rest#?}
+    done
+}
+
+collect_environment() { # --env KEY=VALUE...
+    "$runfile" get "$container" /etc/environment 2>/dev/null || :
+    printf '\n'
+    for file in "$work"/etc/system/environ.d/*.env "$work"/etc/user/environ.d/*.env; do
+        [ ! -f "$file" ] || "$runfile" substitute <"$file"
+        printf '\n'
+    done
+    ! defined environ || environ
+    while [ $# -gt 1 ]; do # for hooks to see; they arrive exactly with --env below
+        case $2 in
+        *'
+'*) ;;
+        *) printf '%s\n' "$2" ;;
+        esac
+        shift 2
+    done
+}
+
+collect_mounts() {
+    "$runfile" get "$container" /etc/fstab >"$work/mnt/image.fstab" 2>/dev/null || :
+    {
+        [ -z "$pid" ] || printf '%s\n' 'proc /proc proc x-create=dir,rw,nosuid,nodev,noexec 0 -1'
+        [ -z "$net" ] || printf '%s\n' 'sysfs /sys sysfs x-create=dir,ro,nosuid,nodev,noexec 0 -1'
+        [ -z "$ipc$devices" ] || restricted_devices
+    } >"$work/mnt/namespaces.fstab"
+    {
+        ! defined mounts || mounts
+        while IFS= read -r line; do
+            IFS=:
+            set -f
+            # shellcheck disable=SC2086 # its fields
+            set -- $line
+            set +f
+            IFS=' 	
+'
+            printf '%s ' "$@"
+            printf '\n'
+        done <"$work/mounts"
+    } >"$work/mnt/options.fstab"
+}
+
+restricted_devices() {
+    printf '%s\n' 'none /dev none x-detach,nofail,silent 0 -1' \
+        'tmpfs /dev tmpfs x-create=dir,rw,nosuid,noexec,mode=755 0 -1'
+    for device in zero null full urandom random tty; do
+        printf '/dev/%s /dev/%s none x-create=file,bind,rw,nosuid,noexec 0 -1\n' "$device" "$device"
+    done
+    printf '%s\n' 'devpts /dev/pts devpts x-create=dir,rw,nosuid,noexec,newinstance,ptmxmode=0666,mode=620 0 -1'
+    if [ -n "$ipc" ]; then
+        printf '%s\n' 'tmpfs /dev/shm tmpfs x-create=dir,rw,nosuid,nodev,noexec,mode=1777 0 -1' \
+            'mqueue /dev/mqueue mqueue x-create=dir,rw,nosuid,nodev,noexec,nofail,silent 0 -1'
+    else
+        printf '%s\n' '/dev/shm /dev/shm none x-create=dir,bind,rw,nosuid,nodev,noexec 0 -1' \
+            '/dev/mqueue /dev/mqueue none x-create=dir,bind,rw,nosuid,nodev,noexec,nofail,silent 0 -1'
+    fi
+}
+
+do_mounts() {
+    set -- "$1" "$work/mnt/image.fstab"
+    for file in "$work"/etc/system/mounts.d/*.fstab "$work"/etc/user/mounts.d/*.fstab; do
+        [ ! -f "$file" ] || set -- "$@" "$file"
+    done
+    pass=$1
+    shift
+    "$mount" --root "$container" --pass "$pass" "$@" "$work/mnt/namespaces.fstab" "$work/mnt/options.fstab"
+}
+
+# Entries of the image whose name and number are still free; ours come first.
+# _apt goes: without it apt does not try to drop privileges that nobody has.
+merge() {
+    names=:_apt: numbers=:
+    while IFS= read -r line; do
+        name=${line%%:*} number=${line#*:*:}
+        number=${number%%:*}
+        case $line in
+        *:*:*) ;;
+        *) continue ;;
+        esac
+        case $names in *":$name:"*) continue ;; esac
+        case $numbers in *":$number:"*) continue ;; esac
+        if [ "$line" = "${line%:image}" ]; then
+            names="$names$name:" numbers="$numbers$number:"
+            printf '%s\n' "$line"
+        else
+            printf '%s\n' "${line%:image}"
+        fi
+    done
+}
+
+from_image() {
+    "$runfile" get "$container" "$1" 2>/dev/null | while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s:image\n' "$line"
+    done
+}
+
+hook_devices() {
+    [ -n "$ipc$devices" ] || return 0
+    for link in fd:/proc/self/fd ptmx:/dev/pts/ptmx stdin:/proc/self/fd/0 stdout:/proc/self/fd/1 stderr:/proc/self/fd/2; do
+        "$runfile" symlink "$container" "${link#*:}" "/dev/${link%%:*}"
+    done
+}
+
+hook_shadow() {
+    IFS=: read -r user _ _ _ gecos directory shell <<EOF
+$account
+EOF
+    "$runfile" exists "$container" "$shell" || shell=/bin/sh
+    {
+        printf '%s\n' "root:x:0:0:root:/root:$shell" "nobody:x:65534:65534:nobody:/:/sbin/nologin"
+        [ "$uid" = 0 ] || printf '%s\n' "$user:x:$uid:$gid:$gecos:$directory:$shell"
+        from_image /etc/passwd
+    } | merge | "$runfile" put "$container" /etc/passwd
+    {
+        printf '%s\n' "root:x:0:" "nogroup:x:65534:"
+        [ "$gid" = 0 ] || printf '%s\n' "${group%%:*}:x:$gid:"
+        from_image /etc/group
+    } | merge | "$runfile" put "$container" /etc/group
+    if ! "$runfile" exists "$container" "$directory"; then
+        "$runfile" mkdir "$container" "$directory" 0700
+        for file in .bashrc .profile .bash_logout .bash_profile; do
+            ! "$runfile" exists "$container" "/etc/skel/$file" ||
+                "$runfile" get "$container" "/etc/skel/$file" | "$runfile" put "$container" "$directory/$file"
+        done
+    fi
+    if [ -n "$root" ]; then
+        user=root directory=/root
+    fi
+}
+
+hook_home() {
+    [ -n "$home" ] || return 0
+    source=${HOME:-$directory}
+    directory=$source
+    [ -z "$root" ] || directory=/root
+    field "$source"
+    source=$field
+    field "$directory"
+    printf '%s %s none x-create=dir,rbind,rw,nosuid\n' "$source" "$field" | "$mount" --root "$container" -
+}
+
+hook_localtime() {
+    # shellcheck disable=SC2094 # the host's, and the container's
+    [ ! -h /etc/localtime ] || [ ! -e /etc/localtime ] || "$runfile" put "$container" /etc/localtime </etc/localtime
+}
+
+site_hooks() {
+    : >"$ENROOT_MOUNTS"
+    for hook in "$work"/etc/system/hooks.d/*.sh "$work"/etc/user/hooks.d/*.sh; do
+        [ ! -x "$hook" ] || "$hook" >/dev/null
+    done
+    ! defined hooks || hooks >/dev/null
+    "$mount" --root "$container" "$ENROOT_MOUNTS"
+}
+
+eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
+collect_mounts
+do_mounts -1
+hook_devices
+hook_shadow
+hook_home
+hook_localtime
+site_hooks
+do_mounts 0
+script=
+if [ -n "$rc" ]; then
+    script=$rc
+elif defined rc; then
+    script=$work/mnt/rc
+    {
+        "$runfile" get / "$conf"
+        # shellcheck disable=SC2016 # for the container's shell
+        printf '\nrc "$@"\n'
+    } >"$script"
+fi
+if [ -z "$script" ] && [ -z "$login" ] && [ -n "$image_run" ] && ! "$runfile" exists "$container" "$image_workdir"; then
+    "$runfile" mkdir "$container" "$image_workdir" 0755
+fi
+[ -n "$rw" ] || printf 'none / none remount,bind,nosuid,nodev,ro\n' | "$mount" --root "$container" -
+umask "$umask"
+
+# What a login would set and the image did not; what was given with --env is last and wins.
+set -- "$container" "$@"
+[ -z "$script" ] || set -- --rcfile "$script" "$@"
+if [ -z "$script$login" ] && [ -n "$image_run" ]; then
+    shift
+    [ $# -gt 0 ] || eval "set -- $image_command"
+    eval "set -- $image_entrypoint \"\$@\""
+    if [ $# -gt 0 ]; then
+        set -- --exec --workdir "$image_workdir" "$container" "$@"
+    else
+        set -- --workdir "$image_workdir" "$container"
+    fi
+elif [ -z "$script$login" ] && [ $# -gt 1 ] && ! "$runfile" exists "$container" /etc/rc; then
+    set -- --exec "$@"
+fi
+[ -z "$home" ] || set -- --env "HOME=$directory" "$@"
+eval "exec \"\$work/bin/penroot-switchroot\" \$login --envfile \"\$ENROOT_ENVIRON\" $env_words \"\$@\""

@@ -1,0 +1,39 @@
+"""Control groups: /sys/fs/cgroup shows those of the caller, read-only, so that a program finds its own limits.
+
+The container's cgroup namespace makes them the root, but what is mounted on
+the host shows the host's hierarchy. See cgroup_namespaces(7).
+"""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    mounted: dict[str, str] = {}
+    for line in context.cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        # Slurm limits the step; a task's own group inside it says nothing.
+        if path.rpartition("/")[2].startswith("task_"):
+            path = path.rpartition("/")[0]
+        mounted = mounted or hierarchies()
+        target = mounted.get(controllers, "")
+        source = target + path.rstrip("/")
+        if target and source != target and os.path.isdir(source):
+            context.mount(source, target, "rbind,ro,nosuid,nodev,noexec,nofail,silent")
+
+
+def hierarchies() -> "dict[str, str]":
+    """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
+    found: dict[str, str] = {}
+    with open("/proc/self/mountinfo") as f:
+        for line in f:
+            if " - cgroup" not in line:
+                continue
+            fields = line.split()
+            options = [o for o in fields[-1].split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
+            controllers = "" if " - cgroup2 " in line else ",".join(o for o in options if "release_agent=" not in o)
+            found.setdefault(controllers, fields[4])
+    return found

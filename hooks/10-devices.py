@@ -1,0 +1,12 @@
+"""/dev: one of the container's own, where ENROOT_RESTRICT_DEV asks for it."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    if context.settings.restrict_dev and not context.settings.unshare_ipc:  # with its own IPC it has one
+        from enroot_py import private
+
+        private.make_dev(context.root, own_ipc=False)

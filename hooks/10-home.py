@@ -1,0 +1,14 @@
+"""Home directory: the caller's own, where ENROOT_MOUNT_HOME or --container-mount-home asks for it."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    if not context.settings.mount_home:
+        return
+    source = context.host.get("HOME") or context.user.pw_dir
+    target = "/root" if context.settings.remap_root else source
+    context.mount(source, target, "x-create=dir,rbind,rw,nosuid")
+    context.environ["HOME"] = target

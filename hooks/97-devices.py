@@ -1,0 +1,51 @@
+"""Devices of any vendor, by ENROOT_DEVICES: names of CDI, or nodes of /dev such as /dev/kfd and /dev/dri."""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.devices import Edits, Host
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    if context.settings.devices:
+        plan(context).execute(context)
+
+
+def plan(context: "Context") -> "Edits":
+    """Raises HookError for a device that this node does not have."""
+    from enroot_py import cdi, devices
+    from enroot_py.errors import HookError
+
+    host = devices.Host.of(context.host)
+    edits = devices.Edits("97-devices")
+    kinds: dict[str, list[str]] = {}
+    for word in context.settings.devices.split(","):
+        word = word.strip()
+        if word.startswith("/dev/") and ".." not in word:
+            if not add_nodes(host, edits, word):
+                raise HookError(f"the device {word} does not exist on {os.uname().nodename}")
+        elif word:
+            kind, name = cdi.split_name(word)
+            kinds.setdefault(kind, []).append(name)
+    registry = cdi.Registry(host, context.settings.cache_path) if kinds else None
+    for kind, names in kinds.items():
+        assert registry is not None
+        known = registry.names(kind)
+        wanted = known if "all" in names and "all" not in known else names
+        folders = registry.add(edits, kind, wanted or names)
+        if folders:
+            from enroot_py import nvidia
+
+            nvidia.Driver(host, "", "").link(edits, folders)
+    return edits
+
+
+def add_nodes(host: "Host", edits: "Edits", path: str) -> bool:
+    """A node, or the nodes in a directory; False where there are none."""
+    if not os.path.isdir(host.path(path)):
+        return edits.node(host, path)
+    names = [name for name in host.list(path) if name != "by-path"]
+    found = [add_nodes(host, edits, f"{path}/{name}") for name in names]
+    return any(found)

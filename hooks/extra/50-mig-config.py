@@ -1,0 +1,22 @@
+"""MIG: who gets whole GPUs in MIG mode may also cut them up."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    visible = context.host.get("NVIDIA_VISIBLE_DEVICES", context.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+    # Of MIG devices the caller has parts, and those are made already.
+    if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
+        return
+    from enroot_py import devices, nvidia, nvml
+
+    host = devices.Host.of(context.host)
+    library = nvidia.Driver(host, context.host.get("NVIDIA_DRIVER_ROOT", ""), "").nvml()
+    if not library:
+        return
+    known = nvidia.gpus(host)
+    chosen = nvidia.select(visible.split(","), known, host, "NVIDIA_VISIBLE_DEVICES", lambda: library)
+    if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):
+        context.environ["NVIDIA_MIG_CONFIG_DEVICES"] = "all"
