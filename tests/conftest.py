@@ -1,0 +1,36 @@
+"""Options and fixtures of all tiers: short slices by default, long loops with --soak, one seed for all randomness."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="let tests marked soak run long")
+    parser.addoption("--seed", type=int, help="repeat a run that printed this seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "soak: loops and fuzzing: a short slice always, long with --soak")
+    config.addinivalue_line("markers", "gpu: needs a GPU")
+    if config.option.seed is None:
+        config.option.seed = time.time_ns() % 1_000_000
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (repeat with --seed)"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers that --seed repeats, for each test its own."""
+    return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    """True where a loop may take minutes."""
+    return bool(request.config.option.soak)

@@ -1,0 +1,90 @@
+"""A container made of this machine's own programs, so that it needs no registry and no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+from tests.kernel.conftest import User, busybox_rootfs, user
+
+__all__ = ["user"]
+
+# With the interpreter that has PyTorch, where that is not the one of the tests.
+PYTHON = os.environ.get("PENROOT_TORCH_PYTHON") or shutil.which("python3") or sys.executable
+
+
+class Box:
+    """The container ``box``: libraries of programs are copied, trees of Python are mounted."""
+
+    def __init__(self, user: User) -> None:
+        self.user = user
+        self.root = user.data / "box"
+        self.mounts: list[str] = []
+        busybox_rootfs(self.root)
+        user.own(user.data)
+
+    def add(self, program: pathlib.Path | str) -> None:
+        """A program at its own path, with the libraries that it needs but not the driver's."""
+        self.copy([str(program), *libraries([str(program)])])
+
+    def copy(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            target = self.root / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                shutil.copy(path, target)
+        self.user.own(self.root)
+
+    def run(self, *command: str, env: dict[str, str] | None = None) -> str:
+        variables = {"NVIDIA_VISIBLE_DEVICES": "all", **(env or {})}
+        options = [word for mount in self.mounts for word in ("--mount", f"{mount}:{mount}:none:x-create=dir,rbind,ro")]
+        return self.user.start(*options, "box", *command, env=variables)
+
+
+def libraries(programs: list[str]) -> set[str]:
+    """What the loader finds for programs on this machine, without the driver."""
+    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
+    found = set()
+    for line in done.stdout.splitlines():
+        words = line.split()
+        path = words[2] if "=>" in words and len(words) > 2 else words[0] if words else ""
+        if path.startswith("/") and not path.endswith(":") and "nvidia" not in path and "libcuda.so" not in path:
+            found.add(path)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    """Not ``require``: a CI machine without a GPU is no mistake."""
+    if not os.path.exists("/proc/driver/nvidia/version") and not os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has no GPU of NVIDIA")
+
+
+@pytest.fixture
+def box(gpu: None, user: User) -> Box:
+    return Box(user)
+
+
+@pytest.fixture
+def torch_box(box: Box) -> tuple[Box, str]:
+    """The same with PyTorch, and the path of its interpreter."""
+    ask = "import json, sys, sysconfig, torch; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, \
+sysconfig.get_path('stdlib'), torch.__path__[0]]))"
+    done = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{PYTHON} has no PyTorch; name another in PENROOT_TORCH_PYTHON")
+    executable, prefix, base, stdlib, torch = json.loads(done.stdout)
+    box.add(os.path.realpath(executable))
+    trees = {stdlib, prefix if prefix != base else os.path.dirname(torch)}
+    objects = [str(path) for path in pathlib.Path(stdlib).rglob("*.so")]
+    objects += [str(path) for path in pathlib.Path(torch, "lib").glob("*.so*")]
+    box.copy(path for path in libraries(objects) if not path.startswith(tuple(trees)))
+    box.mounts += sorted(trees)
+    return box, executable if prefix != base else os.path.realpath(executable)

@@ -1,0 +1,132 @@
+"""Real kernel, ordinary user: what these tests need, and the user they run as."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+UID = 27001  # in nobody's passwd: the tests need no account
+
+
+def require(condition: object, reason: str) -> None:
+    """Skip for ``reason`` where a person runs the tests; CI installs everything, so there it fails."""
+    if condition:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"missing in CI: {reason}")
+    pytest.skip(reason)
+
+
+class User:
+    """An ordinary user with a home directory of his own, who runs penroot."""
+
+    def __init__(self, home: pathlib.Path) -> None:
+        self.home = home
+        self.data = home / "data"
+        self.environ = {
+            "HOME": str(home),
+            "PATH": f"{PREFIX}/bin:/usr/bin:/bin",
+            "TERM": "xterm",
+            "ENROOT_SYSCONF_PATH": str(home / "etc"),
+            "ENROOT_DATA_PATH": str(self.data),
+            "ENROOT_CACHE_PATH": str(home / "cache"),
+            "ENROOT_RUNTIME_PATH": str(home / "run"),
+        }
+
+    def run(
+        self,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        status: int = 0,
+        cwd: pathlib.Path | None = None,
+        prefix: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as this user; its exit status must be ``status``."""
+        as_user = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--") if os.geteuid() == 0 else ()
+        done = subprocess.run(
+            [*prefix, *as_user, *command],
+            env={**self.environ, **(env or {})},
+            cwd=cwd or self.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == status, f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def penroot(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return self.run(f"{PREFIX}/bin/penroot", *arguments, **options)  # type: ignore[arg-type]
+
+    def start(self, *arguments: str, **options: object) -> str:
+        """The stdout of ``penroot start``."""
+        return self.penroot("start", *arguments, **options).stdout
+
+    def own(self, path: pathlib.Path) -> None:
+        """Give a tree that the test made to this user."""
+        if os.geteuid() == 0:
+            subprocess.run(["chown", "-hR", f"{UID}:{UID}", str(path)], check=True)
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    require(os.access(f"{PREFIX}/bin/penroot", os.X_OK), f"penroot is not installed in {PREFIX}: make install")
+    # Not pytest's own directories: they are closed to other users.
+    home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
+    home.chmod(0o755)
+    made = User(home)
+    made.own(home)
+    yield made
+    shutil.rmtree(home)
+
+
+def busybox_rootfs(path: pathlib.Path) -> None:
+    """A root file system that is one static program under many names."""
+    busybox = shutil.which("busybox")
+    require(busybox, "busybox-static is not installed")
+    assert busybox is not None
+    for directory in ("bin", "dev", "etc", "opt/work", "proc", "sys", "tmp", "usr/bin"):
+        (path / directory).mkdir(parents=True)
+    shutil.copy(busybox, path / "bin/busybox")
+    names = (
+        "cat chown cut echo env false grep head id ln ls mkdir mount ps pwd readlink rm sh sleep stat touch true umount"
+    )
+    for name in names.split():
+        (path / "bin" / name).symlink_to("busybox")
+    (path / "etc/environment").write_text("FROM_IMAGE=yes\nPATH=/opt/bin:/bin:/usr/bin\n")
+
+
+@pytest.fixture
+def rootfs(user: User) -> pathlib.Path:
+    """A container named ``box`` as a plain directory."""
+    path = user.data / "box"
+    busybox_rootfs(path)
+    user.own(user.data)
+    return path
+
+
+@pytest.fixture
+def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """The same as a squashfs image."""
+    require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
+    require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
+    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
+    if os.geteuid() == 0:
+        os.chmod("/dev/fuse", 0o666)
+    path = user.home / "box.sqsh"
+    subprocess.run(["mksquashfs", str(rootfs), str(path), "-all-root", "-quiet", "-no-progress"], check=True)
+    user.own(path)
+    return path
+
+
+def mounts_under(path: pathlib.Path) -> list[str]:
+    """Mounts of this machine's own namespace beneath ``path``."""
+    return [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if f" {path}" in line]

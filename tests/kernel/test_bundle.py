@@ -1,0 +1,371 @@
+"""Bundles: made here, run as an ordinary user on hosts that have nearly nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, UID, User, require
+
+RC = """\
+mkdir -p '/opt/work' 2> /dev/null
+cd '/opt/work' && unset OLDPWD || exit 1
+
+if [ -s /etc/rc.local ]; then
+    . /etc/rc.local
+fi
+
+if [ $# -gt 0 ]; then
+    exec 'sh' '-c' 'echo entry: "$@"' 'it'\\''s' "$@"
+else
+    exec 'sh' '-c' 'echo entry: "$@"' 'it'\\''s' 'a  command'
+fi
+"""
+
+
+@pytest.fixture
+def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
+    """A bundle of the busybox image, and a temporary directory of its user's own."""
+    require(os.path.exists(f"{PREFIX}/libexec/penroot/penroot-runfile"), "the helpers are not installed")
+    (user.home / "tmp").mkdir()
+    user.environ["TMPDIR"] = str(user.home / "tmp")
+    user.own(user.home)
+    user.penroot("bundle", "--checksum", "--desc", 'It\'s a "test"', str(image))
+    return user.home / "box.run"
+
+
+def few_tools(user: User) -> str:
+    """A PATH with nothing but sh, tar and gzip."""
+    tools = user.home / "tools"
+    tools.mkdir()
+    for name in ("sh", "tar", "gzip"):
+        found = shutil.which(name, path="/usr/bin:/bin")
+        assert found
+        (tools / name).symlink_to(found)
+    return str(tools)
+
+
+@pytest.fixture(params=["squashfuse", "extracted"])
+def path(request: pytest.FixtureRequest, user: User) -> str:
+    """PATH of a host with squashfuse, and of one with what a bundle needs."""
+    return "/usr/bin:/bin" if request.param == "squashfuse" else few_tools(user)
+
+
+def run(
+    user: User, bundle: pathlib.Path, *arguments: str, path: str = "/usr/bin:/bin", **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run a bundle where PATH is ``path``."""
+    return user.run("/usr/bin/env", f"PATH={path}", str(bundle), *arguments, **options)  # type: ignore[arg-type]
+
+
+def leftovers(user: User) -> list[str]:
+    """What lies in the temporary directory, once what watches over it has had its time."""
+    found = []
+    for _ in range(100):
+        found = sorted(os.listdir(user.home / "tmp"))
+        if not found:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path: str) -> None:
+    script = 'id -u; pwd; echo "$FROM_IMAGE $TERM $PATH"; grep -c . /proc/self/mountinfo; touch /x 2>&1; exit 7'
+    done = run(user, bundle, "sh", "-c", script, path=path, status=7)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [str(UID), "/", "yes xterm /opt/bin:/bin:/usr/bin"]
+    assert int(lines[3]) > 10
+    assert "Read-only" in lines[4]
+    assert os.listdir(user.home / "tmp") == []
+
+
+def test_the_user_is_known_inside_as_with_start(user: User, bundle: pathlib.Path, path: str) -> None:
+    user.penroot("create", str(user.home / "box.sqsh"), "--name", "same")
+    script = (
+        'cat /etc/passwd /etc/group; env | grep -v "^SHLVL\\|^_="; cat /etc/resolv.conf; ls -d "$HOME" /proc/self/ns'
+    )
+    in_bundle = run(user, bundle, "sh", "-c", script, path=path).stdout
+    assert sorted(in_bundle.splitlines()) == sorted(user.start("same", "sh", "-c", script).splitlines())
+
+
+def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
+    (user.home / "data").mkdir(exist_ok=True)
+    (user.home / "data/f").write_text("mounted\n")
+    user.own(user.home)
+    script = 'id -u; echo "$A|$HOST"; cat /mnt/f; echo $$; touch /here; ls -l /sys/class/net | wc -l'
+    options = (
+        "-rw",
+        "-r",
+        "--rw",
+        "--env",
+        "A=b\n'c'  d",
+        "--env=HOST",
+        f"--mount={user.home}/data:/mnt",
+        "--pid",
+        "--net",
+    )
+    done = run(user, bundle, *options[1:], "sh", "-c", script, path=path, env={"HOST": "yes"})
+    assert done.stdout == "0\nb\n'c'  d|yes\nmounted\n1\n2\n"
+    assert "unknown option: -rw" in run(user, bundle, *options, "true", status=1).stderr
+    assert os.listdir(user.home / "tmp") == []
+
+
+def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Path) -> None:
+    assert run(user, bundle, "--", "sh", "-c", 'echo "$@"', "x", "--info", "--").stdout == "--info --\n"
+
+
+def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
+    out = user.run(
+        str(bundle), "--ipc", "--uts", "sh", "-c", "readlink /proc/self/ns/uts /proc/self/ns/ipc; ls /dev"
+    ).stdout
+    ours = {os.readlink("/proc/self/ns/uts"), os.readlink("/proc/self/ns/ipc")}
+    assert not ours & set(out.splitlines())
+    assert {"null", "shm", "fd"} <= set(out.splitlines())
+    assert "fuse" not in out.splitlines()
+
+
+def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
+    info = dict(line.split(": ", 1) for line in run(user, bundle, "--info").stdout.splitlines())
+    assert info["Description"] == 'It\'s a "test"'
+    assert info["Compression"] == "gzip"
+    assert info["Target directory"] == "box"
+    assert len(info["Checksum"]) == 64
+    assert "Checksum" in run(user, bundle, "--verify").stdout
+    data = bytearray(bundle.read_bytes())
+    data[-5000] ^= 1
+    bundle.write_bytes(data)
+    assert "Checksum validation failed" in run(user, bundle, "--verify", status=1).stderr
+    assert "Checksum validation failed" in run(user, bundle, "true", status=1).stderr
+    assert os.listdir(user.home / "tmp") == []
+
+
+def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
+    run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
+    assert (user.home / "box/message").read_text() == "hello\n"
+    assert "File already exists" in run(user, bundle, "--keep", "true", status=1).stderr
+    shutil.move(user.home / "box", user.data / "kept")
+    assert user.start("kept", "cat", "/message") == "hello\n"
+    run(user, bundle, "-x", path=path)
+    assert (user.home / "box/bin/busybox").exists()
+    assert not (user.home / "box/message").exists()
+    assert os.listdir(user.home / "tmp") == []
+
+
+def test_target_is_substituted_at_run_time(user: User, bundle: pathlib.Path) -> None:
+    user.penroot("bundle", "-t", "${HOME}/deep/er", "-o", "t.run", "box.sqsh")
+    user.run("./t.run", "--extract")
+    assert (user.home / "deep/er/bin/sh").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
+    with running(user, bundle, path) as process:
+        inside = children(process.pid)
+        process.send_signal(number)
+        assert process.wait(timeout=10) == -number
+    assert leftovers(user) == []
+    assert not [pid for pid in inside if alive(pid)]
+
+
+def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path, path: str) -> None:
+    with running(user, bundle, path) as process:
+        (work,) = os.listdir(user.home / "tmp")
+        # The guard last: nobody is there to watch. So does the end of a job's cgroup.
+        everyone = [pid for pid in every_pid() if work in cmdline(pid) or pid in children(process.pid)]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in everyone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=10)
+    assert os.listdir(user.home / "tmp") == [work]
+    with running(user, bundle, path):
+        assert work not in os.listdir(user.home / "tmp")
+        run(user, bundle, "true", path=path)  # and leaves the running one alone
+        assert len(os.listdir(user.home / "tmp")) == 1
+    assert leftovers(user) == []
+
+
+@contextlib.contextmanager
+def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
+    """A bundle whose command runs until it is killed."""
+    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/env", f"PATH={path}"]
+    command += [str(bundle), "sh", "-c", "echo up; sleep 60"]
+    process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def every_pid() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def cmdline(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def children(pid: int) -> list[int]:
+    """Processes beneath one, at any depth."""
+    found = []
+    with contextlib.suppress(OSError):
+        for child in map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Path) -> None:
+    first = bundle.read_bytes()
+    user.penroot("bundle", "-f", "-c", "-d", 'It\'s a "test"', "box.sqsh", env={"SOURCE_DATE_EPOCH": "0"})
+    assert bundle.read_bytes() == first
+    assert "file exists" in user.penroot("bundle", "box.sqsh", status=1).stderr
+    assert [p.name for p in user.home.iterdir() if p.name.startswith(".")] == []
+
+
+def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
+    for directory, word in ((user.home / "etc", "SYSTEM"), (user.home / "config", "USER")):
+        for kind, name, text in (
+            ("environ.d", "50.env", f"{word}=${{HOME}}/x\n"),
+            ("mounts.d", "50.fstab", f"tmpfs /{word} tmpfs x-create=dir\n"),
+            ("hooks.d", "50.sh", f'#!/bin/sh\necho "{word}_HOOK=$ENROOT_PID" >>"$ENROOT_ENVIRON"\n'
+             f'echo "tmpfs /{word}_hook tmpfs x-create=dir" >>"$ENROOT_MOUNTS"\n'),
+        ):  # fmt: skip
+            (directory / kind).mkdir(parents=True, exist_ok=True)
+            (directory / kind / name).write_text(text)
+            (directory / kind / name).chmod(0o755)
+    user.own(user.home)
+    user.environ["ENROOT_CONFIG_PATH"] = str(user.home / "config")
+    user.penroot("bundle", "-o", "system.run", str(image))
+    user.penroot("bundle", "-a", "-o", "all.run", str(image), env={"ENROOT_REMAP_ROOT": "y"})
+    # The host that runs them has no configuration.
+    user.environ = {k: v for k, v in user.environ.items() if not k.startswith("ENROOT_")}
+    script = "id -u; env; ls /"
+    system = user.run("./system.run", "sh", "-c", script).stdout.splitlines()
+    assert f"SYSTEM={user.home}/x" in system
+    assert {"SYSTEM", "SYSTEM_hook", str(UID)} <= set(system)
+    assert not [line for line in system if "USER_" in line or line.startswith(("USER=/", "USER_"))]
+    everything = user.run("./all.run", "sh", "-c", script).stdout.splitlines()
+    assert {"SYSTEM", "SYSTEM_hook", "USER", "USER_hook", "0", f"USER={user.home}/x"} <= set(everything)
+    assert user.run("./all.run", "id", "-u", env={"ENROOT_REMAP_ROOT": "no"}).stdout == f"{UID}\n"
+
+
+def test_configuration_scripts(user: User, bundle: pathlib.Path) -> None:
+    conf = user.home / "conf"
+    conf.write_text(
+        """\
+#ENROOT_REMAP_ROOT=y
+environ() { echo "FROM_CONF=$HOME"; }
+mounts() { echo "tmpfs /conf tmpfs x-create=dir"; }
+hooks() { echo "FROM_HOOK=yes" >>"$ENROOT_ENVIRON"; }
+rc() { echo "rc: $*"; id -u; echo "$FROM_CONF $FROM_HOOK"; ls -d /conf; }
+"""
+    )
+    assert run(user, bundle, "-c", "conf", "a", "b c").stdout == f"rc: a b c\n0\n{user.home} yes\n/conf\n"
+    (user.home / "script").write_text('echo "script: $*"\n')
+    assert run(user, bundle, "--rc", "script", "x").stdout == "script: x\n"
+    assert "cannot read" in run(user, bundle, "--rc", "nowhere", status=1).stderr
+
+
+def test_what_the_image_runs_needs_no_shell(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/rc").write_text(RC)
+    image = user.home / "box.sqsh"
+    subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "zstd"], check=True)
+    user.own(user.home)
+    user.penroot("bundle", "box.sqsh")
+    assert user.run("./box.run").stdout == "entry: a  command\n"
+    assert user.run("./box.run", "x", "y").stdout == "entry: x y\n"
+
+
+def test_compressions_that_the_helper_does_not_know_are_converted(user: User, rootfs: pathlib.Path) -> None:
+    image = user.home / "box.sqsh"
+    subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
+    user.own(user.home)
+    user.penroot("bundle", "box.sqsh")
+    assert "Compression: zstd" in user.run("./box.run", "--info").stdout
+    assert user.run("./box.run", "id", "-u").stdout == f"{UID}\n"
+
+
+def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "mounting a small file system needs root")
+    path = few_tools(user)
+    script = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp; exec setpriv --reuid={UID} --regid={UID}"
+    script += f" --clear-groups env PATH={path} TMPDIR={user.home}/tmp {bundle} true"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "not enough space" in done.stderr
+    assert "ENROOT_TEMP_PATH" in done.stderr
+
+
+def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
+    (user.home / "few").mkdir()
+    (user.home / "few/tar").symlink_to("/bin/tar")
+    done = run(user, bundle, "true", path=str(user.home / "few"), status=1)
+    assert "gzip is not installed" in done.stderr
+    done = run(user, bundle, "true", env={"ENROOT_TEMP_PATH": "/nowhere"}, status=1)
+    assert "set ENROOT_TEMP_PATH" in done.stderr
+
+
+def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
+    """A root with no libc, no Python, no squashfuse; its sh, tar and gzip are busybox."""
+    require(os.geteuid() == 0, "making such a host needs root")
+    host = user.home / "host"
+    for directory in ("bin", "proc", "dev", "sys", "tmp", "etc", "run", "home"):
+        (host / directory).mkdir(parents=True)
+    shutil.copy("/bin/busybox", host / "bin/busybox")
+    for name in ("sh", "tar", "gzip"):
+        (host / "bin" / name).symlink_to("busybox")
+    shutil.copy(bundle, host / "home/box.run")
+    (host / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    (host / "etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\ntester:x:{UID}:{UID}::/home:/bin/sh\n")
+    (host / "etc/group").write_text(f"root:x:0:\ntester:x:{UID}:\n")
+    (host / "tmp").chmod(0o1777)
+    script = f"""
+        mount --bind {host} {host}
+        for d in proc dev sys; do mount --rbind /$d {host}/$d; done
+        exec chroot --userspec={UID}:{UID} --groups= {host} /bin/sh -c \\
+            '/home/box.run --verify; /home/box.run sh -c "id -u; ls /; exit 5"; echo $?; ls /tmp'
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", script],
+        env={"PATH": "/usr/sbin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "squashfuse" in done.stdout
+    # The kernel refuses user namespaces to a chrooted process, user_namespaces(7): so a real root, below.
+    real = f"""
+        mount --bind {host} {host}
+        for d in proc dev sys; do mount --rbind /$d {host}/$d; done
+        mkdir -p {host}/old; cd {host}; pivot_root . old
+        exec /bin/busybox su tester -c '/home/box.run sh -c "id -u; cat /etc/hosts; exit 5"; echo $?; busybox ls /tmp'
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", real],
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == (f"{UID}\n127.0.0.1 localhost\n5\n", 0), done.stderr

@@ -1,0 +1,208 @@
+"""The store pruned and verified while containers use it, through the command line as an ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import Image, entry
+from tests.kernel.conftest import PREFIX, UID, User
+from tests.kernel.registry import Server, serve
+
+
+def numbered(number: int) -> Image:
+    return images.busybox(entry("number", b"%d" % number), entry("fill", os.urandom(100_000)))
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        for number in range(4):
+            server.pusher.image("test/cache", str(number), numbered(number))
+        yield server
+
+
+def uri(registry: Server, number: int) -> str:
+    return f"docker://{registry.host}/test/cache:{number}"
+
+
+def stored(user: User) -> set[str]:
+    """Tags of the images in the store."""
+    lines = user.penroot("cache", "list").stdout.splitlines()
+    return {line.rpartition(":")[2] for line in lines}
+
+
+def last_used(user: User, registry: Server, number: int, hours: int) -> None:
+    """Let an image look as if it had not been used for some hours."""
+    name = next(f for f in (user.home / "cache/refs").iterdir() if f.name.endswith(f"3A{number}%2Bamd64"))
+    digest = name.read_text().split("\n")[0].removeprefix("sha256:")
+    at = time.time() - hours * 3600
+    os.utime(user.home / "cache/images" / digest, (at, at))
+
+
+@contextlib.contextmanager
+def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A container that waits until its stdin is closed."""
+    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    command = [*as_user, f"{PREFIX}/bin/penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number"]
+    with subprocess.Popen(
+        command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        yield process
+
+
+def left(user: User) -> list[Path]:
+    return list((user.home / "cache/tmp").iterdir())
+
+
+def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Server) -> None:
+    for number in (0, 1, 2):
+        user.start(uri(registry, number), "true")
+    user.penroot("create", "--name", "kept", uri(registry, 1))
+    with running(user, uri(registry, 0)) as process:
+        said = user.penroot("cache", "prune").stderr
+        assert stored(user) == {"0", "1"}
+        assert f"process {process.pid}" in said and "data/kept" in said
+        assert process.communicate("")[0].endswith("0")  # read now, after the prune
+    assert user.start("kept", "cat", "/number") == "1"
+    user.penroot("cache", "prune")
+    assert stored(user) == {"1"}
+    user.penroot("remove", "-f", "kept")
+    user.penroot("cache", "prune")
+    assert stored(user) == set() and left(user) == []
+    assert list((user.home / "cache/layers").iterdir()) == [] == list((user.home / "cache/refs").iterdir())
+
+
+def test_running_container_whose_record_is_gone_keeps_its_image(user: User, registry: Server) -> None:
+    user.penroot("create", "--name", "box", uri(registry, 3))
+    with running(user, "box") as process:
+        user.penroot("remove", "-f", "box")
+        user.penroot("cache", "prune")
+        assert stored(user) == {"3"}
+        assert process.communicate("")[0].endswith("3")
+
+
+def test_containers_in_another_data_path_count(user: User, registry: Server) -> None:
+    user.penroot("create", "--name", "far", uri(registry, 2), env={"ENROOT_DATA_PATH": str(user.home / "else")})
+    user.penroot("cache", "prune")
+    assert stored(user) == {"2"}
+
+
+def test_container_in_a_store_whose_path_is_long(user: User, registry: Server) -> None:
+    deep = "/".join([str(user.home), *(["d" * 60] * 4)])
+    longer = {"ENROOT_CACHE_PATH": deep}
+    user.environ.update(longer)
+    with running(user, uri(registry, 0)):
+        user.penroot("cache", "prune")
+        assert stored(user) == {"0"}
+    user.penroot("cache", "prune")
+    assert stored(user) == set()
+
+
+def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -> None:
+    for number in (0, 1, 2):
+        user.start(uri(registry, number), "true")
+    for number, hours in ((0, 5), (1, 50), (2, 20)):
+        last_used(user, registry, number, hours)
+    user.start(uri(registry, 1), "true")  # notes that it was used
+    base = sum(len(layer.tar) for layer in numbered(0).layers[:1])
+    change = sum(len(layer.tar) for layer in numbered(0).layers[1:])
+    user.penroot("cache", "prune", "--keep", str(base + 2 * change))
+    assert stored(user) == {"0", "1"}
+    user.start(uri(registry, 3), "true", env={"ENROOT_CACHE_LIMIT": str(base + 2 * change)})
+    assert stored(user) == {"1", "3"}
+    assert user.start(uri(registry, 2), "cat", "/number") == "2"
+
+
+def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> None:
+    user.start(uri(registry, 0), "true")
+    user.penroot("cache", "prune", "-n")
+    user.penroot("cache", "prune", "--older", "1")
+    assert stored(user) == {"0"}
+    last_used(user, registry, 0, 30)
+    user.penroot("cache", "prune", "--older", "1")
+    assert stored(user) == set()
+
+
+def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Server) -> None:
+    """Each start either finds its image or fetches it again; none reads from a removed layer."""
+    user.start(uri(registry, 0), "true")
+    environ = {**user.environ, "N": uri(registry, 0)}
+    script = (
+        f'for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot start "$N" cat /number || exit 1; echo; done 2> /dev/null'
+    )
+    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    starts = [
+        subprocess.Popen([*as_user, "sh", "-c", script], env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    while any(process.poll() is None for process in starts):
+        user.penroot("cache", "prune")
+    for process in starts:
+        assert process.communicate()[0].split() == ["0"] * 8
+        assert process.returncode == 0
+    assert left(user) == []
+
+
+def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, rng: random.Random) -> None:
+    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    for _ in range(4):
+        for number in (0, 1, 2):
+            user.start(uri(registry, number), "true")
+        process = subprocess.Popen(
+            [*as_user, f"{PREFIX}/bin/penroot", "cache", "prune"],
+            env=user.environ,
+            cwd=user.home,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(rng.uniform(0.05, 0.25))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        user.penroot("cache", "verify")
+        for number in (0, 1, 2):
+            assert user.start(uri(registry, number), "cat", "/number") == str(number)
+    user.penroot("cache", "prune")
+    assert left(user) == []
+
+
+def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registry: Server) -> None:
+    user.start(uri(registry, 1), "true")
+    user.penroot("create", "--name", "box", uri(registry, 1))
+    assert user.penroot("cache", "verify").stderr == ""
+    layers = [path / "fs" for path in (user.home / "cache/layers").iterdir()]
+    (top,) = (path for path in layers if (path / "number").exists())
+    (base,) = (path for path in layers if path != top)
+    was = (top / "number").stat()
+    (top / "number").write_bytes(b"7")
+    os.utime(top / "number", ns=(was.st_atime_ns, was.st_mtime_ns))
+    (base / "bin/more").symlink_to("busybox")
+    (base / "bin/id").unlink()
+    (base / "etc").chmod(0o700)
+    said = user.penroot("cache", "verify", status=1).stderr
+    for line in (
+        "/number was changed: content", "/bin/more was added", "/bin/id is gone", "/etc was changed: mode",
+        "cache verify --repair",
+    ):  # fmt: skip
+        assert line in said
+    user.penroot("cache", "verify", "--repair")
+    assert user.penroot("cache", "verify").stderr == ""
+    assert user.start("box", "cat", "/number") == "1"
+
+
+def test_repair_touches_nothing_that_runs(user: User, registry: Server) -> None:
+    with running(user, uri(registry, 1)):
+        (top,) = (user.home / "cache/layers").glob("*/fs/number")
+        top.write_bytes(b"7")
+        said = user.penroot("cache", "verify", "--repair", status=1).stderr
+        assert "uses it" in said and top.exists()

@@ -1,0 +1,207 @@
+"""create, list, remove, export and the manners of the command line, as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, mounts_under
+
+
+def names(user: User) -> list[str]:
+    return user.penroot("list").stdout.split()
+
+
+def test_create_from_an_image_unpacks_it(user: User, image: pathlib.Path) -> None:
+    user.penroot("create", str(image), env={"ENROOT_DATA_PATH": str(user.home / "other")})
+    assert (user.home / "other/box/bin/busybox").stat().st_size > 0
+    image.unlink()
+    assert user.start("box", "echo", "x", env={"ENROOT_DATA_PATH": str(user.home / "other")}) == "x\n"
+
+
+@pytest.mark.parametrize("option", [("--name", "two"), ("--name=two",), ("-n", "two"), ("-ntwo",)])
+def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tuple[str, ...]) -> None:
+    user.penroot("create", *option, str(image))
+    assert names(user) == ["box", "two"]
+
+
+def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
+    done = user.penroot("create", str(image), status=1)
+    assert "[ERROR] container exists: box" in done.stderr
+    user.start("--rw", "box", "touch", "/mine")
+    user.penroot("create", "--force", str(image))
+    assert not (user.data / "box/mine").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "x" * 256])
+def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> None:
+    assert "not a container name" in user.penroot("create", "-n", name, str(image), status=1).stderr
+
+
+def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> None:
+    closed = rootfs / "opt/closed"
+    (closed / "sub").mkdir(parents=True)
+    (closed / "sub/file").write_text("x")
+    for path, mode in ((closed / "sub", 0o111), (closed, 0o555)):
+        path.chmod(mode)
+    user.own(rootfs)
+    for path, mode in ((closed / "sub", 0o111), (closed, 0o555)):
+        path.chmod(mode)
+    user.start("box", "true")
+    user.penroot("export", "-o", "closed.sqsh", "box")
+    user.penroot("create", "-n", "again", "closed.sqsh")
+    assert user.start("again", "cat", "/opt/closed/sub/file") == "x"
+    user.penroot("remove", "-f", "again", "box")
+    assert names(user) == []
+    assert [p.name for p in user.data.iterdir()] == []
+
+
+def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
+    user.run("sh", "-c", f"echo n | {PREFIX}/bin/penroot remove box")
+    assert names(user) == ["box"]
+    user.run("sh", "-c", f"echo y | {PREFIX}/bin/penroot remove box")
+    assert names(user) == []
+
+
+def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("remove", "-f", "nope", "box", status=1)
+    assert "no such container: nope" in done.stderr
+    assert names(user) == []
+
+
+def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathlib.Path) -> None:
+    user.start("--rw", "box", "sh", "-c", "echo changed > /opt/file")
+    user.penroot("export", "box")
+    user.penroot("create", "-n", "again", "box.sqsh")
+    assert (user.data / "again/opt/file").read_text() == "changed\n"
+    assert sorted(os.listdir(user.data / "again/dev")) == []
+
+
+def test_export_does_not_overwrite(user: User, rootfs: pathlib.Path) -> None:
+    path = user.home / "mine.sqsh"
+    path.write_text("mine")
+    user.own(path)
+    user.penroot("export", "-o", str(path), "box", status=1)
+    assert path.read_text() == "mine"
+    user.penroot("export", "--force", f"--output={path}", "box")
+    assert path.stat().st_size > 4096
+
+
+@pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh"])
+def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path, output: str) -> None:
+    before = sorted(os.listdir(user.home))
+    done = user.penroot("export", "-f", "-o", output, "box", status=1)
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(user.home)) == before
+
+
+def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
+    script = (
+        f"mount -t tmpfs -o size=1m,mode=777 tmpfs {user.home}/small && "
+        f"setpriv --reuid=27001 --regid=27001 --clear-groups {PREFIX}/bin/penroot create {image}; "
+        f"echo status $?; ls -A {user.home}/small"
+    )
+    (user.home / "small").mkdir()
+    import subprocess
+
+    environ = {**user.environ, "ENROOT_DATA_PATH": str(user.home / "small")}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "status 1\n"
+    assert "No space left" in done.stderr or "no space" in done.stderr
+    assert mounts_under(user.home) == []
+
+
+def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -> None:
+    os.truncate(image, image.stat().st_size // 2)
+    assert "truncated" in user.penroot("create", "-n", "new", str(image), status=1).stderr
+    assert names(user) == ["box"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ((), 1),
+        (("help",), 0),
+        (("--help",), 0),
+        (("nonsense",), 1),
+        (("version",), 0),
+        (("info",), 0),
+        (("list", "-x"), 1),
+        (("create",), 1),
+        (("create", "/no/such.sqsh"), 1),
+        (("import", "-o", "", "docker://x"), 1),
+        (("remove",), 1),
+        *(
+            ((verb, "-h"), 0)
+            for verb in "batch bundle create exec export import info list remove start version".split()
+        ),
+        *(((verb, "--help"), 0) for verb in "start create import".split()),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> None:
+    done = user.penroot(*arguments, status=status)
+    assert "Traceback" not in done.stderr
+    if status:
+        assert done.stdout == ""
+        assert done.stderr
+    else:
+        assert done.stdout
+
+
+def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
+    (user.home / "enroot").symlink_to(f"{PREFIX}/bin/penroot")
+    assert user.run(str(user.home / "enroot"), "start", "box", "echo", "x").stdout == "x\n"
+    assert user.run(str(user.home / "enroot"), "list").stdout == "box\n"
+
+
+def test_info_says_where_each_value_comes_from(user: User) -> None:
+    (user.home / "etc").mkdir()
+    (user.home / "etc/enroot.conf").write_text("ENROOT_MAX_CONNECTIONS 7\n")
+    out = user.penroot("info", env={"ENROOT_REMAP_ROOT": "yes"}).stdout
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines["ENROOT_MAX_CONNECTIONS"].split()[1] == "7"
+    assert "enroot.conf:1" in lines["ENROOT_MAX_CONNECTIONS"]
+    assert "environment" in lines["ENROOT_REMAP_ROOT"]
+    assert "default" in lines["ENROOT_MOUNT_HOME"]
+
+
+@pytest.mark.parametrize("place", ["cwd", "pythonpath"])
+def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, place: str) -> None:
+    """-IS: neither the directory one is in nor PYTHONPATH is searched."""
+    (user.home / "os.py").write_text("raise SystemExit('poisoned')\n")
+    env = {"PYTHONPATH": str(user.home), "PYTHONSTARTUP": str(user.home / "os.py")} if place == "pythonpath" else {}
+    assert user.start("box", "echo", "x", env=env, cwd=user.home) == "x\n"
+    assert user.penroot("list", env=env, cwd=user.home).stdout == "box\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("penroot st", {"start"}),
+        ("penroot start b", {"box", "box.sqsh"}),
+        ("penroot start --r", {"--root", "--rw", "--rc"}),
+        ("penroot remove ", {"box"}),
+        ("penroot export --o", {"--output"}),
+        ("penroot cache p", {"prune"}),
+    ],
+)
+def test_completion(user: User, image: pathlib.Path, words: str, expected: set[str]) -> None:
+    script = user.penroot("completion", "bash").stdout
+    assert "complete -o nosort -F" in script
+    env = {"_PENROOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    out = user.penroot(env=env).stdout
+    assert {line.partition(",")[2] for line in out.splitlines()} == expected
+
+
+def test_every_verb_completes(user: User) -> None:
+    env = {"_PENROOT_COMPLETE": "bash_complete", "COMP_WORDS": "penroot ", "COMP_CWORD": "1"}
+    out = user.penroot(env=env).stdout
+    verbs = {line.partition(",")[2] for line in out.splitlines()}
+    assert verbs >= set(
+        "batch bundle create digest exec export help import info list load remove start version".split()
+    )

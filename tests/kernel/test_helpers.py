@@ -1,0 +1,299 @@
+"""The static helper programs, on their own and as an ordinary user, as the talk shows them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, require
+
+HERE = pathlib.Path(__file__).parent
+SOURCE = HERE.parent.parent / "c_shims/helpers"
+LIBEXEC = pathlib.Path(PREFIX) / "libexec/penroot"
+NO_NEW_CALLS = "openat2,open_tree,mount_setattr,move_mount:error=ENOSYS"
+
+
+@pytest.fixture
+def ubuntu(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """An unpacked root file system in the user's home, and the helpers on his PATH."""
+    require((LIBEXEC / "penroot-unshare").exists(), f"the helpers are not installed in {LIBEXEC}")
+    path = user.home / "ubuntu"
+    rootfs.rename(path)
+    user.environ["PATH"] = f"{LIBEXEC}:/usr/bin:/bin"
+    return path
+
+
+def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
+    """The stdout of a shell script in ``enroot-unshare bash``."""
+    return user.run(*prefix, "enroot-unshare", "bash", "-ec", script, status=status).stdout
+
+
+def test_the_talks_three_commands(user: User, ubuntu: pathlib.Path) -> None:
+    (user.home / "fstab").write_text(
+        """\
+# comments and blank lines mean nothing
+
+/proc /proc none x-create=dir,rbind
+/sys  /sys  none x-create=dir,rbind,ro
+/dev  /dev  none x-create=dir,rbind
+tmpfs /run tmpfs x-create=dir,mode=700
+/etc/os-release /etc/host-release none x-create=file,bind,ro
+"""
+    )
+    script = """
+        cat fstab | enroot-mount --root ubuntu -
+        exec enroot-switchroot ubuntu sh -c 'id -u; cat /etc/host-release; chown 5:5 /tmp && echo chowned; ls -d /home'
+    """
+    done = user.run("enroot-unshare", "bash", "-ec", script, status=1)  # ls of a directory that only the host has
+    assert done.stdout == "0\n" + pathlib.Path("/etc/os-release").read_text() + "chowned\n"
+    assert "/home" in done.stderr
+
+
+@pytest.mark.parametrize("prefix", [(), ("strace", "-f", "-qq", "-o", "trace", "-e", f"inject={NO_NEW_CALLS}")])
+def test_readonly_bind_rejects_writes_with_new_and_old_mount_calls(
+    user: User, ubuntu: pathlib.Path, prefix: tuple[str, ...]
+) -> None:
+    (user.home / "data").mkdir(exist_ok=True)
+    user.own(user.home / "data")
+    script = f"""
+        echo '{user.home}/data /a/b\\040c none x-create=dir,bind,ro' | enroot-mount --root ubuntu -
+        exec enroot-switchroot ubuntu sh -c 'touch "/a/b c/x" 2>&1; test -d "/a/b c" && echo there'
+    """
+    out = unshared(user, script, *prefix)
+    assert "Read-only" in out
+    assert out.endswith("there\n")
+    if prefix:
+        assert "(INJECTED)" in (user.home / "trace").read_text()
+
+
+@pytest.mark.parametrize("prefix", [(), ("strace", "-f", "-qq", "-o", "trace", "-e", f"inject={NO_NEW_CALLS}")])
+def test_targets_stay_beneath_the_root(user: User, ubuntu: pathlib.Path, prefix: tuple[str, ...]) -> None:
+    outside = user.home / "outside"
+    outside.mkdir()
+    (ubuntu / "absolute").symlink_to(outside)
+    (ubuntu / "relative").symlink_to("../../../../../.." + str(outside))
+    user.own(user.home)
+    script = f"""
+        printf '%s\\n' 'tmpfs /absolute/a tmpfs x-create=dir' 'tmpfs /relative/b tmpfs x-create=dir' \\
+            'tmpfs ../../c tmpfs x-create=dir' | enroot-mount --root ubuntu -
+        grep -c ' {ubuntu}{outside}/a \\| {ubuntu}{outside}/b \\| {ubuntu}/c ' /proc/self/mountinfo
+    """
+    assert unshared(user, script, *prefix) == "3\n"
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/nowhere /tmp none bind", "stdin:1: cannot mount /nowhere on /tmp: No such file"),
+        ("/etc /tmp none bind,nonsense", "stdin:1: unknown mount option 'nonsense'"),
+        ("/etc /tmp none bind 0 0 0", "stdin:1: more than 6 fields"),
+        ("/etc /tmp none bind 0 x", "stdin:1: passno must be a number, not 'x'"),
+        ("/etc ${x none bind", "'${' without '}'"),
+    ],
+)
+def test_a_wrong_line_is_named(user: User, ubuntu: pathlib.Path, line: str, said: str) -> None:
+    done = user.run("enroot-unshare", "bash", "-ec", f"echo '{line}' | enroot-mount --root ubuntu -", status=1)
+    assert said in done.stderr
+
+
+def test_nofail_warns_and_silent_does_not(user: User, ubuntu: pathlib.Path) -> None:
+    for words, said in (("nofail", 1), ("nofail,silent", 0)):
+        script = f"echo '/nowhere /tmp none bind,{words}' | enroot-mount --root ubuntu -"
+        assert user.run("enroot-unshare", "bash", "-ec", script).stderr.count("/nowhere") == said
+
+
+def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
+    script = """
+        printf '%s\\n' 'tmpfs /one tmpfs x-create=dir 0 -1' 'tmpfs /two tmpfs x-create=dir' >fstab
+        enroot-mount --root ubuntu --pass -1 fstab; ls ubuntu | grep -x 'one\\|two'; enroot-mount --root ubuntu fstab
+        ls ubuntu | grep -x 'one\\|two'
+    """
+    assert unshared(user, script) == "one\none\ntwo\n"
+
+
+def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Path) -> None:
+    (user.home / "env").write_text(
+        "# penroot-exact: A=one\\ntwo\\\\\nA=one two\\\nB= x \n# penroot-exact: C=old\nC=new\n"
+    )
+    out = unshared(user, "exec enroot-switchroot --envfile env --env 'D=$(id)' --exec ubuntu /bin/env")
+    assert "A=one\ntwo\\\nB= x \nC=new\n" in out
+    assert "D=$(id)\n" in out
+    assert "FROM_IMAGE" not in out
+
+
+def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
+    (user.home / "rc").write_text('echo rc "$@"\n')
+    (user.home / "fstab").write_text(
+        "/proc /proc none x-create=dir,rbind\n"
+    )  # a script from outside is /proc/self/fd/N
+    assert (
+        unshared(user, "enroot-mount --root ubuntu fstab; exec enroot-switchroot --rcfile rc ubuntu 'a b' c")
+        == "rc a b c\n"
+    )
+    (ubuntu / "etc/rc").write_text('echo own "$@"\n')
+    assert unshared(user, "exec enroot-switchroot ubuntu x") == "own x\n"
+    assert unshared(user, "exec enroot-switchroot --norc ubuntu echo x") == "x\n"
+
+
+def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pathlib.Path) -> None:
+    script = """
+        echo '/proc /proc none x-create=dir,rbind' | enroot-mount --root ubuntu -
+        exec enroot-switchroot ubuntu sh -c 'id -u; grep "CapEff\\|CapBnd\\|NoNewPrivs\\|Seccomp:" /proc/self/status'
+    """
+    out = user.run("enroot-unshare", "--user", "--mount", "bash", "-ec", script).stdout.split()
+    assert out[1:] == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1", "Seccomp:", "2"]
+    assert int(out[0]) > 0
+
+
+def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
+    script = "echo $$; ip -o link show up | grep -c LOOPBACK; exit 9"
+    done = user.run(
+        "enroot-unshare", "--user", "--remap-root", "--mount", "--pid", "--net", "bash", "-c", script, status=9
+    )
+    assert done.stdout == "1\n1\n"
+
+
+def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
+    script = """
+        enroot-unshare --user --remap-root --mount --uts sleep 30 & pid=$!
+        while [ "$(readlink /proc/$pid/ns/uts)" = "$(readlink /proc/self/ns/uts)" ]; do sleep 0.01; done
+        for ns in user mnt uts; do
+            inside=$(enroot-nsenter --target $pid --user --mount --uts readlink /proc/self/ns/$ns)
+            [ "$inside" = "$(readlink /proc/$pid/ns/$ns)" ]
+        done
+        kill $pid; echo joined
+    """
+    assert user.run("bash", "-ec", script).stdout == "joined\n"
+
+
+def test_aufs_whiteouts_become_overlayfs_ones(user: User, ubuntu: pathlib.Path) -> None:
+    script = r"""
+        mkdir -p low/d low/e up/d up/e mnt
+        touch low/gone low/d/hidden low/e/kept up/.wh.gone up/d/.wh..wh..opq up/d/new
+        penroot-aufs2ovlfs up
+        test -c up/gone; test ! -e up/d/.wh..wh..opq
+        echo "overlay /mnt overlay lowerdir=$PWD/up:$PWD/low,userxattr" | enroot-mount --root "$PWD" -
+        cd mnt; find . -mindepth 1 | sort | tr '\n' ' '
+    """
+    assert unshared(user, script) == "./d ./d/new ./e ./e/kept "
+
+
+def test_mksquashovlfs_flattens_layers(user: User, ubuntu: pathlib.Path) -> None:
+    script = r"""
+        mkdir -p a b; echo top >a/x; echo low >b/x; echo low >b/y; touch a/.wh.z b/z
+        penroot-aufs2ovlfs a
+        penroot-mksquashovlfs a:b out.sqsh -quiet -no-progress -all-root >/dev/null
+        unsquashfs -cat out.sqsh x y; unsquashfs -l out.sqsh | grep -c z$ || :
+    """
+    user.environ["PATH"] += ":/usr/sbin"
+    assert user.run("bash", "-ec", script).stdout == "top\nlow\n0\n"
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_runfile_unpacks_as_unsquashfs_does(user: User, ubuntu: pathlib.Path, compression: str) -> None:
+    tree = user.home / "tree"
+    tree.mkdir()
+    (tree / "empty").touch()
+    (tree / "one").write_bytes(b"x")
+    (tree / "random").write_bytes(os.urandom(700_000))
+    (tree / "zeros").write_bytes(bytes(1_000_000) + b"end")
+    with (tree / "hole").open("wb") as f:
+        f.truncate(5_000_000)
+        f.seek(3_000_000)
+        f.write(b"in the middle")
+    (tree / "link").symlink_to("/etc/passwd")
+    os.link(tree / "random", tree / "again")
+    for i in range(600):  # more than one metadata block of directory and inodes
+        (tree / f"dir{i % 3}").mkdir(exist_ok=True)
+        (tree / f"dir{i % 3}" / f"a-rather-long-file-name-{i}").write_text(f"{i}\n" * i)
+    (tree / "dir0").chmod(0o555)
+    image = user.home / "image.sqsh"
+    subprocess.run(
+        ["mksquashfs", tree, image, "-comp", compression, "-b", "128K", "-quiet", "-no-progress"], check=True
+    )
+    user.own(user.home)
+    user.run("penroot-runfile", "extract", str(image), "0", str(user.home / "ours"))
+    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", user.home / "theirs", image], check=True, stdout=-3)
+    assert listing(user.home / "ours") == listing(user.home / "theirs")
+    subprocess.run(["diff", "-r", "--no-dereference", user.home / "ours", user.home / "theirs"], check=True)
+    assert (user.home / "ours/again").samefile(user.home / "ours/random")
+
+
+def listing(top: pathlib.Path) -> list[tuple[str, int, int, int]]:
+    found = []
+    for path in sorted(top.rglob("*")):
+        is_ = path.lstat()
+        mode = is_.st_mode | (0o700 if path.is_dir() and not path.is_symlink() else 0)
+        found.append((str(path.relative_to(top)), mode, 0 if path.is_dir() else is_.st_size, int(is_.st_mtime)))
+    return found
+
+
+def test_a_damaged_image_leaves_nothing(user: User, ubuntu: pathlib.Path) -> None:
+    image = user.home / "image.sqsh"
+    subprocess.run(["mksquashfs", ubuntu, image, "-quiet", "-no-progress"], check=True)
+    good = image.read_bytes()
+    user.own(image)
+    for name, data in (
+        ("truncated", good[: len(good) // 2]),
+        ("empty", b""),
+        ("other", b"\x7fELF" + good[4:]),
+        ("content", good[:4000] + os.urandom(4000) + good[8000:]),
+        ("tables", good[:-3000] + os.urandom(3000)),
+    ):
+        image.write_bytes(data)
+        done = user.run("penroot-runfile", "extract", str(image), "0", str(user.home / name), status=1)
+        assert done.stderr.startswith("penroot-runfile: "), name
+        assert not (user.home / name).exists()
+    assert not [p for p in user.home.iterdir() if p.name.startswith(".")]
+
+
+def test_sources_compile_with_glibc_too(tmp_path: pathlib.Path) -> None:
+    subprocess.run(["make", "-s", "-C", SOURCE, "CC=gcc", f"OUT={tmp_path}"], check=True)
+    for program in tmp_path.iterdir():
+        assert (
+            "INTERP"
+            not in subprocess.run(["readelf", "-l", program], capture_output=True, text=True, check=True).stdout
+        )
+
+
+def test_sanitizers_find_nothing(user: User, ubuntu: pathlib.Path) -> None:
+    """The same work under ASan and UBSan, with random damage to images."""
+    built = user.home / "built"
+    flags = "CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    subprocess.run(["make", "-s", "-C", SOURCE, "CC=gcc", f"OUT={built}", flags, "STATIC=", "STRIP=0"], check=True)
+    for alias in ("unshare", "mount", "switchroot"):
+        (built / f"enroot-{alias}").symlink_to(f"penroot-{alias}")
+    image = user.home / "image.sqsh"
+    subprocess.run(["mksquashfs", ubuntu, image, "-quiet", "-no-progress", "-Xcompression-level", "1"], check=True)
+    user.own(user.home)
+    user.environ["PATH"] = f"{built}:/usr/bin:/bin"
+    user.environ["ASAN_OPTIONS"] = "detect_leaks=0:exitcode=99"
+    script = """
+        printf '%s\\n' '/proc /proc none x-create=dir,rbind' 'tmpfs /a/b tmpfs x-create=dir,nosuid' >fstab
+        enroot-mount --root ubuntu - <fstab
+        exec enroot-switchroot --login --env A=b ubuntu sh -c 'echo "$A"'
+    """
+    assert unshared(user, script) == "b\n"
+    user.run("penroot-runfile", "extract", str(image), "0", str(user.home / "good"))
+    good = image.read_bytes()
+    for i in range(60):
+        bad = bytearray(good)
+        for _ in range(3):
+            # Metadata, at the end, and the superblock: that is where pointers are.
+            at = (
+                int.from_bytes(os.urandom(4)) % 96
+                if i % 3 == 0
+                else len(bad) - 1 - int.from_bytes(os.urandom(4)) % 3000
+            )
+            bad[at] = os.urandom(1)[0]
+        image.write_bytes(bad)
+        out = user.home / f"out{i}"
+        command = [str(built / "penroot-runfile"), "extract", str(image), "0", str(out)]
+        done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode in (0, 1), f"{bad[:96].hex()}\n{done.stderr}"
+        shutil.rmtree(out, ignore_errors=True)

@@ -1,0 +1,851 @@
+"""Images from a real registry, and from one that fails, through the command line as an ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pty
+import random
+import shutil
+import signal
+import ssl
+import stat
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
+from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve
+
+BASE = [
+    directory("etc"),
+    entry("etc/passwd", b"root:x:0:0::/:/bin/sh\n"),
+    entry("etc/gone", b"old"),
+    entry("etc/environment", b"STALE=1\n"),
+    directory("old"),
+    entry("old/a", b"a"),
+    directory("tmp", 0o1777),
+    entry("bin/su", b"#!/bin/sh\n", mode=0o4755),
+    hardlink("bin/su2", "bin/su"),
+    symlink("lib", "usr/lib"),
+    entry("usr/lib/libx.so", b"\x7fELF" * 5000, mode=0o644),
+    entry("locked", b"secret", mode=0),
+    directory("closed", 0o555),
+    entry("closed/file", b"1"),
+    entry("dev/null", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    entry("usr/share/dev/x", b"1"),
+]
+CHANGE = [
+    entry("etc/.wh.gone"),
+    directory("old"),
+    entry("old/.wh..wh..opq"),
+    entry("old/b", b"b"),
+    entry("tmp/left", b"here"),  # its directory is only implied
+    entry("bin/new", b"x", mode=0o2755, pax_headers={"SCHILY.xattr.user.note": "yes"}),
+]
+SETTINGS = {
+    "Env": ["PATH=/bin", "TWO=one\ntwo", "LATER=${HOME}", 'QUOTED="x"'],
+    "Entrypoint": ["/bin/new", "it's"],
+    "Cmd": ["a b"],
+    "WorkingDir": "/work/dir",
+    "Labels": {"a\nreboot": "$(reboot)\n`x`"},
+    "Volumes": {"/data": {}},
+}
+
+
+AS_USER = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+
+
+def make(kinds: object = DOCKER, *compressions: str, **settings: object) -> Image:
+    one, two = compressions or ("gzip", "gzip")
+    return Image([Layer(images.tar(BASE), one), Layer(images.tar(CHANGE), two)], settings or SETTINGS, kinds)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        server.pusher.image("test/one", "1", make())
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(user: User) -> Iterator[None]:
+    """No test leaves a half-made thing in the store, nor a special bit or device."""
+    yield
+    temporary = user.home / "cache/tmp"
+    assert not temporary.exists() or list(temporary.iterdir()) == []
+    for path in (user.home / "cache").rglob("*"):
+        found = path.lstat()
+        assert not found.st_mode & 0o7000 or stat.S_ISLNK(found.st_mode), path
+        assert not stat.S_ISBLK(found.st_mode), path
+        assert not stat.S_ISCHR(found.st_mode) or found.st_rdev == 0, path
+
+
+def listing(path: Path) -> dict[str, str]:
+    """What a squashfs holds: name -> mode, owner, size or target."""
+    out = subprocess.run(["unsquashfs", "-lls", path], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in out.splitlines():
+        mode, owner, size, _, _, name = line.split(None, 5)
+        found[name.removeprefix("squashfs-root").lstrip("/")] = f"{mode} {owner} {size}"
+    return found
+
+
+def plain(name: str) -> str:
+    """A name without the target of a symlink."""
+    return name.partition(" -> ")[0]
+
+
+def content(path: Path, name: str) -> bytes:
+    return subprocess.run(["unsquashfs", "-cat", path, name], capture_output=True, check=True).stdout
+
+
+def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None:
+    user.penroot("import", f"docker://{registry.host}/test/one:1")
+    image = user.home / "test+one+1.sqsh"
+    there = listing(image)
+    assert {name for name in map(plain, there) if name and "/" not in name} == {
+        "etc", "old", "tmp", "bin", "lib", "usr", "locked", "closed", "work"}  # fmt: skip
+    assert "etc/gone" not in there and "old/a" not in there and "dev/null" not in there
+    assert content(image, "old/b") == b"b" and content(image, "usr/share/dev/x") == b"1"
+    modes = {name: there[name].split()[0] for name in ("tmp", "bin/su", "bin/su2", "bin/new", "locked", "closed")}
+    assert modes == {
+        "tmp": "drwxrwxrwt", "bin/su": "-rwsr-xr-x", "bin/su2": "-rwsr-xr-x", "bin/new": "-rwxr-sr-x",
+        "locked": "----------", "closed": "dr-xr-xr-x"}  # fmt: skip
+    assert {line.split()[1] for line in there.values()} == {"root/root"}
+    assert content(image, "etc/fstab").decode() == (
+        "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+    )
+    rc = content(image, "etc/rc").decode()
+    assert rc.startswith(f"# enroot-provenance: docker://{registry.host}#test/one:1\n# a reboot $(reboot) `x`\n\n")
+    assert "STALE" not in content(image, "etc/environment").decode()
+
+
+def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
+    user.penroot("create", "--name", "box", f"docker://{registry.host}/test/one:1")
+    image = user.home / "cache/images" / make().digest().removeprefix("sha256:")
+    assert (image / "exec").read_bytes().split(b"\0") == [b"/work/dir", b"2", b"/bin/new", b"it's", b"a b", b""]
+    environ = [e.encode() for e in SETTINGS["Env"]]
+    assert (image / "environ").read_bytes() == b"".join(e + b"\0" for e in environ)
+    stack = (image / "stack").read_text().splitlines()
+    assert stack[0] == f"images/{image.name}/head/fs" and len(stack) == 3
+    assert (image / "manifest").read_bytes() == make().manifest()
+    assert (image / "config").read_bytes() == make().config()
+
+
+@pytest.mark.parametrize("kinds", [DOCKER, OCI], ids=["docker", "oci"])
+@pytest.mark.parametrize("second", ["zstd", "none"])
+def test_formats_and_compressions_give_the_same_tree(user: User, registry: Server, kinds: object, second: str) -> None:
+    registry.pusher.image("test/formats", "x", make(kinds, "gzip", second))
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/formats:x")
+    user.penroot("import", "-o", "y.sqsh", f"docker://{registry.host}/test/one:1")
+    x, y = listing(user.home / "x.sqsh"), listing(user.home / "y.sqsh")
+    for there in (x, y):
+        del there["etc/rc"]  # names where it came from
+    assert x == y
+
+
+def test_same_bytes_again(user: User, registry: Server) -> None:
+    for name in ("x", "y"):
+        env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
+        user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
+        time.sleep(1.1)
+    assert (user.home / "x.sqsh").read_bytes() == (user.home / "y.sqsh").read_bytes()
+
+
+def test_skopeo_and_tar_agree(user: User, registry: Server, tmp_path: Path) -> None:
+    """An independent peer: skopeo fetches, GNU tar unpacks, the contents are equal."""
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    name = f"docker://{registry.host}/test/one:1"
+    subprocess.run(["skopeo", "copy", "--quiet", "--src-tls-verify=false", name, f"oci:{tmp_path}/oci:1"], check=True)
+    blobs = tmp_path / "oci/blobs/sha256"
+    top = json.loads((tmp_path / "oci/index.json").read_text())["manifests"][0]["digest"]
+    manifest = json.loads((blobs / top.removeprefix("sha256:")).read_text())
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for layer in manifest["layers"]:
+        blob = blobs / layer["digest"].removeprefix("sha256:")
+        names = subprocess.run(["tar", "-tzf", blob], capture_output=True, text=True, check=True).stdout.splitlines()
+        for marker in (n for n in names if os.path.basename(n).startswith(".wh.")):
+            gone = theirs / os.path.dirname(marker)
+            if not marker.endswith("/.wh..wh..opq"):
+                gone = gone / os.path.basename(marker).removeprefix(".wh.")
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+        command = ["tar", "-xzpf", blob, "-C", theirs, "--exclude=.wh.*", "--exclude=dev/*", "--anchored"]
+        subprocess.run([*command[:-2], "--no-anchored", "--exclude=.wh.*", "--anchored", "--exclude=dev/*"], check=True)
+    user.penroot("import", "-o", "x.sqsh", name)
+    ours = tmp_path / "ours"
+    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", ours, user.home / "x.sqsh"], check=True)
+    added = {"etc/rc", "etc/rc.local", "etc/fstab", "etc/environment", "work", "work/dir", "dev"}
+    assert tree(ours, added) == tree(theirs, added)
+
+
+def tree(root: Path, without: set[str]) -> dict[str, tuple[object, ...]]:
+    """Every name with its type, mode, link target and content."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in root.rglob("*"):
+        name, status = str(path.relative_to(root)), path.lstat()
+        if name in without:
+            continue
+        body: object = None
+        if path.is_symlink():
+            body = os.readlink(path)
+        elif path.is_file():
+            body = hashlib.sha256(path.read_bytes()).hexdigest(), status.st_nlink, status.st_mtime
+        mode = 0 if path.is_symlink() or path.is_dir() and name == "tmp" else stat.S_IMODE(status.st_mode)
+        found[name] = stat.S_IFMT(status.st_mode), mode, body
+    return found
+
+
+def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Server) -> None:
+    digest = registry.pusher.image("test/cost", "1", make(Env=["A=cost"]))
+    with faulty(registry.host) as front:
+        user.penroot("create", "-n", "a", f"docker://{front.host}/test/cost:1")
+        front.seen.clear()
+        user.penroot("create", "-n", "b", f"docker://{front.host}/test/cost:1")
+        assert [(method, path) for method, path, _, _ in front.seen] == [("HEAD", "/v2/test/cost/manifests/1")]
+        front.seen.clear()
+        user.penroot("create", "-n", "c", f"docker://{front.host}/test/cost@{digest}")
+        assert front.seen == []
+
+
+def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Server) -> None:
+    registry.pusher.image("test/moving", "1", make(Env=["A=1"]))
+    with faulty(registry.host) as front:
+        user.penroot("create", "-n", "a", f"docker://{front.host}/test/moving:1")
+        new = make(Env=["A=2"])
+        new.layers.append(Layer(images.tar([entry("third", b"3")])))
+        registry.pusher.image("test/moving", "1", new)
+        front.seen.clear()
+        user.penroot("create", "-n", "b", f"docker://{front.host}/test/moving:1")
+        blobs = {path.rpartition("/")[2] for method, path, _, _ in front.seen if "/blobs/" in path}
+        assert blobs == {images.digest(new.config()), images.digest(new.layers[2].blob)}
+
+
+def test_stored_image_serves_while_the_registry_is_down(user: User, registry: Server) -> None:
+    with faulty(registry.host) as front:
+        uri = f"docker://{front.host}/test/one:1"
+        user.penroot("create", "-n", "a", uri)
+    done = user.penroot("create", "-n", "b", uri)
+    assert "cannot reach the registry" in done.stderr and "using the stored image" in done.stderr
+
+
+def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> None:
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    mine, other, junk = make(OCI, Env=["A=mine"]), make(OCI, Env=["A=other"]), make(OCI, Env=["A=junk"])
+    for image in (mine, other, junk):
+        registry.pusher.image("test/multi", "", image)
+    entries = [
+        (junk, {"os": "unknown", "architecture": "unknown"}),
+        (junk, {"os": "windows", "architecture": arch}),
+        (other, {"os": "linux", "architecture": "riscv64"}),
+        (mine, {"os": "linux", "architecture": arch}),
+    ]
+    digest = registry.pusher.manifest("test/multi", "1", images.index(entries))
+    for name in ("test/multi:1", f"test/multi@{digest}"):
+        user.penroot("import", "-f", "-o", "x.sqsh", f"docker://{registry.host}/{name}")
+        assert content(user.home / "x.sqsh", "etc/environment") == b"A=mine\n"
+    user.penroot("import", "-f", "-a", "riscv64", "-o", "x.sqsh", f"docker://{registry.host}/test/multi:1")
+    assert content(user.home / "x.sqsh", "etc/environment") == b"A=other\n"
+    done = user.penroot("import", "-a", "s390x", "-o", "y.sqsh", f"docker://{registry.host}/test/multi:1", status=1)
+    assert "no image for linux/s390x" in done.stderr and "linux/riscv64" in done.stderr
+
+
+def test_layer_that_is_listed_twice(user: User, registry: Server) -> None:
+    base = make(Env=["A=twice"])
+    image = Image([base.layers[0], base.layers[1], base.layers[0]], base.settings)
+    registry.pusher.image("test/twice", "1", image)
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/twice:1")
+    assert {"etc/gone", "old/a", "old/b"} <= set(listing(user.home / "x.sqsh"))
+
+
+def test_opaque_root_hides_all_below(user: User, registry: Server) -> None:
+    image = make(Env=["A=opaque"])
+    image.layers.append(Layer(images.tar([entry(".wh..wh..opq"), entry("only", b"1")])))
+    registry.pusher.image("test/opaque", "1", image)
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/opaque:1")
+    names = {name for name in listing(user.home / "x.sqsh") if "/" not in name and name}
+    assert names == {"only", "etc"}
+
+
+def test_image_without_layers_and_without_command(user: User, registry: Server) -> None:
+    registry.pusher.image("test/empty", "1", Image([], {"WorkingDir": "/w"}))
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/empty:1")
+    assert {"etc/rc", "w"} <= set(listing(user.home / "x.sqsh"))
+    assert "exec '/bin/sh'" in content(user.home / "x.sqsh", "etc/rc").decode()
+
+
+def test_hundred_layers(user: User, registry: Server) -> None:
+    layers = [Layer(images.tar([entry(f"f{i}", str(i).encode()), entry("last", str(i).encode())])) for i in range(100)]
+    registry.pusher.image("test/many", "1", Image(layers, {}))
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/many:1")
+    assert content(user.home / "x.sqsh", "last") == b"99" and content(user.home / "x.sqsh", "f0") == b"0"
+
+
+def test_127_layers_start_from_the_overlay(user: User, registry: Server) -> None:
+    """As many as docker makes; with each way that kernels have to name them."""
+    image = images.busybox()
+    image.layers += [Layer(images.tar([entry(f"f{i}", b"x"), entry("last", b"%d" % i)])) for i in range(126)]
+    registry.pusher.image("test/many", "127", image)
+    uri = f"docker://{registry.host}/test/many:127"
+    script = "cat /last; set -- /f*; echo $#"
+    assert user.start(uri, "sh", "-c", script).split() == ["125126"]
+    by_mount = f"""
+import os, sys
+sys.path.insert(0, "{PREFIX}/lib/penroot")
+from enroot_py import rootfs
+stack = open(next(os.scandir("cache/images")).path + "/stack").read().split()
+lower = tuple(os.path.abspath("cache/" + line) for line in stack)
+assert len(lower) == 128 and sum(map(len, lower)) > 4096
+os.mkdir("up"), os.mkdir("work"), os.mkdir("root")
+rootfs.attach(rootfs.overlay_by_mount(lower, os.path.abspath("up"), os.path.abspath("work"), ["userxattr"]), "root")
+print(open("root/last").read(), sum(name.startswith("f") for name in os.listdir("root")))
+open("root/new", "w").close()
+assert os.path.exists("up/new")
+"""
+    assert user.run("unshare", "-Urm", "/usr/bin/python3", "-c", by_mount).stdout.split() == ["125", "126"]
+
+
+def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
+    names = ["a b", 'q"uote', "back\\slash", "#hash", "ünï", "*", "new\nline", " lead"]
+    layer = Layer(images.tar([entry(name, b"1", mode=0o4711) for name in names]))
+    registry.pusher.image("test/odd", "1", Image([layer], {}))
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/odd:1")
+    out = user.home / "out"
+    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", out, user.home / "x.sqsh"], check=True)
+    modes = {name: stat.S_IMODE((out / name).stat().st_mode) for name in names}
+    # A line of pseudo definitions cannot hold a newline: that one file keeps the mode of its tree.
+    assert modes == {**dict.fromkeys(names, 0o4711), "new\nline": 0o711}
+
+
+# -- what may not happen
+
+
+def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
+    uri = f"docker://{registry.host}/test/one:1"
+    (user.home / "x.sqsh").write_text("mine")
+    done = user.penroot("import", "-o", "x.sqsh", uri, status=1)
+    assert "file exists" in done.stderr and (user.home / "x.sqsh").read_text() == "mine"
+    assert not (user.home / "cache").exists()  # noticed before the work
+    user.own(user.home / "x.sqsh")
+    user.penroot("import", "--force", "-o", "x.sqsh", uri)
+    assert "bin/su" in listing(user.home / "x.sqsh")
+    for bad in (".", "none/x.sqsh"):
+        user.penroot("import", "--force", "-o", bad, uri, status=1)
+
+
+def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can close a directory to us")
+    closed = user.home / "closed"
+    closed.mkdir(mode=0o700)
+    env = {"ENROOT_CACHE_PATH": str(closed)}
+    done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1", status=1, env=env)
+    assert "[ERROR]" in done.stderr and str(closed) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    layer = Layer(images.tar([entry("big", os.urandom(3_000_000))]))
+    registry.pusher.image("test/big", "1", Image([layer], {}))
+    uri = f"docker://{registry.host}/test/big:1"
+    small = user.home / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "none", small], check=True)
+    try:
+        done = user.penroot("import", "-o", f"{small}/x.sqsh", uri, status=1)
+        assert "no space left" in done.stderr.lower() and "Traceback" not in done.stderr
+        assert list(small.iterdir()) == []
+        done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env={"ENROOT_CACHE_PATH": f"{small}/cache"})
+        assert "No space left" in done.stderr and "ENROOT_CACHE_PATH" in done.stderr
+        assert not (user.home / "x.sqsh").exists()
+        assert list((small / "cache/tmp").iterdir()) == [] and list((small / "cache/layers").iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_unknown_names_say_which(user: User, registry: Server) -> None:
+    done = user.penroot("import", f"docker://{registry.host}/test/one:nope", status=1)
+    assert "has no tag nope" in done.stderr and "there is: 1" in done.stderr
+    done = user.penroot("import", f"docker://{registry.host}/test/nope:1", status=1)
+    assert "has no repository test/nope" in done.stderr
+    absent = "sha256:" + "0" * 64
+    done = user.penroot("import", f"docker://{registry.host}/test/one@{absent}", status=1)
+    assert f"has no image {absent}" in done.stderr
+
+
+def test_registry_that_is_down_fails_at_once(user: User) -> None:
+    began = time.monotonic()
+    done = user.penroot("import", "docker://127.0.0.1:9/x:1", status=1)
+    assert time.monotonic() - began < 3
+    assert "cannot reach the registry 127.0.0.1:9: Connection refused" in done.stderr
+    done = user.penroot("import", "docker://no.such.host.invalid/x:1", status=1)
+    assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
+
+
+def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
+    """The registry answers a digest with another manifest."""
+    digest = registry.pusher.image("test/pin", "1", make(Env=["A=pin"]))
+    with faulty(registry.host, Fault(f"/manifests/{digest}", 9, change=lambda body: body + b" ")) as front:
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/pin@{digest}", status=1)
+    assert "sent a manifest with the digest" in done.stderr
+    assert not (user.home / "x.sqsh").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], lambda b: b + b"more", lambda b: b"\0" * len(b)]
+)
+def test_spoilt_layer_is_refused_and_not_kept(user: User, registry: Server, change: object) -> None:
+    image = make()
+    digest = images.digest(image.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 9, change=change)) as front:  # type: ignore[arg-type]
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
+        assert digest in done.stderr and "Traceback" not in done.stderr
+        assert not list((user.home / "cache/images").iterdir())
+        stored = {p.name for p in (user.home / "cache/layers").iterdir()}
+        assert images.digest(image.layers[0].tar).removeprefix("sha256:") not in stored
+        front.faults.clear()
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
+
+
+def test_layer_cannot_be_planted_under_another_name(user: User, registry: Server) -> None:
+    good = make()
+    bad = Image([Layer(images.tar([entry("evil")]))], {}, diff_ids=[images.digest(good.layers[0].tar)])
+    registry.pusher.image("test/evil", "1", bad)
+    done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/evil:1", status=1)
+    assert "wrong or hostile" in done.stderr
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
+    assert "evil" not in listing(user.home / "x.sqsh")
+
+
+@pytest.mark.parametrize(
+    "diff_ids", [["x"], [], ["sha256:" + "0" * 64] * 3, ["sha256:../../../../x", "sha256:" + "0" * 64]]
+)
+def test_diff_ids_that_do_not_fit(user: User, registry: Server, diff_ids: list[str]) -> None:
+    image = make()
+    image.diff_ids = diff_ids or ["x"] * 3
+    registry.pusher.image("test/fit", "1", image)
+    done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/fit:1", status=1)
+    assert "[ERROR]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_hostile_layer_writes_nothing_outside(user: User, registry: Server) -> None:
+    outside = user.home / "outside"
+    outside.mkdir()
+    user.own(outside)
+    entries = [symlink("l", str(outside)), entry("l/x", b"evil"), entry("../../../outside/y", b"evil")]
+    registry.pusher.image("test/hostile", "1", Image([Layer(images.tar(entries))], {}))
+    done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/hostile:1", status=1)
+    assert "leads out of the layer" in done.stderr
+    assert list(outside.iterdir()) == []
+
+
+# -- transfers
+
+
+@pytest.fixture
+def big(registry: Server) -> Image:
+    image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
+    registry.pusher.image("test/transfer", "1", image)
+    return image
+
+
+def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        ranges = [asked for _, path, asked, _ in front.seen if digest in path]
+        assert ranges[0] == "" and ranges[1].startswith("bytes=")
+        assert front.sent(digest) <= 1.1 * len(big.layers[0].blob)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
+def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
+    with faulty(registry.host, Fault(path, 1, status=status, headers={"Retry-After": "1"})) as front:
+        began = time.monotonic()
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert time.monotonic() - began >= 1
+
+
+def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> None:
+    with faulty(registry.host, Fault("/blobs/", 99, status=503)) as front:
+        env = {"ENROOT_TRANSFER_RETRIES": "1"}
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
+        assert "503" in done.stderr and "2 tries" in done.stderr
+    with faulty(registry.host, Fault("/blobs/", 99, status=429, headers={"Retry-After": "9999"})) as front:
+        began = time.monotonic()
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
+        assert "9999 s" in done.stderr and time.monotonic() - began < 10
+
+
+def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        env = {"ENROOT_STALL_TIMEOUT": "1"}
+        began = time.monotonic()
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
+        assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
+        assert time.monotonic() - began < 10
+
+
+def test_registry_that_never_answers_is_given_up(user: User) -> None:
+    with faulty("127.0.0.1:9") as front:
+        front.faults.append(Fault("/", 99, stall_at=0.5, status=0))
+        front.faults[0].change = lambda body: body
+        env = {"ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "0", "ENROOT_CONNECT_TIMEOUT": "1"}
+        began = time.monotonic()
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/x:1", env=env, status=1)
+        assert time.monotonic() - began < 10
+
+
+def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    with (
+        faulty(registry.host, bind="127.0.0.2") as other,
+        faulty(registry.host, login=Login({"me": "secret"}, basic=True)) as front,
+    ):
+        config = images.digest(make().config())
+        front.faults.append(
+            Fault("/blobs/", 99, status=307, headers={"Location": f"http://{other.host}/v2/test/one/blobs/{config}"})
+        )
+        # Every blob leads to the config, whose bytes are wrong for a layer: only the way there counts.
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
+        assert other.authorizations and {header for _, header in other.authorizations} == {""}
+        assert any(header.startswith("Basic ") for _, header in front.authorizations)
+
+
+# -- logins
+
+
+def credentials(user: User, host: str, name: str, password: str) -> None:
+    path = user.home / ".config/enroot/.credentials"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"machine {host} login {name} password {password}\n")
+    path.chmod(0o600)
+    user.own(user.home / ".config")
+
+
+@pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
+def test_login_from_the_credentials_file(user: User, registry: Server, basic: bool) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    with faulty(registry.host, login=Login({"me": "secret"}, basic)) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
+        user.penroot("import", "-o", "y.sqsh", f"docker://me@{front.host}/test/one:1")
+
+
+@pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
+def test_refused_login_is_told_with_its_source_without_the_secret(user: User, registry: Server, basic: bool) -> None:
+    credentials(user, "127.0.0.1", "me", "hunter2")
+    with faulty(registry.host, login=Login({"me": "secret"}, basic)) as front:
+        uri = f"docker://{front.host}/test/one:1"
+        done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env={"PENROOT_DEBUG": "1"})
+        assert "401" in done.stderr and "'me'" in done.stderr and ".config/enroot/.credentials" in done.stderr
+        assert "hunter2" not in done.stderr
+        (user.home / ".config/enroot/.credentials").unlink()
+        done = user.penroot("import", "-o", "x.sqsh", uri, status=1)
+        assert "401" in done.stderr and "no login" in done.stderr and ".docker/config.json" in done.stderr
+        done = user.penroot("import", "-o", "x.sqsh", uri.replace("//", "//you@"), status=1)
+        assert "no password of 'you'" in done.stderr
+
+
+def test_anonymous_token(user: User, registry: Server) -> None:
+    with faulty(registry.host, login=Login({"": ""})) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
+
+
+def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Image) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    digest = images.digest(big.layers[0].blob)
+    fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+    with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=2)) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert front.login is not None and len(front.login.tokens) >= 2
+
+
+def say(user: User, name: str, text: str) -> None:
+    """Write a file of the system's configuration."""
+    (user.home / "etc").mkdir(exist_ok=True)
+    (user.home / "etc" / name).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ssl.SSLContext]]:
+    directory = Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    yield authority(directory)
+    shutil.rmtree(directory)
+
+
+def test_registry_with_an_unknown_certificate_is_refused(
+    user: User, registry: Server, trust: tuple[Path, ssl.SSLContext]
+) -> None:
+    with faulty(registry.host, tls=trust[1]) as front:
+        uri = f"docker://{front.host}/test/one:1"
+        done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env={"ENROOT_ALLOW_HTTP": "yes"})
+        assert "is not trusted" in done.stderr and "registries.conf" in done.stderr and front.seen == []
+
+
+@pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
+def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], where: str) -> None:
+    environ = {}
+    with faulty(registry.host, tls=trust[1]) as front:
+        if where == "registries.conf":
+            say(user, where, f"# ours\n127.0.0.1  ca={trust[0]}  # the test's\n")
+        elif where == "enroot.conf":
+            say(user, where, f"SSL_CERT_FILE {trust[0]}\n")
+        else:
+            environ["SSL_CERT_FILE"] = str(trust[0])
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=environ)
+        assert front.seen
+
+
+def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) -> None:
+    with faulty(registry.host, bind="0.0.0.0") as front:  # not a local name: see is_local()
+        uri = f"docker://{front.host}/test/one:1"
+        said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
+        assert "registries.conf" in said and front.seen == []
+        say(user, "registries.conf", "0.0.0.0 http\n")
+        user.penroot("import", "-o", "x.sqsh", uri)
+        say(user, "registries.conf", "0.0.0.0 insecure\n")
+        assert "registries.conf:1: 'insecure'" in user.penroot("digest", uri, status=1).stderr
+
+
+def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User, registry: Server) -> None:
+    registry.pusher.image("hub/test/mirrored", "1", make())
+    with faulty(registry.host) as empty, faulty(registry.host) as full:
+        say(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
+        uri = "docker://reg.test/test/mirrored:1"
+        done = user.penroot("create", "-n", "box", uri)
+        assert "none/test/mirrored" in done.stderr and empty.sent("/blobs/") == 0 and full.sent("/blobs/") > 0
+        sent = full.sent("/blobs/")
+        user.penroot("create", "-n", "two", uri)
+        assert full.sent("/blobs/") == sent
+
+
+@pytest.mark.parametrize("where", ["enroot.conf", "environment"])
+def test_proxy(user: User, registry: Server, where: str) -> None:
+    """The name of the registry is known to the proxy alone."""
+    asked: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            path = self.path.removeprefix("http://reg.invalid:5000")
+            request = urllib.request.Request(f"http://{registry.host}{path}", method=self.command)
+            for key in ("Accept", "Range"):
+                if self.headers.get(key):
+                    request.add_header(key, self.headers[key])
+            with urllib.request.urlopen(request) as response:
+                self.send_response(response.status)
+                for key, value in response.headers.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                self.wfile.write(response.read())
+
+        do_HEAD = do_GET
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        environ = {"ENROOT_ALLOW_HTTP": "yes"}
+        if where == "enroot.conf":
+            say(user, where, f"http_proxy {address}\n")
+        else:
+            environ["HTTP_PROXY"] = address
+        uri = "docker://reg.invalid:5000/test/one:1"
+        user.penroot("import", "-o", "x.sqsh", uri, env=environ)
+        assert asked and all(path.startswith("http://reg.invalid:5000/v2/") for path in asked)
+        said = user.penroot("digest", uri, status=1, env={**environ, "no_proxy": "reg.invalid"}).stderr
+        assert "cannot reach the registry reg.invalid:5000" in said
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_login_from_a_credential_helper(user: User, registry: Server) -> None:
+    helper = user.home / "bin/docker-credential-test"
+    helper.parent.mkdir()
+    helper.write_text("""#!/bin/sh
+test "$1" = get && host=$(cat) || exit 2
+case $host in
+    127.0.0.1*) echo '{"ServerURL":"x","Username":"me","Secret":"secret"}';;
+    *) echo credentials not found in native keychain; exit 1;;
+esac
+""")
+    helper.chmod(0o755)
+    (user.home / ".docker").mkdir()
+    config = user.home / ".docker/config.json"
+    environ = {"PATH": f"{user.home}/bin:{user.environ['PATH']}"}
+    with faulty(registry.host, login=Login({"me": "secret"})) as front:
+        uri = f"docker://{front.host}/test/one:1"
+        for said in ({"credsStore": "test", "auths": {front.host: {}}}, {"credHelpers": {"127.0.0.1": "test"}}):
+            config.write_text(json.dumps(said))
+            user.penroot("digest", uri, env=environ)
+        done = user.penroot("digest", uri, status=1)
+        assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
+
+
+def test_login_from_a_command_of_the_credentials_file(user: User, registry: Server) -> None:
+    credentials(user, "127.0.0.1", "me", "$(cat $HOME/secret; true)")
+    (user.home / "secret").write_text("secret\n")
+    with faulty(registry.host, login=Login({"me": "secret"})) as front:
+        uri = f"docker://{front.host}/test/one:1"
+        user.penroot("digest", uri)
+        (user.home / ".config/enroot/.credentials").chmod(0o666)
+        assert "others can write" in user.penroot("digest", uri, status=1).stderr
+
+
+# -- what is seen of it
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    ours, theirs = pty.openpty()
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        process = subprocess.Popen(
+            [*AS_USER, f"{PREFIX}/bin/penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"],
+            env={**user.environ, "ENROOT_STALL_TIMEOUT": "2"}, cwd=user.home, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # EIO: nobody has the other end
+            while data := os.read(ours, 65536):
+                seen += data
+        os.close(ours)
+        assert process.wait() == 0
+    text = seen.decode()
+    assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " layers, " in text
+    # What a terminal shows in the end: after each line's last rewriting.
+    lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    assert not any("MB/s" in line for line in lines), lines
+    assert any("trying again" in line for line in lines) and lines[-1] == ""
+
+
+def test_progress_elsewhere_is_a_line_now_and_then(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
+    assert [" MB/s" in line for line in done.stderr.splitlines()].count(True) == 1 and "\r" not in done.stderr
+
+
+# -- several at once, and killed ones
+
+
+def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> None:
+    image = make(Env=["A=eight"])
+    image.layers.append(Layer(images.tar([entry("eight", os.urandom(500_000))])))
+    registry.pusher.image("test/eight", "1", image)
+    with faulty(registry.host) as front:
+        many = [popen(user, "create", "-n", f"c{i}", f"docker://{front.host}/test/eight:1") for i in range(8)]
+        for process in many:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+        blobs = [path for method, path, _, _ in front.seen if "/blobs/" in path]
+        assert sorted(blobs) == sorted(set(blobs)) and len(blobs) == 4
+
+
+def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
+    as_user = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--") if os.geteuid() == 0 else ()
+    return subprocess.Popen(
+        [*as_user, f"{PREFIX}/bin/penroot", *arguments],
+        env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for_work(user: User) -> None:
+    """Until some layer is being unpacked."""
+    for _ in range(500):
+        if list((user.home / "cache/tmp").glob("layers-*/fs")):
+            return
+        time.sleep(0.01)
+    raise AssertionError("no layer was begun")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Image, number: signal.Signals) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 9, stall_at=0.5)) as front:
+        process = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        wait_for_work(user)
+        os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode != 0
+        assert "Traceback" not in errors
+    for _ in range(100):  # the worker of a parent that SIGTERM ended sees that a moment later
+        if not list((user.home / "cache/tmp").glob("layers-*")):
+            break
+        time.sleep(0.05)
+    assert not list((user.home / "cache/tmp").glob("layers-*"))
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1")  # sweeps, and works
+
+
+def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        first = popen(user, "create", "-n", "a", uri)
+        wait_for_work(user)
+        second = popen(user, "create", "-n", "b", uri)
+        time.sleep(0.3)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+        _, errors = second.communicate(timeout=20)
+        assert second.returncode == 0, errors
+
+
+@pytest.mark.soak
+def test_importer_killed_at_random_moments(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
+    """Another takes over at once, nothing is half published, and all that is stored verifies."""
+    fill = [Layer(images.tar([entry(f"f{i}", rng.randbytes(1_500_000))])) for i in range(4)]
+    image = images.busybox(entry("number", b"7"))
+    image.layers += fill
+    registry.pusher.image("test/killed", "1", image)
+    uri = f"docker://{registry.host}/test/killed:1"
+    for _ in range(50 if soak else 5):
+        first, second = (popen(user, "start", uri, "cat", "/number") for _ in range(2))
+        time.sleep(rng.uniform(0.05, 0.5))
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+        out, errors = second.communicate(timeout=60)
+        assert (second.returncode, out) == (0, "7"), errors
+        user.penroot("cache", "verify")
+        user.penroot("cache", "prune")
+        assert list((user.home / "cache/tmp").iterdir()) == []
+        assert list((user.home / "cache/layers").iterdir()) == []
+
+
+# -- files and back
+
+
+def test_unpacked_import_is_usable_and_has_no_special_bits(user: User, registry: Server) -> None:
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
+    user.penroot("create", "-n", "box", "x.sqsh")
+    box = user.data / "box"
+    assert stat.S_IMODE((box / "bin/su").stat().st_mode) == 0o755
+    assert stat.S_IMODE((box / "closed").stat().st_mode) == 0o755
+    assert os.getxattr(box / "bin/new", "user.note") == b"yes"
+    user.penroot("remove", "-f", "box")
+    assert not box.exists()

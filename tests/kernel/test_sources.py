@@ -1,0 +1,290 @@
+"""Images from layouts, archives and engines, through the command line as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import DOCKER, OCI, entry
+from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.registry import Server, serve
+
+MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        server.pusher.image("test/box", "1", images.busybox(*MORE, kinds=OCI))
+        server.pusher.image("test/box", "docker", images.busybox(*MORE, kinds=DOCKER))
+        server.pusher.image("test/box", "2", images.busybox(entry("number", b"2"), kinds=OCI))
+        yield server
+
+
+def skopeo(user: User, source: str, target: str) -> None:
+    """Write an image with a peer's program, as the user."""
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    user.run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
+
+
+@pytest.fixture
+def layout(user: User, registry: Server) -> Path:
+    skopeo(user, f"docker://{registry.host}/test/box:1", f"oci:{user.home}/layout:one")
+    return user.home / "layout"
+
+
+@pytest.fixture
+def saved(user: User, registry: Server) -> Path:
+    path = user.home / "saved.tar"
+    skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
+    return path
+
+
+def forms(user: User, registry: Server, form: str) -> str:
+    """The URI of the image in one of the forms, which is made."""
+    if form.startswith("docker-archive"):
+        path = user.home / "saved.tar"
+        skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
+    elif form.startswith("oci-archive"):
+        path = user.home / "archive.tar"
+        skopeo(user, f"docker://{registry.host}/test/box:1", f"oci-archive:{path}:one")
+    else:
+        path = user.home / "layout"
+        skopeo(user, f"docker://{registry.host}/test/box:1", f"oci:{path}:one")
+    scheme, _, name = form.partition(":")
+    return f"{scheme}:{path}" + (f":{name}" if name else "")
+
+
+@pytest.mark.parametrize(
+    "form", ["oci:", "oci:one", "oci-archive:", "oci-archive:one", "docker-archive:", "docker-archive:test/box:docker"]
+)
+def test_local_image_starts_and_is_kept(user: User, registry: Server, form: str) -> None:
+    uri = forms(user, registry, form)
+    assert user.start(uri, "cat", "/number") == "42"
+    layers = user.home / "cache/layers"
+    before = {path.name: path.stat().st_mtime_ns for path in layers.iterdir()}
+    assert user.start(uri, "cat", "/etc/motd") == "hello\n"
+    assert {path.name: path.stat().st_mtime_ns for path in layers.iterdir()} == before
+    assert user.penroot("cache", "verify").stderr == ""
+
+
+def test_all_forms_share_the_layers_of_the_registry(user: User, registry: Server) -> None:
+    user.start(f"docker://{registry.host}/test/box:1", "true")
+    for form in ("oci:", "oci-archive:", "docker-archive:"):
+        user.start(forms(user, registry, form), "true")
+    assert len(list((user.home / "cache/layers").iterdir())) == 2
+
+
+def test_create_load_and_import_take_every_form(user: User, layout: Path, saved: Path) -> None:
+    user.penroot("create", f"oci:{layout}:one")
+    assert user.start("layout+one", "cat", "/number") == "42"
+    user.penroot("load", "--name", "two", "oci:layout")  # relative to where we are
+    assert user.start("two", "cat", "/number") == "42"
+    user.penroot("import", f"docker-archive:{saved}")
+    assert user.start("./saved.sqsh", "cat", "/number") == "42"
+
+
+def test_several_images_in_one_layout_are_named(user: User, registry: Server, layout: Path) -> None:
+    skopeo(user, f"docker://{registry.host}/test/box:2", f"oci:{layout}:two")
+    assert user.start(f"oci:{layout}:two", "cat", "/number") == "2"
+    said = user.penroot("start", f"oci:{layout}", "true", status=1).stderr
+    assert "more than one" in said and "one, two" in said
+    said = user.penroot("start", f"oci:{layout}:three", "true", status=1).stderr
+    assert "no such image" in said and "one, two" in said
+
+
+@pytest.mark.parametrize("program", ["gzip", "zstd"])
+def test_compressed_archive(user: User, saved: Path, program: str) -> None:
+    user.run(program, "-q", str(saved))
+    (packed,) = user.home.glob("saved.tar.*")
+    assert user.start(f"docker-archive:{packed}", "cat", "/number") == "42"
+
+
+def test_archive_with_compressed_layers_and_with_links(user: User, saved: Path) -> None:
+    """As podman --compress and old versions of docker write them."""
+    work = user.home / "work"
+    with tarfile.open(saved) as archive:
+        archive.extractall(work)
+    (described,) = json.loads((work / "manifest.json").read_text())
+    one, two = described["Layers"]
+    subprocess.run(["gzip", "-n", work / one], check=True)
+    (work / "old").mkdir()
+    (work / "old/layer.tar").symlink_to(f"../{two}")
+    described["Layers"] = [f"{one}.gz", "old/layer.tar"]
+    (work / "manifest.json").write_text(json.dumps([described]))
+    subprocess.run(["tar", "-C", work, "-cf", user.home / "odd.tar", "."], check=True)
+    assert user.start(f"docker-archive:{user.home}/odd.tar", "cat", "/number") == "42"
+
+
+def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) -> None:
+    blob = max((layout / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
+    blob.write_bytes(blob.read_bytes()[:-9])
+    assert blob.name in user.penroot("start", f"oci:{layout}", "true", status=1).stderr
+    (user.home / "short.tar").write_bytes(saved.read_bytes()[:100_000])
+    assert "short.tar" in user.penroot("start", f"docker-archive:{user.home}/short.tar", "true", status=1).stderr
+    (user.home / "text").write_text("no archive")
+    assert "not a tar archive" in user.penroot("start", f"oci-archive:{user.home}/text", "true", status=1).stderr
+    assert "is no OCI layout" in user.penroot("start", f"oci:{user.home}/none", "true", status=1).stderr
+    assert not (user.home / "cache/tmp").exists() or list((user.home / "cache/tmp").iterdir()) == []
+
+
+ENGINE = """\
+#!/bin/sh
+# What "docker" and "podman" say to image inspect, pull and save, of images in a registry.
+echo "$@" >> "$HOME/asked"
+image=$(eval echo "\\${$#}")
+case "$1" in
+image)  test -e "$HOME/has" || { echo "Error: No such image: $image" >&2; exit 1; }
+        skopeo inspect --config --raw --tls-verify=false "docker://REGISTRY/$image" | sha256sum | sed 's/^/sha256:/; s/ .*//';;
+pull)   skopeo inspect --raw --tls-verify=false "docker://REGISTRY/$image" > /dev/null && touch "$HOME/has";;
+save)   skopeo --insecure-policy copy -q --src-tls-verify=false "docker://REGISTRY/$image" "docker-archive:$HOME/out:$image" &&
+        cat "$HOME/out" && rm "$HOME/out";;
+*)      exit 2;;
+esac
+"""  # noqa: E501
+
+
+@pytest.fixture
+def engines(user: User, registry: Server) -> Path:
+    """Stand-ins for docker and podman on the user's PATH; what they are asked is noted."""
+    for name in ("docker", "podman"):
+        path = user.home / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(ENGINE.replace("REGISTRY", registry.host))
+        path.chmod(0o755)
+    user.environ["PATH"] = f"{user.home}/bin:{user.environ['PATH']}"
+    return user.home / "asked"
+
+
+@pytest.mark.parametrize("scheme", ["dockerd", "podman"])
+def test_image_of_an_engine(user: User, engines: Path, scheme: str) -> None:
+    uri = f"{scheme}://test/box:docker"
+    assert user.start(uri, "cat", "/number") == "42"
+    assert [line.split()[0] for line in engines.read_text().splitlines()] == ["image", "pull", "image", "save"]
+    engines.unlink()
+    assert user.start(uri, "cat", "/number") == "42"
+    assert [line.split()[0] for line in engines.read_text().splitlines()] == ["image"]  # not saved again
+    user.penroot("import", uri)
+    assert (user.home / "test+box+docker.sqsh").exists()
+
+
+def test_image_that_the_engine_cannot_get(user: User, engines: Path) -> None:
+    said = user.penroot("start", "dockerd://test/none", "true", status=1).stderr
+    assert "docker" in said and "none" in said and "Traceback" not in said
+
+
+def test_digest_is_what_the_registry_has(user: User, registry: Server, layout: Path) -> None:
+    manifest = images.busybox(*MORE, kinds=OCI).digest()
+    assert user.penroot("digest", f"docker://{registry.host}/test/box:1").stdout == manifest + "\n"
+    assert user.penroot("digest", f"oci:{layout}").stdout == manifest + "\n"
+    arm, intel = images.busybox(kinds=OCI, architecture="arm64"), images.busybox(*MORE, kinds=OCI)
+    for image in (arm, intel):
+        registry.pusher.image("test/multi", "", image)
+    both = images.index([(image, {"os": "linux", "architecture": image.architecture}) for image in (arm, intel)])
+    registry.pusher.manifest("test/multi", "1", both)
+    uri = f"docker://{registry.host}/test/multi:1"
+    assert user.penroot("digest", "-a", "arm64", uri).stdout == arm.digest() + "\n"
+    assert user.penroot("digest", "-a", "x86_64", uri).stdout == intel.digest() + "\n"
+
+
+def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: Server) -> None:
+    image = images.busybox(*MORE, kinds=OCI)
+    uri = f"docker://{registry.host}/test/box:1"
+    shown = json.loads(user.penroot("inspect", uri).stdout)
+    assert shown["digest"] == image.digest() and shown["platform"] == "linux/amd64"
+    assert [layer["digest"] for layer in shown["layers"]] == [images.digest(layer.blob) for layer in image.layers]
+    assert shown["size"] == sum(len(layer.blob) for layer in image.layers)
+    assert shown["config"] == image.settings
+    assert not os.path.exists(user.home / "cache/layers") or not os.listdir(user.home / "cache/layers")
+    user.penroot("load", "-n", "box", uri)
+    assert json.loads(user.penroot("inspect", "box").stdout)["digest"] == image.digest()
+    user.penroot("import", "-o", "box.sqsh", uri)
+    shown = json.loads(user.penroot("inspect", "./box.sqsh").stdout)
+    assert shown["provenance"] == f"docker://{registry.host}#test/box:1"
+    assert shown["config"]["Env"] == ["PATH=/bin"] and shown["config"]["Cmd"] == ["/bin/sh"]
+
+
+# -- blobs that nodes share
+
+
+def nodes(user: User, uri: str, count: int = 4) -> list[str]:
+    """First use of an image on nodes with stores of their own, all at once: what each says on stderr."""
+    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    running = [
+        subprocess.Popen(
+            [*as_user, f"{PREFIX}/bin/penroot", "start", uri, "cat", "/number"],
+            env={
+                **user.environ,
+                "ENROOT_CACHE_PATH": f"{user.home}/node{n}",
+                "ENROOT_SHARED_BLOBS": f"{user.home}/all",
+            },
+            cwd=user.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(count)
+    ]
+    said = []
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out) == (0, "7"), err
+        said.append(err)
+    return said
+
+
+@pytest.fixture
+def shared(registry: Server) -> tuple[str, list[str]]:
+    """The URI of an image that nobody has fetched, and the digests of its blobs."""
+    fill = entry("fill", os.urandom(3_000_000))
+    image = images.busybox(entry("number", b"7"), fill, entry("id", os.urandom(8)))
+    image.layers.append(images.Layer(images.tar([entry("more", os.urandom(2_000_000))])))
+    registry.pusher.image("test/shared", "1", image)
+    return f"docker://{registry.host}/test/shared:1", [images.digest(layer.blob) for layer in image.layers]
+
+
+def test_four_nodes_fetch_each_blob_once(user: User, registry: Server, shared: tuple[str, list[str]]) -> None:
+    uri, blobs = shared
+    before = [registry.fetched(blob) for blob in blobs]
+    nodes(user, uri)
+    assert [registry.fetched(blob) - n for blob, n in zip(blobs, before, strict=True)] == [1, 1, 1]
+    kept = sorted(path.name for path in (user.home / "all/sha256").iterdir())
+    assert kept == sorted(blob.removeprefix("sha256:") for blob in blobs)
+    assert list((user.home / "all/tmp").iterdir()) == []
+
+
+def test_lock_of_a_dead_node_expires(user: User, shared: tuple[str, list[str]]) -> None:
+    uri, blobs = shared
+    (user.home / "all/sha256").mkdir(parents=True)
+    (user.home / "all/tmp").mkdir()
+    for blob in blobs:
+        lock = user.home / "all/sha256" / (blob.removeprefix("sha256:") + ".lock")
+        lock.write_text("gone 12345678 99\n")
+        os.utime(lock, (0, 0))
+    user.own(user.home / "all")
+    assert any("process 99 on gone has given no sign of life" in said for said in nodes(user, uri))
+
+
+@pytest.mark.parametrize("how", ["short", "wrong"])
+def test_damaged_shared_blob_is_not_believed(user: User, shared: tuple[str, list[str]], how: str) -> None:
+    uri, blobs = shared
+    nodes(user, uri, 1)
+    path = user.home / "all/sha256" / blobs[-1].removeprefix("sha256:")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] if how == "short" else data[:-9] + b"x" + data[-8:])
+    shutil.rmtree(user.home / "node0")
+    nodes(user, uri, 1)
+    assert path.read_bytes() == data
+
+
+def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, list[str]]) -> None:
+    said = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
+    assert "/proc/none" in said and "ENROOT_SHARED_BLOBS" in said

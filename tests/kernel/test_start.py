@@ -1,0 +1,284 @@
+"""``penroot start`` on the real kernel, as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
+
+
+def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
+    """Every entry of a tree with what a write would change."""
+    found = []
+    for entry in sorted(path.rglob("*")):
+        info = entry.lstat()
+        found.append((str(entry), info.st_mode, info.st_size, info.st_mtime_ns))
+    return found
+
+
+def test_runs_the_command_with_its_arguments_and_status(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("box", "sh", "-c", 'echo "$#:$1:$2"; exit 7', "x", "a b", "", status=7)
+    assert out == "2:a b:\n"
+
+
+def test_stdin_reaches_the_command(user: User, rootfs: pathlib.Path) -> None:
+    done = user.run("sh", "-c", f"echo hello | {PREFIX}/bin/penroot start box cat")
+    assert done.stdout == "hello\n"
+
+
+def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
+    require(shutil.which("strace"), "strace is not installed")
+    done = user.run(
+        "strace",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=execve",
+        "-e",
+        "signal=none",
+        f"{PREFIX}/bin/penroot",
+        "start",
+        "box",
+        "true",
+    )
+    assert done.stderr.count("execve(") == 2, done.stderr
+
+
+def test_user_is_himself(user: User, rootfs: pathlib.Path) -> None:
+    assert user.start("box", "id", "-u").strip() == str(UID)
+    assert f":{UID}:" in user.start("box", "cat", "/etc/passwd")
+
+
+def test_root_inside(user: User, rootfs: pathlib.Path) -> None:
+    assert user.start("--root", "box", "sh", "-c", "id -u; echo $HOME $USER") == "0\n/root root\n"
+
+
+def test_root_inside_may_chown(user: User, rootfs: pathlib.Path) -> None:
+    user.start("--root", "--rw", "box", "sh", "-c", "touch /tmp/f && chown 12:34 /tmp/f")
+
+
+def test_readonly_by_default(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("start", "box", "touch", "/new", status=1)
+    assert "Read-only file system" in done.stderr
+
+
+def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib.Path) -> None:
+    before = snapshot(rootfs)
+    user.start(
+        "--mount", "/usr/share:/made/for/this", "box", "sh", "-c", "echo x > /tmp/x; ls /made/for/this /etc/hosts"
+    )
+    assert snapshot(rootfs) == before
+
+
+def test_writable_directory_keeps_changes(user: User, rootfs: pathlib.Path) -> None:
+    user.start("--rw", "box", "sh", "-c", "echo kept > /opt/file")
+    assert user.start("box", "cat", "/opt/file") == "kept\n"
+
+
+def test_two_starts_at_once(user: User, rootfs: pathlib.Path) -> None:
+    script = "for i in 1 2 3 4 5 6; do penroot start box sh -c 'sleep 0.2; echo ok' & done; wait"
+    assert user.run("sh", "-c", script).stdout.split() == ["ok"] * 6
+
+
+def test_environment_is_the_images(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("box", "env", env={"LEAK": "1", "LANG": "de_DE.UTF-8"})
+    variables = dict(line.split("=", 1) for line in out.splitlines())
+    assert variables["FROM_IMAGE"] == "yes"
+    assert variables["PATH"] == "/opt/bin:/bin:/usr/bin"
+    assert variables["TERM"] == "xterm"
+    assert "LEAK" not in variables
+    assert "LANG" not in variables
+
+
+def test_env_options(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("-e", "A=1 2", "--env=B", "--env", "UNSET", "box", "env", env={"B": "from caller"})
+    assert "A=1 2\n" in out
+    assert "B=from caller\n" in out
+    assert "UNSET" not in out
+
+
+def test_mounts(user: User, rootfs: pathlib.Path) -> None:
+    shared = user.home / "shared"
+    shared.mkdir()
+    (shared / "file").write_text("hello\n")
+    user.own(shared)
+    assert user.start("-m", f"{shared}:/mnt/x", "box", "cat", "/mnt/x/file") == "hello\n"
+    assert (
+        user.start("-m", f"{shared}/file:/tmp/host:none:x-create=file,bind,ro", "box", "cat", "/tmp/host") == "hello\n"
+    )
+    done = user.penroot(
+        "start", "-m", f"{shared}:/mnt/x:none:x-create=dir,rbind,ro", "box", "touch", "/mnt/x/new", status=1
+    )
+    assert "Read-only" in done.stderr
+
+
+def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
+    given = ("-m", f"{user.home}:/mnt/x:none:x-create=dir,rbind,noatime", "-m", "tmpfs:/scratch")
+    out = user.start(*given, "box", "grep", "-E", "/mnt/x|/scratch", "/proc/self/mounts")
+    # And no more than these: where a start does its work is within the first.
+    assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
+
+
+def test_a_recursive_readonly_mount_covers_submounts(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("box", "grep", " /sys", "/proc/self/mounts")
+    assert out
+    assert all(line.split()[3].startswith("ro,") for line in out.splitlines()), out
+
+
+def test_missing_mount_source_is_named(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("start", "-m", "/no/such/dir:/x", "box", "true", status=1)
+    assert "[ERROR] cannot mount /no/such/dir on /x: No such file or directory" in done.stderr
+    assert os.uname().nodename in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("link", ["/", "../../../../../..", "/tmp/../../.."])
+def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) -> None:
+    (rootfs / "escape").symlink_to(link)
+    target = user.home / "victim"
+    target.mkdir()
+    user.own(user.home)
+    user.start("-m", f"/usr/share:/escape{target}", "box", "ls", f"{target}")
+    assert list(target.iterdir()) == []
+
+
+def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
+    out = user.start("box", "cat", "/run/systemd/resolve/stub-resolv.conf")
+    assert out == pathlib.Path("/etc/resolv.conf").read_text()
+
+
+def test_home_is_made_or_mounted(user: User, rootfs: pathlib.Path) -> None:
+    (user.home / "mine").write_text("x")
+    assert "mine" not in user.start("box", "sh", "-c", "cd && pwd && ls")
+    out = user.start("box", "sh", "-c", "cd && pwd && ls", env={"ENROOT_MOUNT_HOME": "yes"})
+    assert out.splitlines()[0] == str(user.home)
+    assert "mine" in out
+
+
+def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
+    from enroot_py import imagefiles, rc
+
+    run = rc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
+    (rootfs / "etc/rc").write_text(imagefiles.rc("docker://x", {}, run))
+    (rootfs / "etc/rc.local").write_text(imagefiles.RC_LOCAL)
+    assert user.start("box") == "/opt/not yet there\ndefault\n"
+    assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
+
+
+def test_a_script_of_the_users_own_runs_in_a_shell(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/rc").write_text('echo "rc with $# arguments"\nexec "$@"\n')
+    assert user.start("box", "echo", "x") == "rc with 2 arguments\nx\n"
+
+
+def test_static_program_without_shell(user: User) -> None:
+    path = user.data / "scratch"
+    path.mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "", path / "busybox")
+    user.own(user.data)
+    assert user.start("scratch", "/busybox", "echo", "hi") == "hi\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        (("nope",), 127, "cannot run nope: No such file"),
+        (("/etc/environment",), 126, "Permission denied"),
+        (("/opt",), 126, "Permission denied"),
+    ],
+)
+def test_commands_that_do_not_run(
+    user: User, rootfs: pathlib.Path, command: tuple[str, ...], status: int, words: str
+) -> None:
+    assert words in user.penroot("start", "box", *command, status=status).stderr
+
+
+def test_a_broken_interpreter_is_explained(user: User, rootfs: pathlib.Path) -> None:
+    script = rootfs / "opt/script"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    assert "interpreter" in user.penroot("start", "box", "/opt/script", status=127).stderr
+
+
+def test_unknown_container_is_an_error(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("start", "nope", "true", status=1)
+    assert "[ERROR] no such container: nope" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--frobnicate", "box"), ("--env",), ("--env=", "box"), ()])
+def test_wrong_options(user: User, arguments: tuple[str, ...]) -> None:
+    done = user.penroot("start", *arguments, status=1)
+    assert done.stderr.startswith("[ERROR]")
+    assert "Traceback" not in done.stderr
+
+
+def test_squashfs_image(user: User, image: pathlib.Path) -> None:
+    assert user.start(str(image), "sh", "-c", "echo $FROM_IMAGE; id -u").split() == ["yes", str(UID)]
+    user.penroot("start", str(image), "touch", "/new", status=1)
+    assert user.start("--rw", str(image), "sh", "-c", "touch /new && ls /new") == "/new\n"
+    assert user.start("--root", str(image), "stat", "-c", "%u", "/bin/busybox") == "0\n"
+
+
+def servers() -> set[int]:
+    found = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if process.read_text().startswith("squashfuse"):
+                found.add(int(process.parent.name))
+        except OSError:  # it has just gone
+            continue
+    return found
+
+
+def wait_for(condition: object, seconds: float = 5) -> bool:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
+def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
+    before = servers()
+    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot"]
+    seconds = "0.3" if number is None else "60"
+    process = subprocess.Popen([*command, "start", str(image), "sleep", seconds], env=user.environ)
+    assert wait_for(lambda: servers() - before)
+    if number is not None:
+        process.send_signal(number)
+    process.wait()
+    assert wait_for(lambda: not servers() - before)
+    assert mounts_under(user.home) == []
+
+
+def test_not_a_squashfs(user: User) -> None:
+    path = user.home / "file.sqsh"
+    path.write_text("this is no image\n" * 100)
+    done = user.penroot("start", str(path), "true", status=1)
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_truncated_image(user: User, image: pathlib.Path) -> None:
+    size = image.stat().st_size
+    os.truncate(image, size // 2)
+    done = user.penroot("start", str(image), "true", status=1)
+    assert "truncated" in done.stderr
+    assert done.stderr.count("\n") <= 2
+
+
+def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
+    user.start("box", "true")
+    user.start(str(image), "true")
+    assert mounts_under(user.home) == []
+    assert list((user.home / "run").iterdir()) == []

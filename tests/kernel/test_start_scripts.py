@@ -1,0 +1,241 @@
+"""Configuration scripts, bash hooks, namespaces, --explain, exec and list: the rest of what a start can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, UID, User
+from tests.kernel.test_start import snapshot
+
+CONF = """\
+#!/usr/bin/env bash
+#ENROOT_REMAP_ROOT=y
+#ENROOT_ROOTFS=box
+
+first=$1
+
+environ() {
+    echo "FROM_CONF=${first}"
+    echo "FROM_CALLER=${CALLER}"
+}
+
+mounts() {
+    echo "${PWD} /mnt none x-create=dir,bind"
+}
+
+hooks() {
+    echo "FROM_HOOK=$(cat ${ENROOT_ROOTFS}/etc/hostname)" >> ${ENROOT_ENVIRON}
+    echo hello > ${ENROOT_ROOTFS}/made-by-hook
+}
+"""
+
+
+@pytest.fixture
+def conf(user: User) -> pathlib.Path:
+    path = user.home / "box.conf"
+    path.write_text(CONF)
+    path.chmod(0o755)
+    user.own(path)
+    return path
+
+
+def test_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
+    script = 'id -u; echo "$FROM_CONF $FROM_CALLER"; test "$FROM_HOOK"; cat /made-by-hook; ls /mnt/box.conf'
+    out = user.start("--conf", str(conf), "box", "sh", "-c", script, env={"CALLER": "a b"})
+    assert out == "0\nsh a b\nhello\n/mnt/box.conf\n"
+    assert not (rootfs / "made-by-hook").exists()
+
+
+def test_batch_takes_the_rootfs_from_the_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
+    done = user.penroot("batch", str(conf), "sh", "-c", "id -u; pwd", env={"CALLER": ""})
+    assert done.stdout.startswith("0\n")
+    conf.write_text(CONF.replace("#!/usr/bin/env bash", f"#!{PREFIX}/bin/penroot batch"))
+    assert user.run(str(conf), "id", "-u", env={"CALLER": ""}).stdout == "0\n"
+
+
+def test_batch_without_directive(user: User) -> None:
+    path = user.home / "x.conf"
+    path.write_text("mounts() { :; }\n")
+    assert "ENROOT_ROOTFS" in user.penroot("batch", str(path), status=1).stderr
+
+
+def test_rc_of_a_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
+    conf.write_text('rc() {\n    echo "rc got $#"\n    exec "$@"\n}\n')
+    assert user.start("-c", str(conf), "box", "echo", "x") == "rc got 2\nx\n"
+
+
+def test_rc_option(user: User, rootfs: pathlib.Path) -> None:
+    script = user.home / "rc.sh"
+    script.write_text('echo "own script"; exec "$@"\n')
+    before = snapshot(rootfs)
+    assert user.start("--rc", str(script), "box", "echo", "x") == "own script\nx\n"
+    assert snapshot(rootfs) == before
+    assert "no/such" in user.penroot("start", "--rc", "/no/such", "box", status=1).stderr
+
+
+def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
+    directory = user.home / "etc/hooks.d"
+    directory.mkdir(parents=True)
+    hook = directory / "50-site.sh"
+    hook.write_text(
+        "#!/usr/bin/env bash\nset -eu\n"
+        'source "${ENROOT_LIBRARY_PATH}/common.sh"\n'
+        "common::checkcmd cat\n"
+        'echo "HOOK=${ENROOT_PID}" >> "${ENROOT_ENVIRON}"\n'
+        'echo "/usr/share /mnt/share none x-create=dir,bind,ro" >> "${ENROOT_MOUNTS}"\n'
+        'echo "tmpfs /mnt/scratch tmpfs x-create=dir" | enroot-mount --root "${ENROOT_ROOTFS}" -\n'
+        'common::log INFO "from the hook"\n'
+    )
+    hook.chmod(0o755)
+    done = user.penroot(
+        "start", "box", "sh", "-c", "test $HOOK && ls -d /mnt/share/doc && grep -c /mnt/scratch /proc/mounts"
+    )
+    assert done.stdout == "/mnt/share/doc\n1\n"
+    assert "[INFO] from the hook" in done.stderr
+
+
+def test_a_failing_hook_is_named(user: User, rootfs: pathlib.Path) -> None:
+    directory = user.home / "etc/hooks.d"
+    directory.mkdir(parents=True)
+    hook = directory / "50-bad.sh"
+    hook.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
+    hook.chmod(0o755)
+    done = user.penroot("start", "box", "true", status=1)
+    assert "50-bad.sh failed" in done.stderr
+    assert "broken" in done.stderr
+
+
+def test_pid_namespace(user: User, rootfs: pathlib.Path) -> None:
+    assert user.start("--pid", "box", "sh", "-c", "echo $$").split()[0] == "1"
+    user.penroot("start", "--pid", "box", "sh", "-c", "exit 7", status=7)
+
+
+def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) -> None:
+    process = start(user, "--pid", "box", "sleep", "61")
+    try:
+        assert wait_for_running(user)
+    finally:
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 5
+    while "sleep" in processes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "sleep 61" not in processes()
+
+
+def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("--net", "box", "sh", "-c", "ls /sys/class/net; cat /sys/class/net/lo/flags")
+    names, flags = out.split()
+    assert names == "lo"
+    assert int(flags, 16) & 1
+
+
+def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
+    name = os.uname().nodename
+    out = user.start("--uts", "--root", "box", "sh", "-c", "busybox hostname inside && cat /proc/sys/kernel/hostname")
+    assert out == "inside\n"
+    assert os.uname().nodename == name
+
+
+def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start(
+        "--ipc", "box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo x > /dev/shm/f; echo y > /dev/null"
+    )
+    assert out.splitlines()[0] != os.readlink("/proc/self/ns/ipc")
+    assert {"null", "zero", "urandom", "pts", "shm", "stdin"} <= set(out.split())
+    assert "fuse" not in out.split()
+
+
+def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib.Path) -> None:
+    before = snapshot(rootfs)
+    out = user.start("--explain", "-e", "A=1", "-m", "/usr/share:/made/up", "--rw", "box", "true")
+    assert snapshot(rootfs) == before
+    lines = out.splitlines()
+    assert any(line.startswith("mount    /usr/share /made/up none") and "--mount" in line for line in lines)
+    assert "set      A=1  (--env)" in lines
+    assert "set      FROM_IMAGE=yes  (/etc/environment of the image)" in lines
+    assert any(line.startswith("hook     ") and "10-shadow" in line for line in lines)
+    assert "setting  ENROOT_ROOTFS_WRITABLE=yes  (command line)" in lines
+    assert lines[-1] == "run      true"
+
+
+def test_explain_shows_what_would_fail(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("start", "--explain", "-m", "/no/such:/x", "box", status=1)
+    assert "cannot mount /no/such" in done.stderr
+
+
+def test_login_shell(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/profile").write_text("export FROM_PROFILE=yes\n")
+    out = user.start("box", "sh", "-c", "echo $FROM_PROFILE $PATH", env={"ENROOT_LOGIN_SHELL": "yes"})
+    assert out == "yes /opt/bin:/bin:/usr/bin\n"
+    assert user.start("box", "sh", "-c", "echo x$FROM_PROFILE") == "x\n"
+
+
+def start(user: User, *arguments: str) -> subprocess.Popen[str]:
+    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot", "start"]
+    return subprocess.Popen([*command, *arguments], env=user.environ, text=True, stdin=subprocess.DEVNULL)
+
+
+def processes() -> str:
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def running(user: User) -> list[dict[str, object]]:
+    found = json.loads(user.penroot("list", "--format", "json").stdout)
+    return [{"name": c["name"], **p} for c in found for p in c["processes"]]
+
+
+def wait_for_running(user: User) -> dict[str, object]:
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        found = [p for p in running(user) if p["comm"] == "sleep"]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("it does not run")
+
+
+@pytest.fixture(params=[("box",), ("--rw", "box")], ids=["read-only", "writable"])
+def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -> Iterator[dict[str, object]]:
+    """A container that runs."""
+    process = start(user, "-e", "MINE=1", *request.param, "sleep", "60")
+    try:
+        yield wait_for_running(user)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
+    assert sleeping["name"] == "box"
+    out = user.penroot("list", "-f").stdout.splitlines()
+    assert out[0].split() == "NAME PID COMM STATE STARTED TIME MNTNS USERNS COMMAND".split()
+    assert out[1].split()[:3] == ["box", str(sleeping["pid"]), "sleep"]
+    assert out[1].endswith("sleep 60")
+
+
+def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
+    for target in (str(sleeping["pid"]), "box"):
+        out = user.penroot(
+            "exec", "-e", "MORE=2", target, "sh", "-c", "readlink /proc/self/ns/mnt; echo $MINE$MORE"
+        ).stdout
+        assert out == f"mnt:[{sleeping['mntns']}]\n12\n"
+    user.penroot("exec", "box", "sh", "-c", "exit 5", status=5)
+    done = user.penroot("exec", "nope", "true", status=1)
+    assert "no running container nope" in done.stderr
+
+
+def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
+    process = start(user, str(image), "sleep", "60")
+    try:
+        assert wait_for_running(user)["name"] == "<unknown>"
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from enroot_py import credentials, settings
+from enroot_py.credentials import Credential
+from enroot_py.errors import ConfigError
+
+
+class Home:
+    """A home directory with credential files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.environ = {"HOME": str(path), "XDG_RUNTIME_DIR": str(path)}
+
+    def netrc(self, text: str) -> None:
+        (self.path / ".config/enroot").mkdir(parents=True, exist_ok=True)
+        (self.path / ".config/enroot/.credentials").write_text(text)
+
+    def docker(self, config: object) -> None:
+        (self.path / ".docker").mkdir(exist_ok=True)
+        (self.path / ".docker/config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+
+    def find(self, registry: str, user: str = "", realm: str = "", **more: str) -> tuple[str, str] | None:
+        found = self.credential(registry, user, realm, more)
+        return (found.user, found.secret) if found else None
+
+    def credential(self, registry: str, user: str, realm: str, more: Mapping[str, str]) -> Credential | None:
+        loaded = settings.load(self.environ)
+        return credentials.find(registry, user, loaded, realm=realm, environ={**self.environ, **more})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_no_file_is_anonymous(home: Home) -> None:
+    assert home.find("reg.io") is None
+
+
+def test_netrc_by_host_and_user(home: Home) -> None:
+    home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
+               "machine b.io login $oauthtoken password three\n")  # fmt: skip
+    assert home.find("a.io") == ("me", "one")
+    assert home.find("a.io", "you") == ("you", "two")
+    assert home.find("b.io") == ("$oauthtoken", "three")
+    assert home.find("a.io", "nobody") is None
+    assert home.find("c.io", "me") is None  # known for another host only
+
+
+def test_netrc_without_port_serves_every_port_but_the_exact_one_wins(home: Home) -> None:
+    home.netrc("machine a.io login me password any\nmachine a.io:5000 login me password exact\n")
+    assert home.find("a.io:443") == ("me", "any")
+    assert home.find("a.io:5000") == ("me", "exact")
+
+
+def test_netrc_by_the_host_that_gives_the_tokens(home: Home) -> None:
+    home.netrc("machine auth.docker.io login me password one\n")
+    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "one")
+
+
+def test_netrc_entry_over_several_lines(home: Home) -> None:
+    home.netrc("machine a.io\n  login me\n  password one\nmachine b.io login x password y\n")
+    assert home.find("a.io") == ("me", "one")
+
+
+def test_password_from_a_variable(home: Home) -> None:
+    home.netrc("machine a.io login me password $TOKEN\nmachine b.io login me password ${TOKEN}\n")
+    assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
+    assert home.find("b.io", TOKEN="two") == ("me", "two")
+    with pytest.raises(ConfigError, match="not set"):
+        home.find("a.io")
+
+
+def test_password_from_a_command_is_run_only_for_its_registry(home: Home) -> None:
+    home.netrc(
+        f"machine a.io login me password $(touch {home.path}/ran; echo secret words)\nmachine b.io login x password y\n"
+    )
+    assert home.find("b.io") == ("x", "y")
+    assert not (home.path / "ran").exists()
+    assert home.find("a.io", PATH="/bin") == ("me", "secret words")
+
+
+@pytest.mark.parametrize("command", ["$(false)", "$(true)", "$(echo x", "$(/nonexistent)"])
+def test_command_that_gives_no_password(home: Home, command: str) -> None:
+    home.netrc(f"machine a.io login me password {command}\n")
+    with pytest.raises(ConfigError, match="the password of a.io"):
+        home.find("a.io", PATH="/bin")
+
+
+def test_file_that_is_none_is_an_error_without_its_content(home: Home) -> None:
+    home.netrc("password hunter2 machine\n")
+    with pytest.raises(ConfigError) as caught:
+        home.find("a.io")
+    assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
+def test_docker_config(home: Home) -> None:
+    auth = base64.b64encode(b"me:pass:word").decode()
+    home.docker({"auths": {"a.io": {"auth": auth}, "https://index.docker.io/v1/": {"auth": auth}, "b.io": {},
+                           "c.io": {"identitytoken": "refresh", "username": "u"}}})  # fmt: skip
+    assert home.find("a.io") == ("me", "pass:word")
+    assert home.find("a.io", "other") is None
+    assert home.find("registry-1.docker.io") == ("me", "pass:word")
+    assert home.find("b.io") is None
+    found = home.credential("c.io", "", "", {})
+    assert found is not None and found.identity_token and found.secret == "refresh"
+
+
+def test_docker_config_elsewhere(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    config = {"auths": {"a.io": {"username": "u", "password": "p"}}}
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    assert home.find("a.io", DOCKER_CONFIG=str(tmp_path / "other")) == ("u", "p")
+
+
+def test_netrc_goes_before_docker(home: Home) -> None:
+    home.netrc("machine a.io login me password netrc\n")
+    home.docker({"auths": {"a.io": {"username": "me", "password": "docker"}}})
+    assert home.find("a.io") == ("me", "netrc")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"auths": []}', '{"auths": {"a.io": {"auth": "%%"}}}', '{"auths": {"a.io": 3}}']
+)
+def test_damaged_docker_config_is_an_error_with_its_name(home: Home, text: str) -> None:
+    home.docker(text)
+    with pytest.raises(ConfigError, match="config.json"):
+        home.find("a.io")
+
+
+def test_secret_is_never_shown() -> None:
+    assert "hunter2" not in repr(Credential("me", "hunter2", "file"))
+    assert Credential("me", "p:w", "file").basic() == "Basic " + base64.b64encode(b"me:p:w").decode()

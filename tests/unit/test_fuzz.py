@@ -1,0 +1,51 @@
+"""What people write in files and options, mutated: a clear error or a meaning, never a traceback."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from enroot_py import environ, imagefiles, mounts, rc, settings
+from enroot_py.errors import PenrootError
+
+pytestmark = pytest.mark.soak
+
+SEEDS = {
+    "fstab": "/a /b none x-create=auto,rbind,ro,rslave 0 -1\ntmpfs /t tmpfs size=1m\n${HOME} \\040 bind,nofail\n",
+    "rc": imagefiles.rc("docker://x", {"k": "v"}, rc.Exec("/w", ("a b", "c'd"), ("e",))),
+    "environment": imagefiles.environment({"A": "1", "B": "two\nlines", "C": "${HOME}"}),
+    "setting": "ENROOT_X ${A:-${B}}$(id -u)$C\n",
+}
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    """A few random edits with the characters that mean something somewhere."""
+    characters = list(text)
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(len(characters) + 1)
+        what = rng.choice("\0\n\t \\'\"$(){}=,:#-/rbx\udc80é")
+        if rng.random() < 0.4:
+            characters[at : at + rng.randint(0, 4)] = []
+        else:
+            characters[at:at] = what * rng.choice((1, 1, 1, 3))
+    return "".join(characters)
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
+    for _ in range(300_000 if soak else 3_000):
+        text = mutate(SEEDS[kind], rng)
+        try:
+            if kind == "fstab":
+                for mount in mounts.parse_file(text, {"HOME": "/h"}, "fuzz"):
+                    mount.describe()
+            elif kind == "rc":
+                rc.parse(text, "")
+            elif kind == "environment":
+                imagefiles.decode_environment(text)
+                environ.of_options(tuple(text.split("\n")[:1]), {})
+            else:
+                settings.expand(text, {"A": ""})
+        except (PenrootError, ValueError) as e:
+            assert str(e)

@@ -1,0 +1,87 @@
+"""The standard hooks on a directory that stands for a root: reading and writing beneath it is all they do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import pwd
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from enroot_py import hooks, settings
+from enroot_py.errors import HookError
+
+HOOKS = pathlib.Path(__file__).parent.parent.parent / "hooks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HOOKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def context(tmp_path: pathlib.Path) -> Callable[..., hooks.Context]:
+    def make(uid: int = 1234) -> hooks.Context:
+        user = pwd.struct_passwd(("me", "x", uid, 1234, "Me", "/home/me", "/bin/zsh"))
+        root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+        loaded = settings.load({"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(tmp_path)})
+        return hooks.Context(root, loaded, {}, {"HOME": "/home/me"}, user)
+
+    return make
+
+
+def test_the_caller_is_in_passwd_before_others(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/r:/s\nme:x:7:7::/:/\nother:x:1234:1::/:/\ndaemon:x:1:1::/:/\n")
+    load("10-shadow").run(context())
+    lines = (tmp_path / "etc/passwd").read_text().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["root", "nobody", "me", "daemon"]
+    assert lines[2] == "me:x:1234:1234:Me:/home/me:/bin/sh"
+    assert (tmp_path / "home/me").is_dir()
+
+
+def test_apt_has_no_user_of_its_own(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("_apt:x:100:65534::/nonexistent:/usr/sbin/nologin\n")
+    load("10-shadow").run(context())
+    assert "_apt" not in (tmp_path / "etc/passwd").read_text()
+
+
+def test_root_is_not_listed_twice(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    load("10-shadow").run(context(uid=0))
+    assert (tmp_path / "etc/passwd").read_text().count(":0:0:") == 1
+
+
+def test_time_zone_of_the_host(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    if not os.path.islink("/etc/localtime"):
+        pytest.skip("this machine has no time zone to hand on")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").symlink_to("/usr/share/zoneinfo/Nowhere/None")
+    load("10-localtime").run(context())
+    assert (tmp_path / "etc/localtime").read_bytes() == pathlib.Path("/etc/localtime").read_bytes()
+
+
+def test_links_of_the_image_do_not_lead_out(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    outside = tmp_path.parent / "outside"
+    outside.mkdir()
+    (tmp_path / "etc").symlink_to(outside)
+    made = context()
+    made.write("/etc/passwd", b"x")
+    assert list(outside.iterdir()) == []
+    assert made.read("/etc/passwd") == b"x"
+
+
+def test_a_broken_hook_is_named(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "10-x.py").write_text("def run(context):\n    open('/no/such/file')\n")
+    with pytest.raises(HookError, match=r"10-x\.py.*no/such/file"):
+        hooks.run(str(tmp_path), context())
+    (tmp_path / "10-x.py").write_text("x = 1\n")
+    with pytest.raises(HookError, match="no function run"):
+        hooks.run(str(tmp_path), context())

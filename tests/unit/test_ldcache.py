@@ -1,0 +1,116 @@
+"""The loader's cache: ours against what ldconfig writes and reads."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+
+from enroot_py import ldcache
+
+X86_64 = 0x303
+
+
+def listed(cache: pathlib.Path) -> list[str]:
+    """What ldconfig reads in a cache: "name (kind) => path", in its order."""
+    done = subprocess.run(["/sbin/ldconfig", "-C", cache, "-p"], capture_output=True, text=True, check=True)
+    return [line.strip() for line in done.stdout.splitlines() if "=>" in line]
+
+
+@pytest.fixture
+def tree(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A root with libraries whose names are hard to sort, and a cache that ldconfig wrote."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.conf").write_text("/lib\n")
+    names = "a.so.1 a.so.10 a.so.9 a-b.so.1 a2.so.1 a10.so.1 zz.so.1 A.so.1".split()
+    for name in names:
+        compile_library(tmp_path, f"lib/lib{name}", f"lib{name}")
+    ldconfig(tmp_path)
+    return tmp_path
+
+
+def compile_library(tree: pathlib.Path, path: str, soname: str) -> None:
+    target = tree / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, "-x", "c", "/dev/null"]
+    subprocess.run(command, check=True)
+
+
+def ldconfig(tree: pathlib.Path, *options: str) -> None:
+    as_root = [] if os.geteuid() == 0 else ["unshare", "-r"]
+    subprocess.run([*as_root, "/sbin/ldconfig", "-r", tree, *options], check=True, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("form", ["new", "compat"])
+def test_extended_as_ldconfig_would(tree: pathlib.Path, form: str) -> None:
+    ldconfig(tree, "-c", form)
+    before = (tree / "etc/ld.so.cache").read_bytes()
+    more = ["liba.so.2", "liba.so.11", "libb.so.1", "liba3.so.1", "libzzz.so.1", "lib0.so.1", "liba.so.9x"]
+    mine = tree / "mine"
+    mine.write_bytes(ldcache.extend(before, [(X86_64, name, f"/lib/{name}") for name in more]))
+    for name in more:
+        compile_library(tree, f"lib/{name}", name)
+    ldconfig(tree)
+    assert listed(mine) == listed(tree / "etc/ld.so.cache")
+
+
+def test_ours_come_before_others_of_the_name(tree: pathlib.Path) -> None:
+    mine = tree / "mine"
+    library = (X86_64, "liba.so.9", "/opt/driver/liba.so.9")
+    mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [library]))
+    found = [line.split(" => ")[1] for line in listed(mine) if line.startswith("liba.so.9 ")]
+    assert found == ["/opt/driver/liba.so.9", "/lib/liba.so.9"]
+    assert ldcache.extend(mine.read_bytes(), [library]) == mine.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["new", "compat"])
+def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) -> None:
+    compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
+    ldconfig(tree, "-c", form)
+    mine = tree / "mine"
+    mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(X86_64, "libb.so.1", "/lib/libb.so.1")]))
+    ldconfig(tree)  # of its own compat form ldconfig 2.36 shows no processor
+    assert [line for line in listed(mine) if 'hwcap: "x86-64-v2"' in line]
+    assert set(listed(mine)) == {*listed(tree / "etc/ld.so.cache"), "libb.so.1 (libc6,x86-64) => /lib/libb.so.1"}
+
+
+def test_written_where_there_was_none(tmp_path: pathlib.Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(ldcache.extend(b"", [(X86_64, "libb.so.1", "/x/libb.so.1"), (X86_64, "liba.so", "/x/other.so")]))
+    assert listed(mine) == ["libb.so.1 (libc6,x86-64) => /x/libb.so.1", "liba.so (libc6,x86-64) => /x/other.so"]
+
+
+def test_found_by_the_start_of_their_names(tree: pathlib.Path) -> None:
+    data = (tree / "etc/ld.so.cache").read_bytes()
+    found = ldcache.find(data, (b"liba.", b"libz"))
+    assert {(name, path) for _, name, path in found} == {
+        (name, f"/lib/{name}") for name in ("liba.so.1", "liba.so.9", "liba.so.10", "libzz.so.1")
+    }
+    assert {flags for flags, _, _ in found} == {X86_64}
+    assert ldcache.find(b"no cache", (b"lib",)) == []
+
+
+@pytest.mark.parametrize("cut", [21, 60, 200])
+def test_cut_is_said(tree: pathlib.Path, cut: int) -> None:
+    data = (tree / "etc/ld.so.cache").read_bytes()
+    with pytest.raises(ldcache.DAMAGE):
+        ldcache.extend(data[:cut], [(X86_64, "libb.so.1", "/lib/libb.so.1")])
+
+
+def test_damage_never_hangs_and_never_surprises(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
+    """An image may hold anything: the result is a cache, or an error that the caller expects."""
+    compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
+    ldconfig(tree)
+    good = (tree / "etc/ld.so.cache").read_bytes()
+    for _ in range(200_000 if soak else 3_000):
+        data = bytearray(good[: rng.randrange(20, len(good) + 1)])
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(min(20, len(data) - 1), len(data))] = rng.choice((0, 255, rng.randrange(256)))
+        try:
+            ldcache.extend(bytes(data), [(X86_64, "libb.so.1", "/lib/libb.so.1")])
+            ldcache.find(bytes(data), (b"liba",))
+        except ldcache.DAMAGE:
+            pass

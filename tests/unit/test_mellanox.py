@@ -1,0 +1,162 @@
+"""InfiniBand devices on fake hosts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import pytest
+
+from enroot_py.devices import Edits, Host
+from enroot_py.errors import HookError
+from tests import fakehost
+from tests.fakehost import FakeHost
+
+HOOK = fakehost.hook("99-mellanox.py")
+
+
+@pytest.fixture
+def dgx(tmp_path: pathlib.Path) -> FakeHost:
+    host = FakeHost(tmp_path / "dgx")
+    host.fabric()
+    return host
+
+
+@pytest.fixture
+def box(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A container with a /dev of its own."""
+    (tmp_path / "box/dev").mkdir(parents=True)
+    return tmp_path / "box"
+
+
+def planned(host: FakeHost, box: pathlib.Path, visible: str, **caller: str) -> Edits:
+    edits: Any = HOOK["plan"](fakehost.context(host, box, caller, {}), visible)
+    assert isinstance(edits, Edits)
+    return edits
+
+
+def verbs(edits: Edits) -> set[str]:
+    return {path.rpartition("/")[2] for path in edits.nodes if "uverbs" in path}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("all", {f"uverbs{n}" for n in range(10)}),
+        ("0", {"uverbs0"}),
+        ("1,9", {"uverbs1", "uverbs9"}),
+        ("mlx5_3,uverbs4", {"uverbs3", "uverbs4"}),
+    ],
+)
+def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, expected: set[str]) -> None:
+    edits = planned(dgx, box, visible)
+    assert verbs(edits) == expected
+    assert "/dev/infiniband/rdma_cm" in edits.nodes
+    assert not [path for path in edits.nodes if "umad" in path or "issm" in path]
+    if visible == "all":
+        assert not edits.tmpfs
+        return
+    names = {path.rpartition("/")[2] for path in edits.links if path.startswith("/sys/class/infiniband_verbs/")}
+    assert names == expected
+    assert set(edits.tmpfs) == {"/sys/class/infiniband", "/sys/class/infiniband_verbs", "/sys/class/infiniband_mad"}
+    assert {"/sys/class/infiniband_verbs/abi_version", "/sys/class/infiniband_mad/abi_version"} <= set(edits.files)
+    for path, target in edits.links.items():
+        assert (dgx.root / target.lstrip("/")).is_dir(), path
+
+
+@pytest.mark.parametrize("visible", ["10", "mlx4_0", "-1", "0,x"])
+def test_what_is_not_there(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+    with pytest.raises(HookError, match="MELLANOX_VISIBLE_DEVICES") as caught:
+        planned(dgx, box, visible)
+    assert "mlx5_9" in caught.value.hint
+
+
+def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """By driver, then address, whatever the numbers of the nodes; other vendors come after."""
+    host = FakeHost(tmp_path / "host")
+    for number, bus, driver in (
+        (0, "05", "irdma"),
+        (1, "90", "mlx5_core"),
+        (2, "10", "mlx5_core"),
+        (3, "99", "mlx4_core"),
+    ):
+        host.hca(number, bus, driver, mad=False)
+    assert [hca.verbs for hca in HOOK["hcas"](Host(str(host.root)))] == ["uverbs3", "uverbs2", "uverbs1", "uverbs0"]
+    assert verbs(planned(host, box, "0,3")) == {"uverbs3", "uverbs0"}
+
+
+def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
+    # The host's tree is the container too, and so its /dev is the host's.
+    edits = planned(dgx, dgx.root, "all")
+    assert edits.describe() == []
+    edits = planned(dgx, dgx.root, "2")
+    assert "/dev/infiniband/uverbs2" not in edits.hidden
+    assert {"/dev/infiniband/uverbs1", "/dev/infiniband/umad1", "/dev/infiniband/issm1"} <= set(edits.hidden)
+
+
+@pytest.mark.parametrize(
+    "gone", ["sys/class/infiniband_mad", "sys/class/infiniband_verbs/abi_version", "dev/infiniband/rdma_cm"]
+)
+def test_trees_may_be_missing(dgx: FakeHost, box: pathlib.Path, gone: str) -> None:
+    path = dgx.root / gone
+    if path.is_dir():
+        os.rename(path, dgx.root / "away")
+    else:
+        path.unlink()
+    edits = planned(dgx, box, "0,1")
+    assert verbs(edits) == {"uverbs0", "uverbs1"}
+    assert f"/{gone}" not in [*edits.tmpfs, *edits.nodes]
+
+
+def test_host_without_hcas(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = FakeHost(tmp_path / "host")
+    assert planned(host, box, "all").describe() == []
+    with pytest.raises(HookError) as caught:
+        planned(host, box, "0")
+    assert "/sys/class/infiniband" in caught.value.hint
+
+
+def test_shared_memory_between_processes(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = FakeHost(tmp_path / "host")
+    host.node("/dev/knem", 10, 60)
+    host.node("/dev/xpmem", 10, 61)
+    assert set(planned(host, box, "").nodes) == {"/dev/knem", "/dev/xpmem"}
+
+
+def test_providers_of_the_host_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
+    lib = f"/usr/lib/{fakehost.TRIPLET}"
+    for name in ("libibverbs.so.1", "libmlx5.so.1", "librdmacm.so.1"):
+        dgx.library(f"{lib}/{name}.25", name)
+    dgx.file(f"{lib}/libibverbs/libmlx5-rdmav34.so")
+    dgx.file(f"{lib}/libibverbs/libirdma-rdmav34.so")
+    dgx.file("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n")
+    dgx.ldconfig("", lib)
+    assert not planned(dgx, box, "0").files.keys() & {"/etc/libibverbs.d/mlx5.driver"}
+    edits = planned(dgx, box, "0", MELLANOX_MOUNT_DRIVER="1")
+    assert "/etc/libibverbs.d/mlx5.driver" in edits.files
+    assert {name for _, name, _ in edits.libraries} == {"libibverbs.so.1", "libmlx5.so.1", "librdmacm.so.1"}
+    assert [path for path in edits.files if "/libibverbs/" in path] == ["/usr/lib64/libibverbs/libmlx5-rdmav34.so"]
+
+
+@pytest.mark.parametrize(
+    ("caller", "expected"),
+    [
+        ({}, {}),
+        ({"SLURM_NETWORK": "sharp"}, {}),
+        (
+            {"SLURM_NETWORK": "sharp", "MELLANOX_VISIBLE_DEVICES": "all", "SLURM_STEP_NUM_NODES": "4"},
+            {
+                "SHARP_COLL_LOCK_ON_COMM_INIT": "1",
+                "SHARP_COLL_NUM_COLL_GROUP_RESOURCE_ALLOC_THRESHOLD": "0",
+                "NCCL_COLLNET_ENABLE": "0",
+                "NCCL_SHARP_GROUP_SIZE_THRESH": "4",
+            },
+        ),
+    ],
+)
+def test_sharp(dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], expected: dict[str, str]) -> None:
+    image = {"NCCL_COLLNET_ENABLE": "0"}
+    context = fakehost.context(dgx, box, caller, dict(image))
+    fakehost.hook("extra/50-sharp.py")["run"](context)
+    assert context.environ == {**image, **expected}

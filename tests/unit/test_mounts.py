@@ -1,0 +1,93 @@
+import pytest
+
+from enroot_py import linux, mounts
+from enroot_py.errors import ConfigError
+
+
+def parse(line: str) -> mounts.Mount:
+    return mounts.parse(line, {"HOME": "/home/a b"}, "test:1")
+
+
+def test_all_fields() -> None:
+    mount = parse("/a /b none x-create=dir,rbind,ro,nosuid,rslave 0 -1")
+    assert (mount.source, mount.target, mount.fstype, mount.passno) == ("/a", "/b", "none", -1)
+    assert mount.attributes == linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID
+    assert mount.propagation == linux.MS_SLAVE
+
+
+@pytest.mark.parametrize(
+    ("line", "source", "target", "fstype"),
+    [
+        ("/a", "/a", "/a", "none"),
+        ("/a /b", "/a", "/b", "none"),
+        ("/a x-create=dir,bind,rw", "/a", "/a", "none"),
+        ("/a rbind", "/a", "/a", "none"),
+        ("/a /b bind,ro", "/a", "/b", "none"),
+        ("tmpfs /t tmpfs", "tmpfs", "/t", "tmpfs"),
+        ("tmpfs /t tmpfs size=1m,nosuid", "tmpfs", "/t", "tmpfs"),
+    ],
+)
+def test_missing_fields_are_guessed(line: str, source: str, target: str, fstype: str) -> None:
+    mount = parse(line)
+    assert (mount.source, mount.target, mount.fstype) == (source, target, fstype)
+
+
+def test_a_bare_pair_is_a_bind() -> None:
+    assert parse("/a /b").words == {"rbind", "x-create=auto"}
+
+
+def test_variables_and_escapes() -> None:
+    mount = parse("${HOME}/x /b\\040c\\011d none bind")
+    assert (mount.source, mount.target) == ("/home/a b/x", "/b c\td")
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("/\\044HOME", "/$HOME"),
+        ("/a\\134b", "/a\\b"),
+        ("/a\\b", "/a\\b"),
+        ("/\\303\\251", "/é"),
+        ("/x\\", "/x\\"),
+        ("/\\777", "/\\777"),
+    ],
+)
+def test_octal_escapes(text: str, meaning: str) -> None:
+    assert parse(f"{text} /b none bind").source == meaning
+
+
+def test_a_file_system_alone_is_mounted() -> None:
+    mount = parse("tmpfs /scratch")
+    assert (mount.fstype, mount.words) == ("tmpfs", {"x-create=dir"})
+
+
+def test_later_words_undo_earlier_ones() -> None:
+    assert parse("/a /b none bind,ro,nodev,rw").attributes == linux.MOUNT_ATTR_NODEV
+
+
+def test_options_of_a_file_system_go_to_it() -> None:
+    assert parse("tmpfs /t tmpfs mode=755,nosuid,size=1m").data == ["mode=755", "size=1m"]
+
+
+@pytest.mark.parametrize("line", ["/a /b none bind,frobnicate", "a b c d e f g", "/a /b none bind 0 x", "$(id) /b"])
+def test_bad_lines_name_their_place(line: str) -> None:
+    with pytest.raises(ConfigError, match="test:1"):
+        parse(line)
+
+
+def test_file_skips_blank_lines_and_comments() -> None:
+    text = "\n# comment\n  /a /b none bind\n\n"
+    (mount,) = mounts.parse_file(text, {}, "f")
+    assert mount.origin == "f:3"
+
+
+def test_describe_reads_back() -> None:
+    mount = parse("/a\\040b /c none x-create=file,bind,ro 0 -1")
+    again = parse(mount.describe())
+    assert again.describe() == mount.describe()
+    assert again.source == "/a b"
+
+
+@pytest.mark.parametrize("text", mounts.SYSTEM.values(), ids=mounts.SYSTEM)
+def test_shipped_mounts_parse(text: str) -> None:
+    assert list(mounts.parse_file(text, {}, "shipped"))

@@ -1,0 +1,296 @@
+"""Which GPUs a container gets, and what comes with them, on fake hosts."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from enroot_py import nvidia
+from enroot_py.devices import Edits, Host
+from enroot_py.errors import HookError
+from tests import fakehost
+from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid
+
+HOOK = fakehost.hook("98-nvidia.py")
+LIB = f"/usr/lib/{TRIPLET}"
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
+    return fakehost.dgx_a100(tmp_path_factory.mktemp("dgx"))
+
+
+@pytest.fixture
+def box(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
+    return tmp_path / "box"
+
+
+def planned(
+    host: FakeHost, box: pathlib.Path, caller: dict[str, str] | None = None, image: dict[str, str] | None = None
+) -> Edits:
+    context = fakehost.context(host, box, caller or {}, image or {})
+    visible, allocated = HOOK["wanted"](context)
+    if not visible and not allocated:
+        return Edits("nothing")
+    edits: Any = HOOK["plan"](context, visible, allocated)
+    assert isinstance(edits, Edits)
+    return edits
+
+
+def gpus(edits: Edits) -> set[int]:
+    """Numbers of the GPU nodes that a container gets."""
+    names = (path.removeprefix("/dev/nvidia") for path in edits.nodes)
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def caps(edits: Edits) -> set[int]:
+    prefix = "/dev/nvidia-caps/nvidia-cap"
+    return {int(path.removeprefix(prefix)) for path in edits.nodes if path.startswith(prefix)}
+
+
+def libraries(edits: Edits) -> set[str]:
+    return {path.rpartition("/")[2].partition(".so")[0] for path in edits.files if ".so" in path}
+
+
+EVERY_CAP = {cap_number(MINORS[i], gi, c) for i in fakehost.MIG_GPUS for gi, ci in fakehost.MIGS for c in (None, ci)}
+
+
+@pytest.mark.parametrize(
+    ("visible", "minors", "instances"),
+    [
+        ("all", set(MINORS), EVERY_CAP),
+        ("0", {2}, set()),
+        ("0,3", {2, 1}, set()),
+        (uuid(4), {6}, set()),
+        (f"{uuid(4)},{uuid(0)}", {6, 2}, set()),
+        ("GPU-00000003", {1}, set()),
+        ("0000:0f:00.0", {3}, set()),
+        ("00000000:0F:00.0", {3}, set()),
+        ("none", set(), set()),
+        (mig_uuid(6, 1), {4}, {cap_number(4, 2), cap_number(4, 2, 0)}),
+        ("6:2", {4}, {cap_number(4, 5), cap_number(4, 5, 1)}),
+        (f"MIG-{uuid(7)}/1/0", {5}, {cap_number(5, 1), cap_number(5, 1, 0)}),
+        ("0,7:0", {2, 5}, {cap_number(5, 1), cap_number(5, 1, 0)}),
+    ],
+)
+def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, minors: set[int], instances: set[int]) -> None:
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+    assert gpus(edits) == minors
+    assert caps(edits) == instances
+    if visible != "none":
+        others = {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
+        assert {path for path in edits.hidden if "caps" not in path} == others
+        assert len([path for path in edits.hidden if "caps" in path]) == len(EVERY_CAP - instances)
+        assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} <= set(edits.nodes)
+    assert {"libcuda", "libnvidia-ml"} <= libraries(edits)
+
+
+@pytest.mark.parametrize("visible", ["void", ""])
+def test_void_is_nothing(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+    assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible}).describe() == []
+    assert planned(dgx, box).describe() == []
+
+
+@pytest.mark.parametrize(
+    "visible", ["8", "GPU-0000000", "GPU-ffffffff", "x", "0:0", "6:3", mig_uuid(0, 0), "MIG-GPU-x/1/0", "GPU-"]
+)
+def test_what_is_not_there_is_an_error_with_the_way_out(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+    with pytest.raises(HookError) as caught:
+        planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+    assert f"NVIDIA_VISIBLE_DEVICES={visible}" in str(caught.value)
+    assert caught.value.hint
+
+
+def test_caller_beats_image(dgx: FakeHost, box: pathlib.Path) -> None:
+    assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "1"}, {"NVIDIA_VISIBLE_DEVICES": "all"})) == {3}
+    assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "void"}, {"NVIDIA_VISIBLE_DEVICES": "all"}).describe() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "there", "not_there"),
+    [
+        ("utility", {"libnvidia-ml", "libnvidia-cfg"}, {"libcuda", "libnvcuvid"}),
+        ("compute", {"libcuda", "libnvidia-ptxjitcompiler", "libnvidia-nvvm"}, {"libnvidia-ml", "libnvoptix"}),
+        ("video", {"libnvcuvid", "libnvidia-encode", "libcuda"}, {"libnvidia-ml"}),
+        ("graphics,utility", {"libGLX_nvidia", "libnvidia-eglcore", "libnvidia-ml"}, {"libcuda"}),
+        ("", {"libcuda", "libnvidia-ml"}, {"libnvcuvid"}),
+        ("all", set(fakehost.LIBRARIES) | set(fakehost.INTERNAL), set()),
+    ],
+)
+def test_libraries_by_capability(
+    dgx: FakeHost, box: pathlib.Path, said: str, there: set[str], not_there: set[str]
+) -> None:
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": said})
+    assert there <= libraries(edits)
+    assert not not_there & libraries(edits)
+    assert ("/usr/bin/nvidia-smi" in edits.files) == (said in ("", "all") or "utility" in said)
+
+
+def test_unknown_capability(dgx: FakeHost, box: pathlib.Path) -> None:
+    with pytest.raises(HookError, match="'cuda'"):
+        planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,cuda"})
+
+
+def test_names_and_links_are_those_of_ldconfig(dgx: FakeHost, box: pathlib.Path) -> None:
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"})
+    assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+    assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
+    assert edits.links[f"{LIB}/libGLX_indirect.so.0"] == "libGLX_nvidia.so.0"
+    assert edits.links[f"{LIB}/libnvidia-nvvm.so.4"] == f"libnvidia-nvvm.so.{VERSION}"
+    assert f"{LIB}/libnvidia-tls.so.{VERSION}" not in edits.links
+    assert (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
+
+
+def test_image_that_is_not_debian(dgx: FakeHost, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "usr/lib64").mkdir(parents=True)
+    edits = planned(dgx, tmp_path, {"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert f"/usr/lib64/libcuda.so.{VERSION}" in edits.files
+
+
+def test_what_goes_with_gpudirect(dgx: FakeHost, box: pathlib.Path) -> None:
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} <= set(edits.nodes)
+    assert "/etc/cufile.json" in edits.files
+    assert "/var/run/nvidia-persistenced/socket" in edits.files
+    assert f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin" in edits.files
+    assert not [path for path in edits.nodes if "nvswitch" in path]
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert len([path for path in edits.nodes if "nvswitch" in path]) == 7
+
+
+def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
+    said = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}
+    assert caps(planned(dgx, box, said)) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "met"),
+    [
+        ("cuda>=12.2", True),
+        ("cuda>=12.3", False),
+        ("cuda>=12.6 brand=tesla,driver>=535,driver<536", True),
+        ("cuda>=12.6 brand=geforce,driver>=535,driver<536", False),
+        ("driver>=535.104.05", True),
+        ("driver>535.104.05", False),
+        ("driver!=535.104.5", False),
+        ("arch>=12.0", True),
+    ],
+)
+def test_requirements_of_an_image(dgx: FakeHost, box: pathlib.Path, requirement: str, met: bool) -> None:
+    image = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_REQUIRE_CUDA": requirement}
+    if met:
+        assert gpus(planned(dgx, box, {}, image))
+        return
+    with pytest.raises(HookError, match="535.104.05") as caught:
+        planned(dgx, box, {}, image)
+    assert "NVIDIA_DISABLE_REQUIRE" in caught.value.hint
+    assert gpus(planned(dgx, box, {"NVIDIA_DISABLE_REQUIRE": "1"}, image))
+
+
+@pytest.mark.parametrize(
+    ("caller", "minors"),
+    [
+        ({"SLURM_STEP_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}, {0, 1}),
+        ({"SLURM_STEP_GPUS": "2,5", "CUDA_VISIBLE_DEVICES": "0,1"}, {2, 5}),
+        ({"SLURM_JOB_GPUS": "3"}, {3}),
+        ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2", "NVIDIA_VISIBLE_DEVICES": "all"}, {1}),
+        # Of a step with four GPUs a task has one, and the container has all four.
+        ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "2"}, {4, 5, 6, 7}),
+        # With --gpus-per-task the first task is told its own alone; the container is for all tasks.
+        ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": "gpu:per_task:1"}, set(MINORS)),
+        # A step inherits what the batch script's node has: not its own.
+        ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
+        # No ConstrainDevices: the numbers that CUDA is told count all GPUs.
+        ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, set(MINORS)),
+        # A MIG device of Slurm has a number that is no node's.
+        ({"SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": "MIG-x"}, set(MINORS)),
+        # Index 0 has the node 2.
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "0"}, {2}),
+        ({"SLURM_STEP_GPUS": "2,3", "NVIDIA_VISIBLE_DEVICES": "none"}, set()),
+        ({"SLURM_STEP_GPUS": "2,3", "NVIDIA_VISIBLE_DEVICES": "void"}, set()),
+        ({"SLURM_STEP_GPUS": "2,3", "PENROOT_SLURM_GPUS": "no"}, set()),
+    ],
+)
+def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], minors: set[int]) -> None:
+    assert gpus(planned(dgx, box, caller)) == minors
+
+
+def test_stale_variable_is_reported(dgx: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    caller = {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "4"}
+    assert gpus(planned(dgx, box, caller)) == {2, 3}
+    assert "/dev/nvidia6" in capsys.readouterr().err
+
+
+def test_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.driver_container(tmp_path / "host")
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
+    assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/run/nvidia/driver/usr/bin/nvidia-smi"
+
+
+def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/local/nvidia/lib64/libcuda.so.{VERSION}")
+    assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+
+
+def test_libraries_of_an_older_driver_are_left_out(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    host.file(
+        "/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Rel\n"
+    )
+    assert nvidia.driver_version(Host(str(host.root))) == "550.54.15"
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert libraries(edits) == set()
+    assert gpus(edits) == {0}
+
+
+def test_image_with_newer_libcuda_keeps_it(dgx: FakeHost, box: pathlib.Path) -> None:
+    compat = box / "usr/local/cuda/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.1").symlink_to("libcuda.so.530.30.02")
+    (compat / "libcuda.so.530.30.02").touch()
+    ours = (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1")
+    assert ours in planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
+    (compat / "libcuda.so.550.54.15").touch()
+    found = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
+    assert (0x303, "libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1") in found
+    assert ours not in found
+
+
+def test_no_driver(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = FakeHost(tmp_path / "host")
+    assert planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"}).describe() == []
+    assert planned(host, box, {}, {"NVIDIA_VISIBLE_DEVICES": "0"}).describe() == []
+    with pytest.raises(HookError, match="no NVIDIA driver"):
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+
+
+@pytest.fixture
+def no_uvm(tmp_path: pathlib.Path) -> Iterator[FakeHost]:
+    host = fakehost.consumer(tmp_path / "host")
+    for name in ("nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"):
+        (host.root / "dev" / name).unlink()
+    yield host
+
+
+def test_optional_things_may_be_missing(no_uvm: FakeHost, box: pathlib.Path) -> None:
+    said = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+    assert gpus(planned(no_uvm, box, said)) == {0}
+    (no_uvm.root / "dev/nvidiactl").unlink()
+    with pytest.raises(HookError, match="nvidiactl") as caught:
+        planned(no_uvm, box, said)
+    assert "nvidia-modprobe" in caught.value.hint
+
+
+def test_mig_config_hook(dgx: FakeHost, box: pathlib.Path) -> None:
+    run = fakehost.hook("extra/50-mig-config.py")["run"]
+    for visible, expected in (("0", None), ("0,6", "all"), ("all", "all"), ("6:0", None), ("void", None)):
+        context = fakehost.context(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible}, {})
+        run(context)
+        assert context.environ.get("NVIDIA_MIG_CONFIG_DEVICES") == expected, visible

@@ -1,0 +1,293 @@
+"""The container options: what is accepted, what is refused, and what is derived from the table."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from enroot_py.errors import UsageError
+from pyxis_py import options
+from pyxis_py.options import OPTIONS, MountEntry, ignored, parse
+
+BIND = ("x-create=auto", "rbind")
+
+
+def of(*given: str, **environ: str) -> options.Request:
+    pairs = (option.partition("=") for option in given)
+    return parse([(name, text) for name, _, text in pairs], environ)
+
+
+def test_nothing_given_says_nothing() -> None:
+    request = of()
+    assert (request.image, request.name, request.mounts, request.env, request.unshare) == (None, None, (), (), ())
+    assert (request.mount_home, request.remap_root, request.writable, request.entrypoint) == (None, None, None, None)
+    assert request.name_mode == "auto"
+    assert not request.wants_container
+
+
+def test_every_option_sets_its_attribute() -> None:
+    request = of(
+        "container-image=REG:5000#a/b:1",
+        "container-mounts=/a",
+        "container-workdir=/w",
+        "container-name=n:exec",
+        "container-save=./s.sqsh",
+        "container-mount-home=",
+        "container-remap-root=",
+        "no-container-entrypoint=",
+        "container-entrypoint-log=",
+        "container-readonly=",
+        "container-env=A,B,A",
+        "container-unshare=net,uts",
+    )
+    assert (request.image, request.workdir, request.save) == ("REG:5000#a/b:1", "/w", "./s.sqsh")
+    assert (request.name, request.name_mode) == ("n", "exec")
+    assert (request.mount_home, request.remap_root, request.entrypoint, request.writable) == (True, True, False, False)
+    assert (request.entrypoint_log, request.env, request.unshare) == (True, ("A", "B"), ("net", "uts"))
+    assert request.mounts == (MountEntry("/a", "/a", BIND),)
+
+
+def test_a_request_is_read_only() -> None:
+    with pytest.raises(AttributeError):
+        of().image = "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/a:/b", [("/a", "/b", BIND)]),
+        ("/a:/b:", [("/a", "/b", BIND)]),
+        ("/a:/b:ro+rprivate", [("/a", "/b", (*BIND, "ro", "rprivate"))]),
+        ("./:/b,/c:/d", [("./", "/b", BIND), ("/c", "/d", BIND)]),
+        ("tmpfs:/t:size=1G", [("tmpfs", "/t", ("x-create=dir", "size=1G"))]),
+        ("umount:/root", [("umount", "/root", ("x-detach",))]),
+        ("/a b:/my mount", [("/a b", "/my mount", BIND)]),
+        (r"/a\,b:/c\:d", [("/a,b", "/c:d", BIND)]),
+        (r"/a\ b", [("/a b", "/a b", BIND)]),
+        (r"/a\b:/c\\d", [(r"/a\b", r"/c\\d", BIND)]),
+        ("/a:/b,/a:/b", [("/a", "/b", BIND)]),
+    ],
+)
+def test_mounts(text: str, expected: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    assert parse([("container-mounts", text)], {}).mounts == tuple(MountEntry(*fields) for fields in expected)
+
+
+def test_relative_mount_sources_are_of_the_jobs_directory() -> None:
+    mounts = parse([("container-mounts", "../x:/y,/abs:/z,tmpfs:/t")], {}, "/home/alice/").mounts
+    assert [mount.source for mount in mounts] == ["/home/alice/../x", "/abs", "tmpfs"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "container-image=",
+        "container-image=./",
+        "container-image=/a/..",
+        "container-image=two words",
+        "container-image=line\nbreak",
+        "container-image=" + 5000 * "a",
+        "container-image=/" + 5000 * "a",
+        "container-mounts=",
+        "container-mounts=:",
+        "container-mounts=/tmp:",
+        "container-mounts=/tmp::",
+        "container-mounts=:/tmp",
+        "container-mounts=/a,,/b",
+        "container-mounts=/a,",
+        "container-mounts=/tmp:mnt",
+        "container-mounts=/home:../home",
+        "container-mounts=./here",
+        "container-mounts=tmpfs",
+        "container-mounts=devpts:/x",
+        "container-mounts=/a:/b:ro++rw",
+        "container-mounts=/a:/b:ro:rw",
+        "container-mounts=/" + 5000 * "a",
+        "container-workdir=",
+        "container-name=",
+        "container-name=:exec",
+        "container-name=/tmp/foo",
+        "container-name=" + 300 * "a",
+        "container-name=n:sometimes",
+        "container-name=n:exec:exec",
+        "container-save=",
+        "container-save=/tmp/",
+        "container-save=/",
+        "container-save=./",
+        "container-save=.",
+        "container-env=",
+        "container-env=FOO,",
+        "container-env==bar",
+        "container-env=NCCL_*=1",
+        "container-unshare=",
+        "container-unshare=net,",
+        "container-unshare=pid",
+    ],
+)
+def test_bad_values_are_refused_by_name_and_value(given: str) -> None:
+    name, _, text = given.partition("=")
+    with pytest.raises(UsageError) as caught:
+        of(given)
+    assert str(caught.value).startswith(f"--{name}={text}")
+    assert caught.value.hint
+    variable = "PYXIS_" + name.upper().replace("-", "_")
+    with pytest.raises(UsageError, match=f"^{variable}="):
+        of(**{variable: text})
+
+
+def test_the_longest_name_still_is_a_file_name() -> None:
+    name = options.NAME_LIMIT * "n"
+    assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
+
+
+def test_command_line_beats_variables() -> None:
+    environ = {
+        "PYXIS_CONTAINER_IMAGE": "other",
+        "PYXIS_CONTAINER_NAME": "other",
+        "PYXIS_CONTAINER_READONLY": "nonsense that nobody reads",
+    }
+    request = of("container-image=mine", "container-writable=", **environ)
+    assert (request.image, request.name, request.writable) == ("mine", "other", True)
+    assert request.origins == {
+        "image": "--container-image",
+        "name": "PYXIS_CONTAINER_NAME",
+        "writable": "--container-writable",
+    }
+
+
+@pytest.mark.parametrize(("text", "said"), [("1", True), ("Yes", True), ("0", False), ("n", False), ("false", False)])
+def test_flags_in_variables(text: str, said: bool) -> None:
+    assert of(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
+    assert of(PYXIS_CONTAINER_READONLY=text).writable is not said
+    assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "2"])
+def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
+    with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
+        of(PYXIS_CONTAINER_REMAP_ROOT=text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("container-writable=", "container-readonly="),
+        ("container-mount-home=", "no-container-mount-home="),
+        ("container-remap-root=", "no-container-remap-root="),
+        ("no-container-entrypoint=", "container-entrypoint="),
+        ("container-image=a", "container-image=b"),
+        ("container-mounts=/a", "container-mounts=/b"),
+    ],
+)
+def test_contradictions_are_refused(one: str, other: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        of(one, other)
+    assert one.partition("=")[0] in str(caught.value)
+    assert other.partition("=")[0] in str(caught.value)
+
+
+def test_variables_can_contradict_each_other_too() -> None:
+    with pytest.raises(UsageError, match="PYXIS_CONTAINER_WRITABLE and PYXIS_CONTAINER_READONLY"):
+        of(PYXIS_CONTAINER_WRITABLE="1", PYXIS_CONTAINER_READONLY="1")
+
+
+def test_the_same_value_twice_is_no_contradiction() -> None:
+    assert of("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
+
+
+def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
+    lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
+    assert [line.split(":")[0] for line in lines] == [
+        "ignoring --container-mounts",
+        "ignoring --container-writable",
+        "ignoring PYXIS_CONTAINER_WORKDIR",
+    ]
+    assert ignored(of("container-mounts=/a", "container-name=n")) == []
+
+
+def test_examples_in_hints_are_valid() -> None:
+    for option in OPTIONS:
+        if option.parse:
+            of(f"{option.name}={option.example}")
+
+
+def test_c_header_has_every_option_at_its_index() -> None:
+    lines = [line for line in options.c_header().splitlines() if line.startswith('\t{"')]
+    assert len(lines) == len(OPTIONS)
+    for index, (line, option) in enumerate(zip(lines, OPTIONS, strict=True)):
+        assert line.startswith(f'\t{{"{option.name}", ')
+        assert line.endswith(f", {int(bool(option.parse))}, {index}, option_given}},")
+
+
+def test_importing_costs_no_heavy_module() -> None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = (
+        f"import sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
+        "import pyxis_py.options, pyxis_py.settings\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {
+        "enroot_py",
+        "enroot_py.errors",
+        "pyxis_py",
+        "pyxis_py.options",
+        "pyxis_py.settings",
+    }
+
+
+ENVIRON = {"NCCL_DEBUG": "INFO", "NCCL_IB": "0", "MY_NCCL": "1", "LANG": "C", "DATA": "/data", "ODD": "a:b,c\\"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("LANG,UNSET", {"LANG": "C"}),
+        ("NCCL_*", {"NCCL_DEBUG": "INFO", "NCCL_IB": "0"}),
+        ("*NCCL*B*", {"NCCL_DEBUG": "INFO", "NCCL_IB": "0"}),
+        ("N*_IB", {"NCCL_IB": "0"}),
+        ("NCCL_IB*B", {}),
+        ("*", ENVIRON),
+        ("LANG,LANG=de", {"LANG": "de"}),
+        ("LANG=de,LANG", {"LANG": "C"}),
+        ("EMPTY=,NEW=a=b", {"EMPTY": "", "NEW": "a=b"}),
+        (r"LIST=1\,2,LANG", {"LIST": "1,2", "LANG": "C"}),
+    ],
+)
+def test_env_takes_names_patterns_and_values(text: str, expected: dict[str, str]) -> None:
+    assert options.chosen(of(f"container-env={text}").env, ENVIRON) == expected
+
+
+def mounts(text: str) -> list[tuple[str, str]]:
+    return [(mount.source, mount.target) for mount in parse([("container-mounts", text)], ENVIRON, "/work").mounts]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$DATA", [("/data", "/data")]),
+        ("${DATA}set:$DATA/x", [("/dataset", "/data/x")]),
+        ("./$LANG:/x:ro", [("/work/./C", "/x")]),
+        ("/$ODD:/x", [("/a:b,c\\", "/x")]),
+        ("/$ODD$LANG:/x", [("/a:b,c\\C", "/x")]),
+        (r"/\$DATA,/a$,/b$-c", [("/$DATA", "/$DATA"), ("/a$", "/a$"), ("/b$-c", "/b$-c")]),
+        ("tmpfs:$DATA", [("tmpfs", "/data")]),
+    ],
+)
+def test_variables_in_mounts_have_the_values_of_the_job(text: str, expected: list[tuple[str, str]]) -> None:
+    assert mounts(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("/a/$UNSET:/x", r"\$UNSET is not set in the job's environment"),
+        ("/a/${UNSET}", r"\$UNSET is not set"),
+        ("$LANG:/x", "source 'C' is neither a path"),
+        ("/a:$LANG", "target 'C' is not an absolute path"),
+    ],
+)
+def test_variables_that_make_no_path_are_refused(text: str, why: str) -> None:
+    assert of(f"container-mounts={text}").mounts  # nothing can be said at submit
+    with pytest.raises(UsageError, match=f"^--container-mounts: .*{why}"):
+        mounts(text)

@@ -1,0 +1,401 @@
+"""The C of the SPANK plugin: that it builds, and what it does between Slurm and a Python process.
+
+Slurm is spank_driver.c and the Python process is spank_peer.py: both speak
+for themselves and share nothing with the code under test. The driver's build
+has the sanitizers in it.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from enroot_py.errors import ConfigError, PenrootError
+from pyxis_py import cli, options
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTHON = os.path.realpath(sys.executable)
+USER = 2001
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
+
+
+@dataclass
+class Driver:
+    """The stand-in for Slurm, in a directory that ordinary users can read."""
+
+    directory: str
+
+    def command(self, context: str, tasks: int, *words: str) -> list[str]:
+        runtime = f"arg=runtime_path={self.directory}/run/pyxis"
+        return [f"{self.directory}/driver", context, str(tasks), str(USER), runtime, *words]
+
+    def run(self, context: str, tasks: int, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(context, tasks, *words),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=self.directory,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C", **environ},
+        )
+
+    def journal(self) -> list[str]:
+        """What the peer was sent and how it found itself, by process."""
+        with open(f"{self.directory}/journal") as file:
+            return file.read().split("--\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="penroot-spank-") as directory:
+        os.chmod(directory, 0o755)
+        os.makedirs(f"{directory}/lib/pyxis_py")
+        shutil.copy(f"{HERE}/spank_peer.py", f"{directory}/lib/pyxis_py/helper.py")
+        open(f"{directory}/lib/pyxis_py/__init__.py", "w").close()
+        with open(f"{directory}/options.h", "w") as header:
+            header.write(options.c_header())
+        sources = cli.source_directory()
+        subprocess.run(
+            [
+                *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"),
+                *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+                f'-DPENROOT_PYTHON="{PYTHON}"',
+                f'-DPENROOT_LIB="{directory}/lib"',
+                *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
+                *(f"{sources}/{name}" for name in cli.SOURCES),
+                *(f"{HERE}/spank_driver.c", "-o", f"{directory}/driver"),
+            ],
+            check=True,
+        )
+        yield directory
+
+
+@pytest.fixture
+def driver(built: str) -> Iterator[Driver]:
+    with open(f"{built}/journal", "w") as file:
+        os.fchmod(file.fileno(), 0o666)
+    shutil.rmtree(f"{built}/run", ignore_errors=True)
+    yield Driver(built)
+    deadline = time.monotonic() + 10
+    while processes_of(built):
+        assert time.monotonic() < deadline, "a process outlives its step"
+        time.sleep(0.02)
+
+
+def processes_of(directory: str) -> list[int]:
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if f"'{directory}/lib'".encode() in file.read():
+                    found.append(int(pid))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def verbs(journal: list[str]) -> list[str]:
+    return [entry.split("\n", 1)[0] for entry in journal]
+
+
+# ---- building
+
+
+def test_the_plugin_exports_what_slurm_looks_for_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        output = f"{directory}/plugin.so"
+        cli.build(output, python="/bin/sh", library="/usr/lib", include=cli.find_slurm(None))
+        shown = subprocess.run(["nm", "-D", "--defined-only", output], capture_output=True, text=True, check=True)
+        assert os.listdir(directory) == ["plugin.so"]
+    names = {line.split()[-1] for line in shown.stdout.splitlines()}
+    assert {"plugin_name", "plugin_type", "plugin_version", "slurm_spank_init", "slurm_spank_task_init"} <= names
+    assert all(re.fullmatch(r"(spank_)?plugin_\w+|slurm_spank_\w+", name) for name in names)
+
+
+def test_what_ordinary_users_cannot_reach_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o700)
+        shutil.copy(PYTHON, f"{directory}/python3")
+        with pytest.raises(ConfigError, match="closed to ordinary users"):
+            cli.build(f"{directory}/x.so", python=f"{directory}/python3", library="/usr/lib", include="/usr/include")
+
+
+def test_a_failing_compiler_is_reported_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("include")
+    (directory / "slurm").mkdir()
+    (directory / "slurm/spank.h").write_text("#error not this Slurm\n")
+    (directory / "slurm/slurm.h").write_text("")
+    output = directory / "out"
+    output.mkdir()
+    with pytest.raises(PenrootError, match="cc failed"):
+        cli.build(f"{output}/x.so", python="/bin/sh", library="/usr/lib", include=str(directory))
+    assert os.listdir(output) == []
+
+
+def test_missing_headers_name_the_package() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cli.find_slurm("/nonexistent")
+    assert "libslurm-dev" in caught.value.hint
+
+
+def test_configuration_is_written_once_and_never_over_the_sites_own(tmp_path: "os.PathLike[str]") -> None:
+    directory = f"{tmp_path}/plugstack.conf.d"
+    path = cli.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
+    with open(path) as file:
+        assert file.read() == "required /lib/spank_pyxis.so runtime_path=/x\n"
+    with open(path, "w") as file:
+        file.write("# ours\nrequired /lib/spank_pyxis.so container_scope=job\n")
+    assert cli.configure(directory, "/lib/spank_pyxis.so", ()) == path
+    with open(path) as file:
+        assert file.read() == "# ours\nrequired /lib/spank_pyxis.so container_scope=job\n"
+    with pytest.raises(ConfigError, match="loads another plugin"):
+        cli.configure(directory, "/other/spank_pyxis.so", ())
+
+
+# ---- submit
+
+
+def test_submit_passes_on_what_was_said_and_a_clean_process(driver: Driver) -> None:
+    words = ("container-image=ok", "container-mount-home=", "arg=sbatch_support=1")
+    journal = {"PYXIS_JOURNAL": f"{driver.directory}/journal", "PYXIS_CONTAINER_WORKDIR": "/w", "SECRET": "x"}
+    done = driver.run("srun", 0, *words, **journal)
+    assert (done.returncode, done.stderr) == (0, "")
+    (entry,) = driver.journal()
+    lines = entry.splitlines()
+    assert lines[:2] == ["verb check", "context srun"]
+    assert "option container-image=ok" in lines and "option container-mount-home=" in lines
+    assert "arg sbatch_support=1" in lines
+    assert f"cwd {driver.directory}" in lines
+    assert "environ PYXIS_CONTAINER_WORKDIR=/w" in lines
+    assert not any("SECRET" in line for line in lines)
+    assert "environment LC_ALL PATH" in lines
+    assert "fds 0 1 2 3 4" in lines
+    assert "SigBlk:\t0000000000000000" in lines
+
+
+@pytest.mark.parametrize("context", ["srun", "sbatch"])
+def test_submit_fails_with_the_error_and_the_way_out(driver: Driver, context: str) -> None:
+    done = driver.run(context, 0, "container-image=error")
+    assert done.returncode == 4
+    assert done.stderr == "error: pyxis: no such thing\nerror: pyxis: try another thing\n"
+
+
+def test_a_variable_alone_is_checked(driver: Driver) -> None:
+    done = driver.run("sbatch", 0, PYXIS_CONTAINER_UNSHARE="net", PYXIS_JOURNAL=f"{driver.directory}/journal")
+    assert done.returncode == 0
+    assert verbs(driver.journal()) == ["verb check"]
+
+
+def test_without_options_no_process_is_started(driver: Driver) -> None:
+    journal = {"PYXIS_JOURNAL": f"{driver.directory}/journal", "PYXIS_OTHER": "1"}
+    assert driver.run("srun", 0, **journal).returncode == 0
+    assert driver.journal() == []
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (
+            "crash",
+            "RuntimeError: the sky fell\nerror: pyxis: the helper process of the container ended without an answer",
+        ),
+        ("silent", "the helper process of the container ended without an answer"),
+        ("garbage", "no answer from the helper process of the container: Bad message"),
+        ("huge", "no answer from the helper process of the container: Bad message"),
+    ],
+)
+def test_a_process_that_breaks_is_an_error(driver: Driver, image: str, said: str) -> None:
+    done = driver.run("srun", 0, f"container-image={image}")
+    assert done.returncode == 4
+    assert said in done.stderr
+
+
+def test_log_lines_go_where_their_level_says(driver: Driver) -> None:
+    done = driver.run("srun", 0, "container-image=log")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "info: pyxis: a line of info",
+        "user: pyxis: a line of warn",
+        "error: pyxis: a line of error",
+    ]
+
+
+# ---- a step on a node
+
+
+@as_root
+def test_all_tasks_enter_one_container(driver: Driver) -> None:
+    words = ("container-image=ok", "env=LANG=C", f"env=JOURNAL={driver.directory}/journal")
+    done = driver.run("stepd", 4, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    for task in range(4):
+        lines = [line[2:] for line in done.stdout.splitlines() if line.startswith(f"{task} ")]
+        assert "cwd /usr" in lines
+        assert "env FROM_IMAGE=two words" in lines and "env EMPTY=" in lines
+        assert not any(line.startswith("env LANG") for line in lines)
+        assert "CapEff:\t0000000000000000" in lines
+        assert "NoNewPrivs:\t1" in lines and "Seccomp:\t2" in lines
+        assert "setuid(0) 0" in lines  # the filter's answer; nothing happened
+    for kind, same in {"user": False, "mnt": False, "cgroup": False, "uts": True}.items():
+        found = set(re.findall(rf"ns ({kind}:\S+)", done.stdout))
+        assert len(found) == 1
+        assert (found == {os.readlink(f"/proc/self/ns/{kind}")}) is same
+    assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
+
+
+@as_root
+def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
+    assert driver.run("stepd", 1, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
+    step, finish = (entry.splitlines() for entry in driver.journal())
+    for lines in (step,):
+        assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in lines
+        assert f"Gid:\t{USER}\t{USER}\t{USER}\t{USER}" in lines
+        assert f"Groups:\t44 {USER} " in lines
+        assert "fds 0 1 2 3 4" in lines
+        assert "environment LC_ALL PATH" in lines
+        assert "stdio /dev/null /dev/null /memfd:penroot-log (deleted)" in lines
+        assert {"jobid 7", "stepid 3", f"uid {USER}", f"gid {USER}", "localtasks 1"} <= set(lines)
+        assert f"cwd {driver.directory}" in lines  # of the job; its own is in the next line
+        assert any(line.endswith("umask 22 cwd /") for line in lines)
+    assert {"taskid 0", "procid 100"} <= set(step)
+    assert "failed 0" in finish
+    assert not any(line.startswith("script") for line in step)
+
+
+@as_root
+def test_the_user_gets_a_directory_of_his_own(driver: Driver) -> None:
+    for _ in range(2):
+        assert driver.run("stepd", 1, "container-image=ok").returncode == 0
+        info = os.stat(f"{driver.directory}/run/pyxis/{USER}")
+        assert (info.st_uid, info.st_mode & 0o7777) == (USER, 0o700)
+    assert os.stat(f"{driver.directory}/run/pyxis").st_mode & 0o7777 == 0o755
+
+
+@as_root
+def test_a_batch_script_is_named(driver: Driver) -> None:
+    words = ("container-image=ok", "batch=", f"env=JOURNAL={driver.directory}/journal")
+    assert driver.run("stepd", 1, *words).returncode == 0
+    assert "script /var/spool/slurmd/job00007/slurm_script" in driver.journal()[0].splitlines()
+
+
+@as_root
+def test_a_variable_of_the_job_asks_for_a_container(driver: Driver) -> None:
+    done = driver.run("stepd", 1, "env=PYXIS_CONTAINER_IMAGE=ok")
+    assert "NoNewPrivs:\t1" in done.stdout
+
+
+@as_root
+@pytest.mark.parametrize("words", [(), ("container-mounts=/a",), ("env=PYXIS_CONTAINER_MOUNTS=/a",)])
+def test_a_step_without_image_or_name_is_left_alone(driver: Driver, words: tuple[str, ...]) -> None:
+    done = driver.run("stepd", 1, *words, f"env=JOURNAL={driver.directory}/journal")
+    assert done.returncode == 0
+    assert "NoNewPrivs:\t0" in done.stdout
+    assert driver.journal() == []
+    assert not os.path.exists(f"{driver.directory}/run")
+
+
+@as_root
+def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
+    done = driver.run("stepd", 4, "container-image=step-error", f"env=JOURNAL={driver.directory}/journal")
+    assert done.returncode == 5
+    assert done.stdout == ""
+    node = os.uname().nodename.partition(".")[0]
+    assert done.stderr == f"error: pyxis: {node}: no such thing\nerror: pyxis: {node}: try another thing\n"
+    assert verbs(driver.journal()) == ["verb step", "verb finish"]
+    assert "failed 1" in driver.journal()[1]
+
+
+@as_root
+def test_a_bad_workdir_is_named(driver: Driver) -> None:
+    done = driver.run("stepd", 2, "container-image=ok", "container-workdir=/nonexistent")
+    assert done.returncode == 5
+    assert "chdir in the container to /nonexistent: No such file or directory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@as_root
+def test_a_runtime_path_that_cannot_be_made_fails_the_task_not_the_node(driver: Driver) -> None:
+    done = driver.run("stepd", 2, "container-image=ok", "arg=runtime_path=/proc/nope")
+    assert done.returncode == 5
+    assert "cannot make the directory /proc/nope/2001: No such file or directory" in done.stderr
+
+
+@as_root
+def test_a_helper_that_is_gone_fails_those_who_still_need_it(driver: Driver) -> None:
+    done = driver.run("stepd", 3, "container-image=ok", "env=VANISH=1")
+    assert done.returncode == 5
+    assert "the helper process of the container is gone: Connection refused" in done.stderr
+    assert done.stdout.count("NoNewPrivs:\t1") == 1
+
+
+@as_root
+def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
+    assert driver.run("stepd", 0, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
+    assert driver.journal() == []
+
+
+def start_slowly(driver: Driver, tasks: int) -> tuple["subprocess.Popen[str]", int]:
+    """A step whose first task waits for its helper; the step and that task."""
+    words = ("container-image=ok", "env=SLOW=1.5", f"env=JOURNAL={driver.directory}/journal")
+    pipe = subprocess.PIPE
+    step = subprocess.Popen(driver.command("stepd", tasks, *words), stdout=pipe, stderr=pipe, text=True)
+    deadline = time.monotonic() + 20
+    while not driver.journal():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (task,) = re.findall(r"^taskid (\d+)$", driver.journal()[0], re.MULTILINE)
+    with open(f"/proc/{step.pid}/task/{step.pid}/children") as file:
+        return step, int(file.read().split()[int(task)])
+
+
+@as_root
+def test_when_the_first_task_is_killed_during_set_up_the_next_takes_over(driver: Driver) -> None:
+    step, starter = start_slowly(driver, 3)
+    os.kill(starter, signal.SIGKILL)
+    out, err = step.communicate(timeout=60)
+    assert step.returncode == 5
+    assert err == ""
+    assert out.count("NoNewPrivs:\t1") == 2
+    assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb step", "verb step"]
+
+
+@as_root
+def test_when_the_helper_is_killed_during_set_up_all_fail_with_one_line(driver: Driver) -> None:
+    step, _ = start_slowly(driver, 3)
+    (helper,) = processes_of(driver.directory)
+    os.kill(helper, signal.SIGKILL)
+    out, err = step.communicate(timeout=60)
+    assert (step.returncode, out) == (5, "")
+    assert err.splitlines()[0].endswith("the helper process of the container ended without an answer")
+    assert len(err.splitlines()) == 1
+
+
+@as_root
+def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
+    step, starter = start_slowly(driver, 1)
+    os.kill(step.pid, signal.SIGKILL)
+    os.kill(starter, signal.SIGKILL)
+    step.communicate(timeout=60)
+    # The fixture waits until no process is left.
+
+
+def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: pathlib.Path) -> None:
+    directory = str(tmp_path)
+    path = cli.configure(directory, "/lib/spank_pyxis.so", ())
+    (tmp_path / "other.conf").write_text("optional /x/other.so\n")
+    assert cli.unconfigure(directory, "/lib/spank_pyxis.so") == [path]
+    assert os.listdir(directory) == ["other.conf"]
+    (tmp_path / "other.conf").write_text("optional /x/other.so\nrequired /lib/spank_pyxis.so\n")
+    with pytest.raises(ConfigError, match="other.conf loads /lib/spank_pyxis.so"):
+        cli.unconfigure(directory, "/lib/spank_pyxis.so")
+    assert cli.unconfigure(f"{directory}/none", "/lib/spank_pyxis.so") == []

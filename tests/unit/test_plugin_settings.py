@@ -1,0 +1,44 @@
+"""The plugin's arguments in plugstack.conf."""
+
+import pytest
+
+from enroot_py.errors import ConfigError
+from pyxis_py.settings import SETTINGS, load
+
+
+def test_defaults() -> None:
+    settings = load(())
+    assert (settings.runtime_path, settings.container_scope) == ("/run/pyxis", "global")
+    assert settings.sbatch_support is True
+    assert settings.execute_entrypoint is False
+    assert settings.importer == ""
+
+
+def test_values_are_parsed_and_the_last_one_counts() -> None:
+    settings = load(["runtime_path=/a", "runtime_path=/b/", "container_scope=job", "sbatch_support=no"])
+    assert (settings.runtime_path, settings.container_scope, settings.sbatch_support) == ("/b", "job", False)
+
+
+def test_settings_are_read_only() -> None:
+    with pytest.raises(AttributeError):
+        load(()).runtime_path = "/x"
+
+
+@pytest.mark.parametrize("argument", ["runtime_pth=/x", "runtime_path", ""])
+def test_unknown_arguments_are_refused_with_the_known_ones(argument: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([argument])
+    assert repr(argument) in str(caught.value)
+    assert all(name in caught.value.hint for name in SETTINGS)
+
+
+@pytest.mark.parametrize("argument", ["runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x"])
+def test_bad_values_are_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=argument):
+        load([argument])
+
+
+@pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=yes"])
+def test_what_has_no_effect_here_is_accepted(argument: str) -> None:
+    assert getattr(load([argument]), argument.partition("=")[0]) is True
+    assert SETTINGS[argument.partition("=")[0]].doc.startswith("without effect")

@@ -1,0 +1,19 @@
+"""The first host of a node list."""
+
+import pytest
+
+from pyxis_py.pytorch import first_host
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[07-09,12]-x,cpu1", "gpu07-x"),
+        ("r[1,3]c[04-05]", "r1c04"),
+        ("", ""),
+    ],
+)
+def test_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

@@ -1,0 +1,131 @@
+import time
+
+import pytest
+
+from enroot_py.errors import ImageReferenceError
+from enroot_py.reference import Reference, is_local, parse
+
+D = "sha256:" + "0123456789abcdef" * 4
+HUB = "registry-1.docker.io"
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        # Docker Hub and its other names
+        ("docker://ubuntu", f"{HUB}/library/ubuntu:latest"),
+        ("ubuntu", f"{HUB}/library/ubuntu:latest"),
+        ("docker://docker.io/ubuntu", f"{HUB}/library/ubuntu:latest"),
+        ("docker://index.docker.io#ubuntu", f"{HUB}/library/ubuntu:latest"),
+        ("docker://docker.io/library/ubuntu:22.04", f"{HUB}/library/ubuntu:22.04"),
+        ("nvidia/cuda:12", f"{HUB}/nvidia/cuda:12"),
+        ("a/b/c", f"{HUB}/a/b/c:latest"),
+        # other registries
+        ("docker://REG.IO/img", "reg.io/img:latest"),
+        ("docker://nvcr.io#nvidia/pytorch:25.06-py3", "nvcr.io/nvidia/pytorch:25.06-py3"),
+        ("docker://registry#img", "registry/img:latest"),
+        ("localhost/img:1", "localhost/img:1"),
+        ("LocalHost:5000/a/b:1_x.Y-Z", "localhost:5000/a/b:1_x.Y-Z"),
+        ("reg:5000/img", "reg:5000/img:latest"),
+        ("[::1]:5000/img", "[::1]:5000/img:latest"),
+        # digests
+        (f"docker://ubuntu:22.04@{D}", f"{HUB}/library/ubuntu@{D}"),
+        (f"docker://reg.io#a/b@{D}", f"reg.io/a/b@{D}"),
+        # users
+        ("docker://me@reg.io/img", "reg.io/img:latest"),
+        ("docker://$oauthtoken@nvcr.io#nvidia/cuda:1", "nvcr.io/nvidia/cuda:1"),
+        (f"docker://me@corp.com@reg.io/img:1@{D}", f"reg.io/img@{D}"),
+    ],
+)
+def test_canonical_name(text: str, canonical: str) -> None:
+    assert str(parse(text)) == canonical
+
+
+@pytest.mark.parametrize("text", ["me@reg.io:5000#a/b:1", f"docker://me@x.org@reg.io/a@{D}", "ubuntu", "[fe80::1]/a"])
+def test_uri_reads_back(text: str) -> None:
+    reference = parse(text)
+    assert parse(reference.uri()) == reference
+    assert hash(parse(reference.uri())) == hash(reference)
+
+
+def test_user_is_kept() -> None:
+    assert parse("docker://me@corp.com@reg.io/img").user == "me@corp.com"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("docker://ubuntu", "ubuntu+latest.sqsh"),
+        ("docker://nvcr.io#nvidia/pytorch:25.06", "nvidia+pytorch+25.06.sqsh"),
+        ("reg.io/library/x:1", "library+x+1.sqsh"),
+        (f"ubuntu@{D}", f"ubuntu+{D}.sqsh"),
+    ],
+)
+def test_default_file_name(text: str, name: str) -> None:
+    assert parse(text).filename() == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "docker://", "docker:///x", "a//b", "/x", "a/", "-a", "a-", "UPPER", "a b", "a:", "a:b:c", "a:-tag",
+        "a:" + "t" * 129, "a@sha256:123", "a@sha512:" + "0" * 128, "a@" + D.upper(), "@a", "reg.io:99999/a",
+        "reg.io:x/a", "..:5/a", "#a", "[::1/a", "dockerd://", "podman://-v", "oci:", "docker-archive::x",
+        "https://reg.io/a", "a/../b", "a/./b", "x\n",
+        "a" * 300, "./image.sqsh", "a%2fb", "é", "reg.io/a:²",
+    ],
+)  # fmt: skip
+def test_rejects(text: str) -> None:
+    with pytest.raises(ImageReferenceError):
+        parse(text)
+
+
+def test_file_name_as_image_says_how_to_write_a_path() -> None:
+    with pytest.raises(ImageReferenceError) as caught:
+        parse("/data/image.sqsh")
+    assert "./image.sqsh" in caught.value.hint
+
+
+def test_long_input_takes_no_time() -> None:
+    began = time.monotonic()
+    for text in ("a" * 200_000, "a/" * 100_000, "a@" * 100_000, ":" * 200_000, "a-_." * 50_000):
+        with pytest.raises(ImageReferenceError):
+            parse(text)
+    assert time.monotonic() - began < 1
+
+
+def test_reference_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        parse("ubuntu").tag = "x"  # type: ignore[misc]
+    assert parse("ubuntu") != Reference("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    "registry", ["localhost", "LOCALHOST:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]:5000", "a.localhost"]
+)
+def test_this_machine_is_local(registry: str) -> None:
+    assert is_local(registry)
+
+
+@pytest.mark.parametrize(
+    "registry", ["reg.io", "127.0.0.1.evil.org", "127.evil:5000", "localhost.evil", "[::2]:5000", "10.0.0.1"]
+)
+def test_other_machines_are_not(registry: str) -> None:
+    assert not is_local(registry)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "filename"),
+    [
+        ("oci:dir", "oci:/here/dir", "dir.sqsh"),
+        ("oci:/a/dir:one", "oci:/a/dir:one", "dir+one.sqsh"),
+        ("oci-archive:../x.tar", "oci-archive:/x.tar", "x.sqsh"),
+        ("docker-archive:/x.tar:a/b:1", "docker-archive:/x.tar:a/b:1", "x+a+b+1.sqsh"),
+        ("dockerd://a/b:1", "dockerd://a/b:1", "a+b+1.sqsh"),
+        ("podman://ubuntu", "podman://ubuntu", "ubuntu.sqsh"),
+    ],
+)
+def test_images_that_are_here(text: str, canonical: str, filename: str) -> None:
+    found = parse(text, "/here")
+    assert str(found) == found.uri() == canonical and parse(canonical) == found
+    assert found.filename() == filename

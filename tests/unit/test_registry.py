@@ -1,0 +1,111 @@
+"""What needs no server: challenges, platforms, and what an answer may not be."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from enroot_py import manifests, registry
+from enroot_py.errors import ImageError, PenrootError
+
+D = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("header", "meaning"),
+    [
+        ("", []),
+        ("Basic realm=x", [("basic", {"realm": "x"})]),
+        (
+            'Bearer realm="https://auth/token",service="reg.io",scope="repository:a/b:pull,push"',
+            [("bearer", {"realm": "https://auth/token", "service": "reg.io", "scope": "repository:a/b:pull,push"})],
+        ),
+        ('Basic realm="a, b", Bearer realm = "c"', [("basic", {"realm": "a, b"}), ("bearer", {"realm": "c"})]),
+        ('Bearer realm="a\\"b"', [("bearer", {"realm": 'a"b'})]),
+        ('Bearer realm="unclosed', [("bearer", {"realm": "unclosed"})]),
+        ("Negotiate, Basic REALM=x", [("negotiate", {}), ("basic", {"realm": "x"})]),
+    ],
+)
+def test_challenges(header: str, meaning: list[tuple[str, dict[str, str]]]) -> None:
+    assert list(registry.challenges(header)) == meaning
+
+
+def test_challenges_of_any_kind_come_to_an_end() -> None:
+    source = random.Random(1)
+    for _ in range(5000):
+        list(registry.challenges("".join(source.choice('ab=", \\') for _ in range(source.randrange(20)))))
+
+
+def platform(name: str, number: int = 0) -> dict[str, Any]:
+    os, arch, *variant = name.split("/")
+    found = {"os": os, "architecture": arch, **({"variant": variant[0]} if variant else {})}
+    return {"digest": f"{number:064}", "platform": found}
+
+
+@pytest.mark.parametrize(
+    ("arch", "there", "chosen"),
+    [
+        ("amd64", ["unknown/unknown", "linux/arm64", "windows/amd64", "linux/amd64"], 3),
+        ("x86_64", ["linux/amd64/v3", "linux/amd64"], 1),
+        ("amd64/v3", ["linux/amd64", "linux/amd64/v3"], 1),
+        ("arm64", ["linux/arm/v7", "linux/arm64/v8"], 1),
+        ("aarch64", ["linux/arm64"], 0),
+        ("arm/v6", ["linux/arm/v7", "linux/arm/v5", "linux/arm/v6"], 2),
+        ("arm", ["linux/arm/v5", "linux/arm/v6"], 1),
+        ("ppc64le", ["linux/amd64", "linux/ppc64le"], 1),
+    ],
+)
+def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
+    found = [platform(name, number) for number, name in enumerate(there)]
+    assert int(manifests.choose(found, arch, "an image")) == chosen
+
+
+@pytest.mark.parametrize(
+    ("arch", "there"),
+    [
+        ("amd64", ["linux/arm64", "unknown/unknown"]),
+        ("amd64", ["linux/amd64/v3"]),
+        ("arm64", ["windows/arm64"]),
+        ("arm/v6", ["linux/arm/v7"]),
+        ("amd64", []),
+    ],
+)
+def test_no_platform_tells_those_there_are(arch: str, there: list[str]) -> None:
+    with pytest.raises(ImageError, match="no image for linux/") as caught:
+        manifests.choose([platform(name) for name in there], arch, "an image")
+    assert "unknown" not in caught.value.hint
+    for name in there:
+        assert name.startswith("unknown") or name in caught.value.hint
+
+
+LAYER = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": D, "size": 1}
+CONFIG = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": D, "size": 1}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "not json", "[]", "{}", {"schemaVersion": 1}, {"schemaVersion": 2}, {"schemaVersion": 2, "config": CONFIG},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [{**LAYER, "digest": "sha256:../../x"}]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [{**LAYER, "size": -1}]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [{**LAYER, "size": "1"}]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [3]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [{**LAYER, "mediaType": "application/vnd.cncf.helm.chart"}]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [{**LAYER, "mediaType": LAYER["mediaType"] + "+encrypted"}]},
+        {"schemaVersion": 2, "config": CONFIG, "layers": [LAYER] * 1001},
+        "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_manifest_is_an_error(document: object) -> None:
+    data = (document if isinstance(document, str) else json.dumps(document)).encode()
+    with pytest.raises(PenrootError):
+        manifests.manifest(D, D, data, manifests.parse(data, "an image"), "an image")
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert registry._retry_after("7") == 7
+    assert registry._retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert registry._retry_after("soon") is None

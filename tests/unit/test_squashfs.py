@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from enroot_py import squashfs
+from enroot_py.errors import ImageError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/file").write_bytes(os.urandom(100_000))
+    path = tmp_path / "x.sqsh"
+    subprocess.run(["mksquashfs", tmp_path / "root", path, "-quiet", "-no-progress"], check=True, capture_output=True)
+    return path
+
+
+def test_whole_image_passes(image: Path) -> None:
+    assert squashfs.is_squashfs(str(image))
+    squashfs.check(str(image))
+
+
+@pytest.mark.parametrize("size", [90, 96, 1000])
+def test_truncated_image_is_told(image: Path, size: int) -> None:
+    image.write_bytes(image.read_bytes()[:size])
+    with pytest.raises(ImageError, match="truncated"):
+        squashfs.check(str(image))
+    with pytest.raises(ImageError, match="truncated"):
+        squashfs.unpack(str(image), str(image.parent / "out"))
+    assert not (image.parent / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hsq", b"#!/bin/sh\n", b"\0" * 200])
+def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert not squashfs.is_squashfs(str(path))
+    with pytest.raises(ImageError, match="not a squashfs image"):
+        squashfs.check(str(path))
+
+
+def test_missing_file_and_other_versions(tmp_path: Path, image: Path) -> None:
+    with pytest.raises(ImageError, match="No such file"):
+        squashfs.check(str(tmp_path / "none"))
+    data = bytearray(image.read_bytes())
+    data[28] = 3
+    image.write_bytes(data)
+    with pytest.raises(ImageError, match="squashfs 3"):
+        squashfs.check(str(image))
+
+
+def test_checking_imports_next_to_nothing() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.squashfs; print(*sys.modules)"
+    command = [sys.executable, "-IS", "-c", code, str(ROOT)]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"re", "typing", "json", "subprocess", "dataclasses", "shutil", "signal"} & set(modules)

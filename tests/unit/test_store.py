@@ -1,0 +1,243 @@
+"""The store on a real file system, with other processes where there are others."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from enroot_py import layers
+from enroot_py.errors import ImageError
+from enroot_py.reference import parse
+from enroot_py.store import Name, Store, architecture
+from tests import images
+
+ROOT = Path(__file__).parent.parent.parent
+A = "sha256:" + "a" * 64
+B = "sha256:" + "b" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"), create=True)
+
+
+def put(store: Store, kind: str, digest: str) -> None:
+    with store.build(kind, digest) as build:
+        assert not build.done
+        os.mkdir(build.path + "/fs")
+        build.publish()
+
+
+def temporary(store: Store) -> list[str]:
+    return os.listdir(store.root + "/tmp")
+
+
+def test_store_is_closed_to_others(store: Store) -> None:
+    assert os.stat(store.root).st_mode & 0o7777 == 0o700
+
+
+def test_own_store_that_was_open_is_closed(store: Store) -> None:
+    os.chmod(store.root, 0o755)
+    Store(store.root, create=True)
+    assert os.stat(store.root).st_mode & 0o7777 == 0o700
+
+
+def test_store_that_others_can_write_to_is_refused(store: Store) -> None:
+    os.chmod(store.root, 0o770)
+    with pytest.raises(ImageError, match="written by others"):
+        Store(store.root)
+
+
+def test_store_of_another_user_is_refused(store: Store) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(store.root, 12345, 12345)
+    with pytest.raises(ImageError, match="not trusted"):
+        Store(store.root)
+
+
+def test_published_is_there_and_nothing_else(store: Store) -> None:
+    put(store, "layers", A)
+    assert store.layer_path(A) == f"{store.root}/layers/{'a' * 64}"
+    assert store.layer_path(B) is None
+    assert temporary(store) == []
+    with store.build("layers", A) as again:
+        assert again.done
+
+
+def test_what_fails_leaves_nothing(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.build("layers", A) as build:
+        os.makedirs(build.path + "/fs/d")
+        raise RuntimeError
+    assert store.layer_path(A) is None
+    assert temporary(store) == []
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "sha256:", "sha256:../../x", "sha512:" + "a" * 64, "sha256:" + "A" * 64, "a" * 64]
+)
+def test_bad_digests_name_no_file(store: Store, digest: str) -> None:
+    with pytest.raises(ImageError):
+        store.layer_path(digest)
+
+
+def test_image_needs_all_its_layers(store: Store) -> None:
+    put(store, "layers", A)
+    with store.build("images", B) as build:
+        os.makedirs(build.path + "/head/fs")
+        Path(build.path, "stack").write_text(f"images/{'b' * 64}/head/fs\nlayers/{'a' * 64}/fs\n")
+        Path(build.path, "config").write_text('{"config": {"Env": []}}')
+        build.publish()
+    image = store.image(B)
+    assert image is not None
+    assert image.lowerdirs == (f"{store.root}/images/{'b' * 64}/head/fs", f"{store.root}/layers/{'a' * 64}/fs")
+    assert image.config["config"] == {"Env": []}
+    os.rename(f"{store.root}/layers/{'a' * 64}", f"{store.root}/gone")
+    assert store.image(B) is None
+
+
+def test_names_are_kept_for_each_architecture(store: Store) -> None:
+    reference = parse("reg.io:5000/a/b:1")
+    assert store.resolve(reference) is None
+    store.name(reference, None, Name(A, B, "https://reg.io:5000"))
+    store.name(reference, "arm64", Name(B, B))
+    known = store.known(reference)
+    assert known is not None and (known.given, known.base) == (B, "https://reg.io:5000")
+    assert store.resolve(reference, os.uname().machine) == A
+    assert store.resolve(reference, "aarch64") == B
+    assert store.resolve(parse("reg.io:5000/a/b:2")) is None
+    assert store.resolve(parse("reg.io:5000/a-b:1")) is None
+
+
+def test_long_names_and_different_ones_do_not_meet(store: Store) -> None:
+    one, two = (parse(f"reg.io/{'a' * 200}/b{n}:{'t' * 100}") for n in (1, 2))
+    store.name(one, None, Name(A))
+    store.name(two, None, Name(B))
+    assert (store.resolve(one), store.resolve(two)) == (A, B)
+
+
+def test_architecture_has_its_oci_name() -> None:
+    assert [architecture(n) for n in ("x86_64", "aarch64", "ppc64le", "arm64", "armv7l")] == [
+        "amd64", "arm64", "ppc64le", "arm64", "arm"]  # fmt: skip
+
+
+MAKER = """
+import os, sys, time
+from enroot_py.store import Store
+store = Store(sys.argv[1], create=True)
+with store.build("layers", sys.argv[2]) as build:
+    if build.done:
+        print("waited", flush=True)
+    else:
+        os.makedirs(build.path + "/fs/half/way")
+        print("making", flush=True)
+        time.sleep(float(sys.argv[3]))
+        build.publish()
+        print("made", flush=True)
+"""
+
+
+def maker(store: Store, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAKER, store.root, A, str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_of_several_makers_one_works(store: Store) -> None:
+    makers = [maker(store, 0.3) for _ in range(6)]
+    said = sorted(m.communicate(timeout=30)[0].split()[-1] for m in makers)
+    assert said == ["made"] + ["waited"] * 5
+    assert temporary(store) == []
+
+
+def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
+    first = maker(store, 60)
+    assert first.stdout is not None and first.stdout.readline() == "making\n"
+    second = maker(store, 0)
+    time.sleep(0.3)
+    assert second.poll() is None  # it waits
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert second.communicate(timeout=10)[0].split() == ["making", "made"]
+    assert store.layer_path(A) is not None
+    assert temporary(store) == []
+
+
+def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
+    dead, alive = maker(store, 60), None
+    assert dead.stdout is not None and dead.stdout.readline() == "making\n"
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    os.makedirs(f"{store.root}/tmp/layers-living")
+    alive = os.open(f"{store.root}/tmp/layers-living", os.O_RDONLY)
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    store.sweep()
+    assert temporary(store) == ["layers-living"]
+    os.close(alive)
+    store.sweep()
+    assert temporary(store) == []
+
+
+def test_leftovers_are_not_taken_for_work(store: Store) -> None:
+    dead = maker(store, 60)
+    assert dead.stdout is not None and dead.stdout.readline() == "making\n"
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    with store.build("layers", A) as build:
+        assert os.listdir(build.path) == []
+        layers.unpack(io.BytesIO(images.tar([images.entry("f")])), build.path)
+        build.publish()
+    assert os.listdir(f"{store.layer_path(A)}/fs") == ["f"]
+
+
+def test_reading_the_store_imports_next_to_nothing() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store, enroot_py.reference; print(*sys.modules)"
+    )
+    command = [sys.executable, "-IS", "-c", code, str(ROOT)]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"re", "typing", "json", "urllib3", "subprocess", "dataclasses", "hashlib"} & set(modules)
+
+
+def unpacked(store: Store) -> Path:
+    """A layer made as an import makes it, in the last boot but not known to be on the disk."""
+    with store.build("layers", A) as build:
+        layers.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
+        build.publish()
+    path = Path(store.layer_path(A) or "")
+    (path / "boot").write_text("another boot")
+    assert store.layer_path(A) is None
+    return path
+
+
+def test_layer_that_survived_a_crash_is_kept(store: Store) -> None:
+    path = unpacked(store)
+    before = (path / "fs/a").stat().st_ino
+    with store.build("layers", A) as build:
+        assert build.done
+    assert (path / "fs/a").stat().st_ino == before and store.layer_path(A) == str(path)
+    assert temporary(store) == []
+
+
+def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
+    path = unpacked(store)
+    (path / "fs/a").write_bytes(b"")  # as delayed allocation leaves it
+    with store.build("layers", A) as build:
+        assert not build.done and os.listdir(build.path) == []
+        os.mkdir(build.path + "/fs")
+        build.publish()
+    assert os.listdir(path / "fs") == [] and temporary(store) == []
+
+
+def test_settled_layer_needs_no_mark(store: Store) -> None:
+    put(store, "layers", A)
+    assert os.path.exists(f"{store.layer_path(A)}/boot")
+    store.settle([A, B])
+    assert not os.path.exists(f"{store.layer_path(A)}/boot")
