@@ -1,0 +1,29 @@
+"""A real Slurm cluster of N nodes on this one machine.
+
+From the repository's root, as root:
+
+    python3 -m tests.slurm.lab up [--nodes 2] [--prefix /opt/penroot | --plugin LINE] [--slurm LINE]...
+    python3 -m tests.slurm.lab run [--user alice] [--node ctl] -- srun -N2 hostname
+    python3 -m tests.slurm.lab status
+    python3 -m tests.slurm.lab residue
+    python3 -m tests.slurm.lab down
+
+The nodes: ctl (slurmctld; submit here), registry, n1 .. nN (slurmd). Each has
+its own PID, mount, network, UTS, IPC and cgroup namespaces, its own /run,
+/tmp, /var/tmp, /var/spool, /var/log and /dev/shm; /home, /etc/slurm and
+/etc/enroot are one directory for all. The users are alice (2001, also in group
+science, 3001) and bob (2002). None of this exists on the machine outside the
+lab; its files are under $PENROOT_LAB (/srv/penroot-lab), where nodes/n1/tmp is
+n1's /tmp, and so on. Labs with different $PENROOT_LAB live side by side.
+
+The registry answers at registry:5000 (HTTP), and at registry.lab and
+registry-1.docker.io (HTTPS, with a CA that the nodes trust); images.py says
+what it holds. Made once, they are kept in $PENROOT_LAB_CACHE
+(/var/cache/penroot-lab).
+
+tests/prerequisites installs what is needed. In tests: the fixture ``lab``.
+"""
+
+from .cluster import CommandFailed, Lab, LabError, PrerequisiteError
+
+__all__ = ["CommandFailed", "Lab", "LabError", "PrerequisiteError"]

@@ -1,0 +1,55 @@
+"""The command line of the lab; see the package's own text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import Lab, LabError
+from . import __doc__ as manual
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tests.slurm.lab", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="up|down|run|status|residue")
+    up = verbs.add_parser("up", help="start the lab")
+    up.add_argument("--nodes", type=int, default=2, help="compute nodes (2)")
+    up.add_argument("--prefix", help="where penroot is installed: loads its plugin, puts PREFIX/bin on users' PATH")
+    up.add_argument("--plugin", metavar="LINE", help="the line of plugstack.conf, instead of the one for --prefix")
+    up.add_argument("--slurm", metavar="LINE", action="append", default=[], help="a line to add to slurm.conf")
+    verbs.add_parser("down", help="end it and remove every trace")
+    run = verbs.add_parser("run", help="run a command in it")
+    run.add_argument("--user", default="alice")
+    run.add_argument("--node", default="ctl")
+    run.add_argument("--cwd")
+    run.add_argument("--env", metavar="NAME=VALUE", action="append", default=[])
+    run.add_argument("command", nargs="+")
+    verbs.add_parser("status", help="show the nodes")
+    verbs.add_parser("residue", help="show what jobs have left; exit 1 if anything")
+    given = parser.parse_args()
+
+    lab = Lab()
+    if given.verb == "up":
+        lab.up(given.nodes, plugin=given.plugin, prefix=given.prefix, slurm_conf=given.slurm, say=print)
+    elif given.verb == "down":
+        lab.down()
+    elif given.verb == "run":
+        env = dict(pair.partition("=")[::2] for pair in given.env)
+        lab.execute(given.command, user=given.user, node=given.node, cwd=given.cwd, env=env)
+    elif given.verb == "status":
+        print(f"up in {lab.root}")
+        print(lab.run(["sinfo"], user="root").stdout, end="")
+    else:
+        left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
+        print("\n".join(left) or "nothing is left")
+        return 1 if left else 0
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LabError as e:
+        sys.exit(f"lab: {e}")

@@ -1,0 +1,520 @@
+"""Class Lab: a Slurm cluster on this machine, from nothing to nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
+
+from . import cgroups, etc, images, residue
+
+DEFAULT_ROOT = "/srv/penroot-lab"
+SUBNET = "10.77.0"  # lives in the lab's own network namespace, so no two labs ever meet
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+# What a node of the lab needs on the machine, and the Debian package that has it.
+PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "munged": "munge",
+    "docker-registry": "docker-registry",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "openssl": "openssl",
+    "zstd": "zstd",
+    "mpicc": "libopenmpi-dev",
+    "dpkg-deb": "dpkg",
+}
+
+DAEMONS: dict[str, list[str]] = {
+    "munged": [
+        *["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--seed-file=/run/munge/seed"],
+        *["--log-file=/run/munge/munged.log", "--pid-file=/run/munge/munged.pid"],
+    ],
+    "slurmctld": ["slurmctld", "-c"],
+    "slurmd": ["slurmd"],
+    "registry-http": ["docker-registry", "serve", "/etc/penroot-lab/registry-http.yml"],
+    "registry-https": ["docker-registry", "serve", "/etc/penroot-lab/registry-https.yml"],
+}
+
+
+# Where each listens once it is up.
+PORTS = {"slurmctld": 6817, "slurmd": 6818, "registry-http": 5000, "registry-https": 443}
+
+# Each node's own, on disk; "memory" is where its tmpfs goes.
+OWN_DIRECTORIES = {"memory": 0o755, "tmp": 0o1777, "var/tmp": 0o1777, "var/spool": 0o755, "var/log": 0o755}
+
+
+class LabError(Exception):
+    """The lab cannot do what was asked; the message says why and what to look at."""
+
+
+class PrerequisiteError(LabError):
+    """This machine cannot hold a lab: something is not installed, or we are not root."""
+
+
+class CommandFailed(subprocess.CalledProcessError):
+    """A command in the lab did not exit 0; str() shows what it wrote."""
+
+    def __str__(self) -> str:
+        return f"{self.cmd!r} exited {self.returncode}\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
+
+
+@dataclass
+class Node:
+    """One machine of the lab; ``pid`` is its process 1 as this machine sees it."""
+
+    name: str
+    address: str
+    pid: int
+    started: int  # starttime of proc_pid_stat(5), against reuse of the pid
+    baseline: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Lab:
+    """A Slurm cluster: ctl, registry, n1 .. nN. State is under ``root`` and nowhere else on this machine.
+
+    ``root`` defaults to $PENROOT_LAB or /srv/penroot-lab. Labs with different
+    roots do not touch each other.
+    """
+
+    def __init__(self, root: str | None = None) -> None:
+        self.root = os.path.abspath(root or os.environ.get("PENROOT_LAB") or DEFAULT_ROOT)
+        if any(c in self.root for c in ":,\\ ") or self.root == "/":
+            raise LabError(f"{self.root}: not a usable directory for a lab")
+        self.branch = "penroot-lab." + hashlib.sha256(self.root.encode()).hexdigest()[:8]
+        self._state: dict[str, Any] | None = None
+
+    # ---- up and down
+
+    def up(
+        self,
+        nodes: int = 2,
+        *,
+        plugin: str | None = None,
+        prefix: str | None = None,
+        slurm_conf: Sequence[str] = (),
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Start the lab, or return at once when it is up with these very arguments.
+
+        ``plugin`` is the line of plugstack.conf; without one, PREFIX/lib/penroot/spank_pyxis.so
+        is loaded if ``prefix`` is given. ``slurm_conf`` are lines to add to slurm.conf.
+        Raises PrerequisiteError, LabError.
+        """
+        if prefix and not plugin:
+            library = f"{prefix}/lib/penroot/spank_pyxis.so"
+            if not os.path.exists(library):
+                raise LabError(f"{library} does not exist: run `make install PREFIX={prefix}` first")
+            plugin = f"required {library}"
+        wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": list(slurm_conf)}
+        check_prerequisites()
+        with self._locked():
+            if self.is_up():
+                if self._load()["wanted"] != wanted:
+                    raise LabError(f"a lab is up in {self.root} with other arguments: {self._load()['wanted']}")
+                say(f"the lab is up in {self.root}")
+                return
+            self._clear()
+            try:
+                self._start(wanted, say)
+            except BaseException:
+                self._clear()
+                raise
+
+    def down(self) -> None:
+        """End every process of the lab, and remove its cgroups and its directory; also of a half-started lab.
+
+        Raises LabError when something stays.
+        """
+        if os.geteuid() != 0:
+            raise PrerequisiteError("the lab needs root")
+        with self._locked():
+            self._clear()
+
+    def is_up(self) -> bool:
+        try:
+            self._load()
+        except LabError:
+            return False
+        return True
+
+    def _start(self, wanted: dict[str, Any], say: Callable[[str], None]) -> None:
+        storage = images.build(say=say)
+        names = ["ctl", "registry", *(f"n{i}" for i in range(1, wanted["nodes"] + 1))]
+        hosts = dict(zip(names, [1, 2, *range(11, 11 + wanted["nodes"])], strict=True))
+        addresses = {name: f"{SUBNET}.{host}" for name, host in hosts.items()}
+        say(f"lab in {self.root}: {', '.join(names)}")
+
+        put_marker(self.root)
+        for name in names:
+            for directory, mode in OWN_DIRECTORIES.items():
+                path = f"{self.root}/nodes/{name}/{directory}"
+                os.makedirs(path)
+                os.chmod(path, mode)
+        os.makedirs(f"{self.root}/nodes/ctl/var/spool/slurmctld", mode=0o700)
+        # A copy: what tests push is gone with the lab.
+        shutil.copytree(storage, f"{self.root}/nodes/registry/var/spool/registry")
+        etc.make(self.root, addresses, wanted["plugin"], wanted["slurm_conf"])
+
+        pids = self._start_namespaces(names)
+        nodes = {n: Node(n, addresses[n], pids[n], start_time(pids[n])) for n in names}
+        self._state = {"wanted": wanted, "pid": pids["."], "nodes": nodes}
+        self._connect(pids["."], nodes.values())
+        for daemon in ("registry-http", "registry-https"):
+            self.start_daemon("registry", daemon)
+        for name in names:
+            if name != "registry":
+                self.start_daemon(name, "munged")
+                self.start_daemon(name, "slurmctld" if name == "ctl" else "slurmd")
+        self._wait_ready(wanted["nodes"])
+        for name in names:
+            nodes[name].baseline = residue.inventory(self._entry(name), self._cgroups(name))
+        self._save()
+
+    def _start_namespaces(self, names: list[str]) -> dict[str, int]:
+        """Run node.py; process ids of the lab (".") and of each node."""
+        spec = json.dumps({"root": self.root, "branch": self.branch, "nodes": names})
+        script = os.path.join(os.path.dirname(__file__), "node.py")
+        done = subprocess.run(
+            [sys.executable, "-IS", script, spec], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/"
+        )
+        words = [line.split(" ", 1) for line in done.stdout.splitlines()]
+        pids = {name: int(pid) for name, pid in words if pid.isdecimal()}
+        if set(pids) != {".", *names}:
+            raise LabError(f"the namespaces of the lab cannot be made:\n{done.stdout}{done.stderr}")
+        return pids
+
+    def _connect(self, lab: int, nodes: Any) -> None:
+        """One switch in the lab's network namespace, one cable to each node."""
+        switch = ["link add br0 type bridge", "link set br0 up"]
+        for node in nodes:
+            switch.append(f"link add v-{node.name} type veth peer name eth0 netns {node.pid}")
+            switch.append(f"link set v-{node.name} master br0 up")
+        ip(lab, switch)
+        for node in nodes:
+            ip(node.pid, ["link set lo up", f"addr add {node.address}/24 dev eth0", "link set eth0 up"])
+
+    def _wait_ready(self, nodes: int) -> None:
+        def ready() -> bool:
+            shown = self.run(["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], user="root", check=False).stdout
+            return len(shown.split()) == nodes
+
+        self._wait_for(ready, f"slurmctld and {nodes} nodes", 60)
+
+    def _clear(self) -> None:
+        try:
+            cgroups.destroy(self.branch)
+        except TimeoutError as e:
+            raise LabError(str(e)) from None
+        self._state = None
+        marker = f"{self.root}/{MARKER}"
+        if not os.path.exists(marker):
+            if os.path.isdir(self.root) and os.listdir(self.root):
+                raise LabError(f"{self.root} holds something that is not a lab: choose another $PENROOT_LAB")
+            return
+        inside = [m for m in residue.mounts("/proc/self/mountinfo") if m.startswith(self.root + "/")]
+        if inside:
+            raise LabError(f"mounted inside {self.root}: {', '.join(inside)}")
+        shutil.rmtree(self.root)
+
+    # ---- daemons
+
+    def start_daemon(self, node: str, daemon: str) -> None:
+        """Start one of DAEMONS on ``node``, inside the node's cgroups."""
+        log = f"/var/log/{daemon}.out"
+        # Those that make daemons of themselves return when they have: then their process is the one that stays.
+        how = "--fork" if daemon.startswith("registry") else "--wait"
+        command = ["sh", "-c", f'exec setsid {how} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
+        done = subprocess.run(
+            self.command(command, user="root", node=node),
+            preexec_fn=lambda: cgroups.join(self._cgroups(node)),
+            **_captured,
+        )
+        if done.returncode != 0:
+            raise LabError(f"{daemon} does not start on {node}\n{self.logs()}")
+        if daemon == "munged":
+            self._wait_for(lambda: os.path.exists(f"{self._entry(node)}/run/munge/munge.socket.2"), f"munged on {node}")
+        if daemon in PORTS:
+            self._wait_for(lambda: PORTS[daemon] in listening(self.node(node).pid), f"{daemon} on {node}")
+
+    def stop_daemon(self, node: str, daemon: str) -> None:
+        """Stop one of DAEMONS on ``node`` and wait until it is gone."""
+        words = DAEMONS[daemon][-1].encode() if daemon.startswith("registry") else daemon.encode()
+        for pid in residue.processes(self._entry(node)):
+            path = f"{self._entry(node)}/proc/{pid}"
+            with open(f"{path}/cmdline", "rb") as file:
+                arguments = file.read().split(b"\0")
+            if words in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
+                self.run(["kill", str(pid)], user="root", node=node)
+                deadline = time.monotonic() + 15
+                while os.path.exists(path):
+                    if time.monotonic() > deadline:
+                        raise LabError(f"{daemon} on {node} does not end")
+                    time.sleep(0.02)
+
+    def restart_daemon(self, node: str, daemon: str) -> None:
+        """For example after plugstack.conf has changed; the new processes become part of the node's baseline."""
+        self.stop_daemon(node, daemon)
+        self.start_daemon(node, daemon)
+        if daemon.startswith("slurm"):
+            self._wait_ready(self._load()["wanted"]["nodes"])
+        self.node(node).baseline["processes"] = residue.inventory(self._entry(node), self._cgroups(node))["processes"]
+        self._save()
+
+    def install_plugin(self, line: str) -> None:
+        """Make ``line`` all that plugstack.conf includes. A lab that is up uses it from its next step on;
+        slurmd itself when it is restarted."""
+        etc.put(f"{self.root}/etc/slurm/plugstack.conf.d/pyxis.conf", line + "\n")
+
+    def logs(self, lines: int = 15) -> str:
+        """The ends of the daemons' logs, for a message."""
+        text = ""
+        for name in sorted(os.listdir(f"{self.root}/nodes")):
+            directory = f"{self.root}/nodes/{name}/var/log"
+            for file in sorted(os.listdir(directory)):
+                with open(f"{directory}/{file}", errors="replace") as log:
+                    text += f"--- {name}: {file}\n" + "".join(log.readlines()[-lines:])
+        return text
+
+    # ---- commands
+
+    def command(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        user: str = "alice",
+        node: str = "ctl",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> list[str]:
+        """The argument list that runs ``cmd`` as ``user`` on ``node``: all groups, the environment of a login.
+
+        A string is a bash command. For subprocess.Popen; use start_new_session=True to be able to kill it.
+        """
+        pid = str(self.node(node).pid)
+        uid, home, shell = self._account(user)
+        path = SEARCH_PATH if uid else f"/usr/local/sbin:/usr/sbin:/sbin:{SEARCH_PATH}"
+        if prefix := self._load()["wanted"]["prefix"]:
+            path = f"{prefix}/bin:{path}"
+        environ = {"HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "PATH": path}
+        environ |= {"TERM": os.environ.get("TERM", "dumb"), "LANG": "C.UTF-8", **(env or {})}
+        words = ["bash", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+        return [
+            *["nsenter", "--target", pid, "--all", "--"],
+            *["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"],
+            *["env", "-i", f"--chdir={cwd or home}", *(f"{k}={v}" for k, v in environ.items()), *words],
+        ]
+
+    def popen(self, cmd: str | Sequence[str], **where: Any) -> subprocess.Popen[str]:
+        """Start ``cmd`` in the background, in a session of its own; arguments as for `command`."""
+        branch = self._cgroups(where.get("node", "ctl"))
+        return subprocess.Popen(
+            self.command(cmd, **where),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: cgroups.join(branch),
+        )
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        user: str = "alice",
+        node: str = "ctl",
+        check: bool = True,
+        timeout: float = 120.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        input: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``cmd`` as ``user`` on ``node`` to its end; stdout and stderr are captured.
+
+        Raises CommandFailed if ``check`` and it does not exit 0, subprocess.TimeoutExpired after ``timeout``
+        seconds; the command gets SIGTERM then, and SIGKILL 5 s later.
+        """
+        process = self.popen(cmd, user=user, node=node, env=env, cwd=cwd)
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException as e:
+            out, err = end(process)
+            if isinstance(e, subprocess.TimeoutExpired):
+                raise subprocess.TimeoutExpired(cmd, timeout, out, err) from None
+            raise
+        if check and process.returncode != 0:
+            raise CommandFailed(process.returncode, cmd, out, err)
+        return subprocess.CompletedProcess(cmd, process.returncode, out, err)
+
+    def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:
+        """Become ``cmd``, terminal and all."""
+        words = self.command(cmd, **where)
+        cgroups.join(self._cgroups(where.get("node", "ctl")))
+        os.execvp(words[0], words)
+
+    def residue(self, node: str, settle: float = 10.0) -> list[str]:
+        """What jobs have left on ``node``, one line each: processes, mounts, cgroups, files, sockets, held files.
+
+        Asked from this machine, not from inside. Returns as soon as nothing
+        is left, or what is left after ``settle`` seconds (a step's end takes
+        a moment after srun's). Only meaningful while no job runs.
+        """
+        deadline = time.monotonic() + settle
+        while True:
+            left = residue.left(self.node(node).baseline, self._entry(node), self._cgroups(node))
+            entries = [self._entry(name) for name in self._load()["nodes"]]
+            left += [f"escaped: {line}" for line in residue.escaped_mounts(self.root, entries)]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.1)
+
+    # ---- state
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the compute nodes."""
+        return [name for name in self._load()["nodes"] if name not in ("ctl", "registry")]
+
+    def node(self, name: str) -> Node:
+        nodes: dict[str, Node] = self._load()["nodes"]
+        if name not in nodes:
+            raise LabError(f"no node {name}: there are {', '.join(nodes)}")
+        return nodes[name]
+
+    def _entry(self, node: str) -> str:
+        """The root directory of ``node``, seen from this machine: proc_pid_root(5)."""
+        return f"/proc/{self.node(node).pid}/root"
+
+    def _cgroups(self, node: str) -> str:
+        return f"{self.branch}/{node}"
+
+    def _account(self, user: str) -> tuple[int, str, str]:
+        with open(f"{self.root}/etc/passwd") as accounts:
+            for line in accounts:
+                name, _, uid, _, _, home, shell = line.rstrip("\n").split(":")
+                if name == user:
+                    return int(uid), home, shell
+        raise LabError(f"no user {user}: there are {', '.join(etc.USERS)} and the machine's")
+
+    def _load(self) -> dict[str, Any]:
+        if self._state is None:
+            try:
+                with open(f"{self.root}/lab.json") as file:
+                    state = json.load(file)
+            except FileNotFoundError:
+                raise LabError(f"no lab is up in {self.root}") from None
+            state["nodes"] = {name: Node(**node) for name, node in state["nodes"].items()}
+            self._state = state
+        for node in self._state["nodes"].values():
+            if start_time(node.pid) != node.started:
+                raise LabError(f"the lab in {self.root} is broken: {node.name} has died")
+        return self._state
+
+    def _save(self) -> None:
+        assert self._state is not None
+        state = {**self._state, "nodes": {name: asdict(node) for name, node in self._state["nodes"].items()}}
+        with open(f"{self.root}/lab.json.new", "w") as file:
+            json.dump(state, file)
+        os.rename(f"{self.root}/lab.json.new", f"{self.root}/lab.json")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One `up` or `down` of this lab at a time."""
+        while True:
+            os.makedirs(self.root, mode=0o755, exist_ok=True)
+            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # Whoever had the lock before may have removed the directory.
+            if os.path.isdir(self.root) and os.stat(self.root).st_ino == os.fstat(fd).st_ino:
+                break
+            os.close(fd)
+        try:
+            yield
+        finally:
+            if os.path.isdir(self.root) and not os.listdir(self.root):
+                os.rmdir(self.root)
+            os.close(fd)
+
+    def _wait_for(self, happened: Callable[[], bool], what: str, seconds: int = 15) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise LabError(f"{what}: not up after {seconds} s\n{self.logs()}")
+            time.sleep(0.02)
+
+
+MARKER = ".penroot-lab"
+_captured: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+
+
+def check_prerequisites() -> None:
+    """Raises PrerequisiteError naming everything that is missing."""
+    if os.geteuid() != 0:
+        raise PrerequisiteError("the lab needs root (its jobs run as ordinary users)")
+    sbin = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=sbin)})
+    if missing:
+        raise PrerequisiteError(f"not installed: {' '.join(missing)}: run tests/prerequisites")
+    if not os.path.exists("/dev/fuse"):
+        raise PrerequisiteError("no /dev/fuse: run `modprobe fuse`")
+    try:
+        pwd.getpwnam("munge")
+    except KeyError:
+        raise PrerequisiteError("no user munge: reinstall the package munge") from None
+
+
+def put_marker(root: str) -> None:
+    with open(f"{root}/{MARKER}", "w") as file:
+        file.write("made by tests/slurm/lab; `down` removes this directory\n")
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks after boot at which ``pid`` began (proc_pid_stat(5)), 0 if it does not exist or is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def ip(pid: int, commands: list[str]) -> None:
+    """ip-batch(8) in the network namespace of ``pid``. Raises LabError."""
+    words = ["nsenter", "--target", str(pid), "--net", "ip", "-batch", "-"]
+    done = subprocess.run(words, input="\n".join(commands) + "\n", capture_output=True, text=True)
+    if done.returncode != 0:
+        raise LabError(f"the network cannot be made: {done.stderr}")
+
+
+def listening(pid: int) -> set[int]:
+    """TCP ports that are listened on in the network namespace of ``pid``: proc_pid_net(5)."""
+    ports: set[int] = set()
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}") as file:
+            rows = [line.split() for line in file.readlines()[1:]]
+        ports.update(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")
+    return ports
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End the process group of ``process``: SIGTERM, 5 s, SIGKILL. What it had written by then."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()

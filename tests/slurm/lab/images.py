@@ -1,0 +1,448 @@
+"""The images of the lab's registry, made from Debian packages of this machine's release.
+
+    minimal:1       bash, coreutils, busybox; three layers: gzip, zstd, gzip with whiteouts
+    minimal:docker  the same files as a Docker schema 2 image, gzip only
+    minimal:multi   an index: arm64, an attestation (unknown/unknown), this machine's architecture
+    mpi:1           Open MPI and /usr/local/bin/hello
+
+Everything is also under library/, so that docker.io's short names find it.
+
+No package's scripts are run and nothing is unpacked: a layer is written from
+the members of the packages' own tar archives, so it needs no root and gives
+the same bytes for the same packages. `build` keeps the registry's storage in a
+cache, by the hash of this directory's recipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EPOCH = 1_700_000_000  # mtime of what we write ourselves
+
+BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
+MPI_PACKAGES = ("openmpi-bin", "libopenmpi3", "libpmix2")
+# Dependencies that no program of ours reaches: remote shells, X, translations, account tools.
+LEFT_OUT = (
+    *("adduser", "debconf", "gcc-12-base", "hwloc-plugins", "libhwloc-plugins", "libicu", "libpam", "libx11", "libxau"),
+    *("libxcb", "libxdmcp", "libxext", "libxml2", "libxnvctrl", "login", "mawk", "ocl-icd", "openssh-client", "passwd"),
+    *("perl", "sensible-utils", "ucf", "libfido2", "libedit", "libcbor", "libsemanage", "libsepol", "openmpi-doc"),
+)
+SKIPPED = ("usr/share/doc/", "usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/")
+# /bin and friends are links since Debian 12; the packages still spell the old names.
+MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
+
+PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+GROUP = "root:x:0:\nnogroup:x:65534:\n"
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "IMAGE_NAME": "minimal",
+    "IMAGE_QUOTES": 'it\'s "quoted" $HOME `id` \\n',
+}
+LABELS = {"org.opencontainers.image.title": "minimal image of the penroot lab", "penroot.lab": "two words"}
+
+OCI = "application/vnd.oci.image"
+DOCKER = "application/vnd.docker"
+MEDIA = {
+    OCI: {"manifest": f"{OCI}.manifest.v1+json", "config": f"{OCI}.config.v1+json", "layer": f"{OCI}.layer.v1.tar+"},
+    DOCKER: {
+        "manifest": f"{DOCKER}.distribution.manifest.v2+json",
+        "config": f"{DOCKER}.container.image.v1+json",
+        "layer": f"{DOCKER}.image.rootfs.diff.tar.",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as it travels: ``blob`` is the compressed tar, ``diff_id`` the digest of the plain one."""
+
+    blob: bytes
+    diff_id: str
+    compression: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.blob)
+
+
+def cache_directory() -> str:
+    return os.environ.get("PENROOT_LAB_CACHE") or "/var/cache/penroot-lab"
+
+
+def build(*, say: Callable[[str], None] = lambda line: None) -> str:
+    """The directory of a docker-registry's storage with all images, from the cache or made now.
+
+    Raises CalledProcessError, OSError.
+    """
+    recipe = hashlib.sha256()
+    for name in ("images.py", "hello.c"):
+        with open(f"{HERE}/{name}", "rb") as file:
+            recipe.update(file.read())
+    cache = cache_directory()
+    final = f"{cache}/registry-{recipe.hexdigest()[:16]}"
+    os.makedirs(cache, exist_ok=True)
+    with open(f"{cache}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.isdir(final):
+            say(f"making the lab's images in {cache} (once)")
+            with tempfile.TemporaryDirectory(dir=cache, prefix="new-") as work:
+                make(work)
+                os.rename(f"{work}/storage", final)
+            for name in os.listdir(cache):
+                if name.startswith("registry-") and f"{cache}/{name}" != final:
+                    shutil.rmtree(f"{cache}/{name}")
+    return final
+
+
+def make(work: str) -> None:
+    """Make every image in WORK/storage."""
+    base_debs = download(f"{work}/debs-base", BASE_PACKAGES)
+    mpi_debs = download(f"{work}/debs-mpi", MPI_PACKAGES)
+    known = {package_of(deb) for deb in base_debs}
+    base = gzip_layer(base_members(base_debs))
+    features = zstd_layer(feature_members())
+    changes = gzip_layer(change_members())
+    packages = list(package_members(deb for deb in mpi_debs if package_of(deb) not in known))
+    mpi = gzip_layer(packages, mpi_members(work, packages))
+
+    with registry(work) as push:
+        for prefix in ("", "library/"):
+            push_minimal(push, f"{prefix}minimal", base, features, changes)
+            mpi_environment = {"IMAGE_NAME": "mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
+            push.image(f"{prefix}mpi", "1", [base, mpi], mpi_environment, workdir="/usr/local/bin")
+
+
+def push_minimal(push: Push, name: str, base: Layer, features: Layer, changes: Layer) -> None:
+    push.image(name, "1", [base, features, changes])
+    plain = gzip_layer(feature_members())
+    push.image(name, "docker", [base, plain, changes], kind=DOCKER)
+
+    other = gzip_layer([text_member("etc/architecture", "arm64\n")])
+    foreign = push.image(name, None, [base, other], arch="arm64")
+    native = push.image(name, None, [base, features, changes])
+    entries = [
+        (foreign, {"os": "linux", "architecture": "arm64", "variant": "v8"}),
+        (push.attestation(name), {"os": "unknown", "architecture": "unknown"}),
+        (native, {"os": "linux", "architecture": architecture()}),
+    ]
+    index = {
+        "schemaVersion": 2,
+        "mediaType": f"{OCI}.index.v1+json",
+        "manifests": [{**descriptor, "platform": platform} for descriptor, platform in entries],
+    }
+    push.manifest(name, "multi", index)
+
+
+# ---- what is in the layers
+
+
+def base_members(debs: Iterable[str]) -> Iterator[Member]:
+    for old, new in MERGED.items():
+        yield directory_member(new)
+        yield link_member(old, new)
+    packaged = set()
+    for member, data in package_members(debs):
+        packaged.add(member.name)
+        yield member, data
+    # busybox serves every command that no package brought.
+    for applet in run("busybox", "--list").split():
+        if not any(f"{place}/{applet}" in packaged for place in ("usr/bin", "usr/sbin")):
+            yield link_member(f"usr/bin/{applet}", "busybox")
+    yield link_member("usr/bin/sh", "bash")
+    yield text_member("etc/passwd", PASSWD)
+    yield text_member("etc/group", GROUP)
+    yield text_member("etc/hosts", "127.0.0.1 localhost\n")
+    yield text_member("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
+    for name, mode in {"root": 0o700, "tmp": 0o1777, "proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755}.items():
+        yield directory_member(name, mode)
+
+
+def feature_members() -> Iterator[Member]:
+    """Things that a layer can hold, and things that the next layer takes away."""
+    yield directory_member("srv/work")
+    yield text_member("etc/lab-release", "layer 2\n")
+    yield text_member("opt/features/first", "linked\n")
+    second = tarfile.TarInfo("opt/features/second")
+    second.type, second.linkname = tarfile.LNKTYPE, "opt/features/first"
+    yield second, b""
+    yield link_member("opt/features/dangling", "/nowhere/at all")
+    yield text_member("opt/features/setuid", "#!/bin/sh\nid -u\n", mode=0o4755)
+    yield text_member("opt/features/unreadable", "for root only\n", mode=0o000)
+    yield text_member("opt/features/name with spaces, a ü and a \\", "odd\n")
+    yield text_member("opt/features/" + "long-" * 40 + "name", "long\n")
+    yield directory_member("opt/features/readonly-directory", 0o555)
+    yield text_member("opt/features/readonly-directory/file", "inside\n")
+    yield text_member("opt/whiteout/gone", "never seen\n")
+    yield text_member("opt/whiteout/kept", "kept\n")
+    yield text_member("opt/whiteout/directory/file", "never seen\n")
+    yield text_member("opt/opaque/old", "never seen\n")
+    yield text_member("opt/opaque/below/old", "never seen\n")
+    yield text_member("opt/becomes-file/file", "never seen\n")
+    yield text_member("opt/becomes-directory", "never seen\n")
+
+
+def change_members() -> Iterator[Member]:
+    yield text_member("etc/lab-release", "layer 3\n")
+    yield text_member("opt/whiteout/.wh.gone", "")
+    yield text_member("opt/whiteout/.wh.directory", "")
+    yield text_member("opt/opaque/new", "new\n")
+    yield text_member("opt/opaque/.wh..wh..opq", "")  # after its sibling: the order does not matter
+    yield text_member("opt/becomes-file", "a file\n")
+    yield text_member("opt/becomes-directory/file", "in a directory\n")
+
+
+def mpi_members(work: str, packaged: list[Member]) -> Iterator[Member]:
+    run("mpicc", "-O2", "-Wall", "-Werror", "-o", f"{work}/hello", f"{HERE}/hello.c")
+    with open(f"{work}/hello", "rb") as file:
+        yield file_member("usr/local/bin/hello", file.read(), 0o755)
+    # What the packages' scripts would do with update-alternatives(1).
+    for name in ("mpirun", "mpiexec"):
+        yield link_member(f"usr/bin/{name}", f"{name}.openmpi")
+    for member, _ in packaged:
+        if "/libpsm_infinipath.so.1." in member.name:
+            yield link_member(member.name[: member.name.rindex(".")], os.path.basename(member.name))
+
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def file_member(name: str, data: bytes, mode: int = 0o644) -> Member:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(data), mode, EPOCH
+    return member, data
+
+
+def text_member(name: str, text: str, mode: int = 0o644) -> Member:
+    return file_member(name, text.encode(), mode)
+
+
+def directory_member(name: str, mode: int = 0o755) -> Member:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.mtime = tarfile.DIRTYPE, mode, EPOCH
+    return member, b""
+
+
+def link_member(name: str, target: str) -> Member:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode, member.mtime = tarfile.SYMTYPE, target, 0o777, EPOCH
+    return member, b""
+
+
+def package_members(debs: Iterable[str]) -> Iterator[Member]:
+    """Members of the packages' file archives (deb(5)), with merged /usr and without documentation."""
+    for deb in debs:
+        archive = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                member.name = merged(member.name.removeprefix("./").removeprefix("."))
+                if not member.name or member.name.startswith(SKIPPED) or member.name in MERGED.values():
+                    continue
+                if member.islnk():
+                    member.linkname = merged(member.linkname.removeprefix("./"))
+                source = tar.extractfile(member) if member.isreg() else None
+                yield member, source.read() if source else b""
+
+
+def merged(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return MERGED.get(top, top) + slash + rest
+
+
+def gzip_layer(*parts: Iterable[Member]) -> Layer:
+    raw = tar_of(parts)
+    return Layer(gzip.compress(raw, 6, mtime=0), digest_of(raw), "gzip")
+
+
+def zstd_layer(*parts: Iterable[Member]) -> Layer:
+    raw = tar_of(parts)
+    done = subprocess.run(["zstd", "-q", "-c", "-3"], input=raw, capture_output=True, check=True)
+    return Layer(done.stdout, digest_of(raw), "zstd")
+
+
+def tar_of(parts: Iterable[Iterable[Member]]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for part in parts:
+            for member, data in part:
+                tar.addfile(member, io.BytesIO(data))
+    return raw.getvalue()
+
+
+# ---- packages
+
+
+def download(directory: str, packages: Collection[str]) -> list[str]:
+    """Fetch ``packages`` and their dependencies as if nothing were installed; paths of the .deb files."""
+    os.makedirs(f"{directory}/partial")
+    with open(f"{directory}/status", "w"):
+        pass
+    options = {
+        "Dir::State::status": f"{directory}/status",
+        "Dir::Cache::archives": directory,
+        "Debug::NoLocking": "1",
+        "APT::Sandbox::User": "root",
+    }
+    settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    apt = ["apt-get", "-qq", *settings, "--no-install-recommends", "--yes"]
+    run(*apt, "--download-only", "install", *packages)
+    found = sorted(f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(".deb"))
+    return [deb for deb in found if not package_of(deb).startswith(LEFT_OUT)]
+
+
+def package_of(deb: str) -> str:
+    return os.path.basename(deb).partition("_")[0]
+
+
+def architecture() -> str:
+    """This machine's architecture by its OCI (GOARCH) name; Debian's is the same for amd64 and arm64."""
+    return run("dpkg", "--print-architecture").strip()
+
+
+# ---- the registry
+
+
+class Push:
+    """Client of the OCI distribution API (specification 1.1, "Push") on a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def image(
+        self,
+        name: str,
+        tag: str | None,
+        layers: list[Layer],
+        environment: dict[str, str] | None = None,
+        *,
+        workdir: str = "/srv/work",
+        arch: str = "",
+        kind: str = OCI,
+    ) -> dict[str, Any]:
+        """Push an image, and name it if ``tag`` is given; the manifest's descriptor."""
+        config = {
+            "architecture": arch or architecture(),
+            "os": "linux",
+            "config": {
+                "Env": [f"{k}={v}" for k, v in {**ENVIRONMENT, **(environment or {})}.items()],
+                "Cmd": ["/bin/bash"],
+                "Labels": LABELS,
+                "WorkingDir": workdir,
+            },
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+            "history": [{"created_by": "tests/slurm/lab"} for _ in layers],
+        }
+        media = MEDIA[kind]
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": media["manifest"],
+            "config": self.blob(name, encode(config), media["config"]),
+            "layers": [self.blob(name, layer.blob, media["layer"] + layer.compression) for layer in layers],
+        }
+        return self.manifest(name, tag, manifest)
+
+    def attestation(self, name: str) -> dict[str, Any]:
+        """What buildkit puts beside an image: a manifest that is not one of an image."""
+        statement = encode({"_type": "https://in-toto.io/Statement/v0.1"})
+        rootfs = {"type": "layers", "diff_ids": [digest_of(statement)]}
+        config = {"architecture": "unknown", "os": "unknown", "config": {}, "rootfs": rootfs}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MEDIA[OCI]["manifest"],
+            "config": self.blob(name, encode(config), MEDIA[OCI]["config"]),
+            "layers": [self.blob(name, statement, "application/vnd.in-toto+json")],
+        }
+        return self.manifest(name, None, manifest)
+
+    def blob(self, name: str, data: bytes, media: str) -> dict[str, Any]:
+        digest = digest_of(data)
+        if self.call("HEAD", f"/v2/{name}/blobs/{digest}", ok=(200, 404)).status == 404:
+            where = self.call("POST", f"/v2/{name}/blobs/uploads/", ok=(202,)).headers["Location"]
+            where = where[where.index("/v2/") :]
+            separator = "&" if "?" in where else "?"
+            self.call("PUT", f"{where}{separator}digest={digest}", data, "application/octet-stream", ok=(201,))
+        return {"mediaType": media, "digest": digest, "size": len(data)}
+
+    def manifest(self, name: str, tag: str | None, manifest: dict[str, Any]) -> dict[str, Any]:
+        data, media = encode(manifest), manifest["mediaType"]
+        self.call("PUT", f"/v2/{name}/manifests/{tag or digest_of(data)}", data, media, ok=(201,))
+        return {"mediaType": media, "digest": digest_of(data), "size": len(data)}
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", media: str = "", *, ok: Collection[int]
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(self.path)
+        with connection.sock:
+            connection.request(method, path, body, {"Content-Type": media} if media else {})
+            answer = connection.getresponse()
+            text = answer.read()
+        if answer.status not in ok:
+            raise OSError(f"{method} {path}: {answer.status} {text.decode(errors='replace')}")
+        return answer
+
+
+class registry:
+    """A docker-registry on WORK/socket with its storage in WORK/storage, while the block lasts."""
+
+    def __init__(self, work: str) -> None:
+        self.work = work
+
+    def __enter__(self) -> Push:
+        path = f"{self.work}/socket"
+        config = {
+            "version": "0.1",
+            "log": {"level": "error"},
+            "storage": {"filesystem": {"rootdirectory": f"{self.work}/storage"}},
+            "http": {"net": "unix", "addr": path},
+        }
+        with open(f"{self.work}/registry.yml", "w") as file:
+            json.dump(config, file)  # JSON is YAML
+        self.log = open(f"{self.work}/log", "w")  # noqa: SIM115 closed in __exit__
+        command = ["docker-registry", "serve", file.name]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        deadline = time.monotonic() + 15
+        while not os.path.exists(path):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                with open(self.log.name) as log:
+                    raise OSError(f"docker-registry does not start: {log.read()}")
+            time.sleep(0.02)
+        return Push(path)
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+
+
+def encode(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout

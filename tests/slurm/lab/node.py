@@ -1,0 +1,193 @@
+"""Process 1 of the lab, and process 1 of each of its nodes.
+
+``python3 -I node.py SPEC`` makes the lab's namespaces (a PID namespace and the
+network that holds the switch), forks one child per node, and prints one line
+per node: its name and its process id, or its name and what went wrong. A node
+has its own PID, network, mount, UTS, IPC and cgroup namespaces. All of them
+end with the lab's first process: the kernel kills what lives in a PID
+namespace with its process 1 (pid_namespaces(7)), nested ones included, and
+drops namespaces, mounts and network devices with their last process.
+
+Nothing here changes the machine: what the nodes need differently in /etc is an
+overlay in their own mount namespace, the rest are bind mounts there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from typing import Any, NoReturn
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cgroups  # type: ignore[import-not-found]  # noqa: E402 run as a script, not as part of the package
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = 0x20000000, 0x40000000, 0x2000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    if _libc.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), f"unshare({flags:#x}): {os.strerror(ctypes.get_errno())}")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    if _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), f"mount {source} on {target}: {os.strerror(ctypes.get_errno())}")
+
+
+def bind(source: str, target: str) -> None:
+    mount(source, target, flags=MS_BIND)
+
+
+def main(spec: dict[str, Any]) -> None:
+    cgroups.create(f"{spec['branch']}/lab")
+    cgroups.join(f"{spec['branch']}/lab")
+    unshare(CLONE_NEWPID)
+    if os.fork() == 0:
+        become_lab(spec)
+
+
+def become_lab(spec: dict[str, Any]) -> NoReturn:
+    os.setsid()
+    unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC)
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    for node in spec["nodes"]:
+        if os.fork() == 0:
+            become_node(spec, node)
+    # /proc still belongs to the machine's PID namespace: this is our process id there.
+    tell(f". {os.readlink('/proc/self')}")
+    close_stdout()
+    reap()
+
+
+def become_node(spec: dict[str, Any], name: str) -> NoReturn:
+    """Turn this child of the lab into the parent of a node, and end; the node's process 1 stays."""
+    with telling_failures(name):
+        branch = f"{spec['branch']}/{name}"
+        cgroups.create(branch)
+        cgroups.join(branch)
+        unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP)
+        if os.fork() > 0:
+            os._exit(0)
+        os.setsid()
+        pid = os.readlink("/proc/self")
+        socket.sethostname(name)
+        os.umask(0o022)
+        mount_tree(spec["root"], name)
+        tell(f"{name} {pid}")
+    close_stdout()
+    reap()
+
+
+def mount_tree(root: str, name: str) -> None:
+    """Give this mount namespace its own /etc, /home, /run, /tmp, /var/{tmp,spool,log}, /dev/shm, /proc, /sys."""
+    hierarchies = cgroups.hierarchies()  # read before /proc and /sys change
+    own = f"{root}/nodes/{name}"
+    memory = f"{own}/memory"
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    mount("tmpfs", memory, "tmpfs", options="mode=755")
+
+    # An overlay, not binds: files that the machine does not have need no mount point made on it.
+    # Its upper directory is on tmpfs, so it works where the machine's / is itself an overlay.
+    for directory in ("etc", "work"):
+        os.mkdir(f"{memory}/{directory}")
+    write(f"{memory}/etc/hostname", name + "\n")
+    layers = f"lowerdir={root}/etc:/etc,upperdir={memory}/etc,workdir={memory}/work"
+    mount("overlay", "/etc", "overlay", options=layers)
+    for shared in ("slurm", "enroot"):  # one directory for all nodes, editable while the lab is up
+        bind(f"{root}/etc/{shared}", f"/etc/{shared}")
+
+    bind(f"{root}/home", "/home")
+    for directory in ("tmp", "var/tmp", "var/spool", "var/log"):
+        bind(f"{own}/{directory}", f"/{directory}")
+    mount("tmpfs", "/run", "tmpfs", MS_NOSUID, "mode=755")
+    for directory, mode in {"lock": 0o1777, "mount": 0o755, "munge": 0o755, "user": 0o755}.items():
+        os.mkdir(f"/run/{directory}")
+        os.chmod(f"/run/{directory}", mode)
+    munge = os.stat(f"{root}/etc/munge/munge.key")
+    os.chown("/run/munge", munge.st_uid, munge.st_gid)
+
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    fuse = os.stat("/dev/fuse")
+    # Ordinary users need it; the machine's own node keeps its mode.
+    os.mknod(f"{memory}/fuse", 0o600 | stat.S_IFCHR, fuse.st_rdev)
+    os.chmod(f"{memory}/fuse", 0o666)
+    bind(f"{memory}/fuse", "/dev/fuse")
+
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount_cgroups(hierarchies)
+
+    mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
+    mount("none", "/", flags=MS_REC | MS_SHARED)  # as systemd leaves it: leaking propagation must show
+
+
+def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
+    """Mount each hierarchy where it was; through the cgroup namespace it begins at the node's cgroup."""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    if all(h.mountpoint != "/sys/fs/cgroup" for h in hierarchies):
+        mount("tmpfs", "/sys/fs/cgroup", "tmpfs", flags, "mode=755")
+    for h in sorted(hierarchies, key=lambda h: h.mountpoint):
+        os.makedirs(h.mountpoint, exist_ok=True)
+        mount("cgroup", h.mountpoint, "cgroup2" if h.is_v2 else "cgroup", flags, h.options)
+        names = h.options.split(",")
+        if len(names) > 1:
+            for controller in names:
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(os.path.basename(h.mountpoint), f"/sys/fs/cgroup/{controller}")
+        if h.is_v2 and h.mountpoint == "/sys/fs/cgroup":
+            cgroups.enter_leaf(h.mountpoint)
+            # slurmstepd leaves a job's cgroup for the root, which takes processes only on a real machine.
+            bind(f"{h.mountpoint}/init/cgroup.procs", f"{h.mountpoint}/cgroup.procs")
+
+
+def reap() -> NoReturn:
+    """Be process 1: collect orphans until the kernel ends us."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            signal.sigwait({signal.SIGCHLD})
+
+
+def tell(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # one write: lines of several nodes do not mix
+
+
+def close_stdout() -> None:
+    """Let whoever started the lab see the end of its output."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+@contextlib.contextmanager
+def telling_failures(name: str) -> Any:
+    try:
+        yield
+    except OSError as e:
+        tell(f"{name} ! {e}")
+        os._exit(1)
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

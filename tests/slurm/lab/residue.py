@@ -1,0 +1,173 @@
+"""What jobs leave behind on a node, seen from the machine that holds it.
+
+An inventory is a dict of lines by kind. The lab takes one of each node when it
+is up; what a later one has more is residue. ``entry`` is the node's root as
+/proc/PID/root, so nothing is executed in the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterator
+
+from . import cgroups
+
+# Files that no finished job may leave. Caches may stay, and so may each user's empty directories;
+# named containers of the data path are residue unless the job meant to keep them.
+FILES = (
+    "/tmp/*",
+    "/tmp/enroot-run-*/*",
+    "/dev/shm/*",
+    "/run/*",
+    "/run/pyxis/*",
+    "/run/pyxis/*/*",
+    "/run/user/*/*",
+    "/var/tmp/*",
+    "/var/tmp/enroot-data-*/*",
+    "/var/tmp/enroot-cache-*/tmp/*",
+    "/var/tmp/enroot-cache-*/trash/*",
+    "/var/tmp/enroot-cache-*/*/.*",
+    "/var/tmp/enroot-cache-*/*/*.partial",
+    "/var/spool/slurmd/job*",
+)
+# Directories that may stay when they are empty: one per user, made once.
+KEPT = ("/tmp/enroot-run-*", "/run/pyxis", "/run/pyxis/*", "/var/tmp/enroot-data-*", "/var/tmp/enroot-cache-*")
+
+
+def inventory(entry: str, branch: str) -> dict[str, list[str]]:
+    return {
+        "processes": [describe_process(entry, pid) for pid in processes(entry)],
+        "mounts": mounts(f"{entry}/proc/1/mountinfo"),
+        "cgroups": list(job_cgroups(branch)),
+        "files": list(files(entry)),
+        "sockets": sockets(entry),
+        "held": [line for pid in processes(entry) for line in held(entry, pid)],
+    }
+
+
+def left(baseline: dict[str, list[str]], entry: str, branch: str) -> list[str]:
+    """Lines of the inventory of now that ``baseline`` does not have."""
+    now = inventory(entry, branch)
+    found = []
+    for kind, lines in now.items():
+        more = list(lines)
+        for line in baseline[kind]:
+            if line in more:
+                more.remove(line)  # one by one: the same place mounted twice is residue
+        found += [f"{kind}: {line}" for line in more if line]
+    return found
+
+
+def processes(entry: str) -> list[int]:
+    """Process ids on the node, those of nested PID namespaces included, as the node sees them."""
+    return sorted(int(name) for name in os.listdir(f"{entry}/proc") if name.isdecimal())
+
+
+def describe_process(entry: str, pid: int) -> str:
+    """One line for a process: number, start, state, owner, command; "" when it is gone."""
+    try:
+        with open(f"{entry}/proc/{pid}/stat") as file:
+            before, _, after = file.read().rpartition(")")
+        with open(f"{entry}/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        owner = os.stat(f"{entry}/proc/{pid}").st_uid
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    fields = after.split()
+    dead = " zombie" if fields[0] == "Z" else ""
+    return f"process {pid} since tick {fields[19]} uid {owner}{dead}: {command or before.partition('(')[2]}"
+
+
+def mounts(mountinfo: str) -> list[str]:
+    """Lines ``target kind source root``: proc_pid_mountinfo(5)."""
+    lines = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError), open(mountinfo) as file:
+        for line in file:
+            before, _, after = line.rstrip("\n").partition(" - ")
+            root, target = before.split(" ")[3:5]
+            kind, source, _ = after.split(" ", 2)
+            lines.append(f"{target} {kind} {source} {root}")
+    return lines
+
+
+def job_cgroups(branch: str) -> Iterator[str]:
+    """Cgroups that Slurm makes per job and per step."""
+    for hierarchy in cgroups.hierarchies():
+        top = f"{hierarchy.mountpoint}/{branch}"
+        for path, names, _ in os.walk(top):
+            for name in names:
+                if name.startswith(("job_", "step_", "task_", "penroot", "pyxis")):
+                    yield f"{path}/{name}"
+
+
+def files(entry: str) -> Iterator[str]:
+    kept = {path for pattern in KEPT for path in glob.glob(entry + pattern)}
+    for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)}):
+        if path not in kept or not os.path.isdir(path):
+            yield path[len(entry) :]
+
+
+def dotglob(pattern: str) -> list[str]:
+    """glob(7), but a name may begin with a dot."""
+    directory, _, name = pattern.rpartition("/")
+    return glob.glob(pattern) + (glob.glob(f"{directory}/.*") if name == "*" else [])
+
+
+def sockets(entry: str) -> list[str]:
+    """Unix sockets, abstract ones included, that penroot or pyxis named, in any network namespace of the node."""
+    found: set[str] = set()
+    for pid in processes(entry):
+        with contextlib.suppress(OSError), open(f"{entry}/proc/{pid}/net/unix") as file:
+            names = (line.rstrip("\n").split(" ")[-1] for line in file.readlines()[1:])
+            found.update(name for name in names if name.startswith(("@penroot", "@pyxis")))
+    return sorted(found)
+
+
+def held(entry: str, pid: int) -> Iterator[str]:
+    """Namespaces, locks and files of containers that ``pid`` keeps open.
+
+    A lock or a namespace lives as long as someone has it open, so this also
+    finds what a daemon of ours keeps on behalf of a finished job.
+    """
+    directory = f"{entry}/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(directory)
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            target = os.readlink(f"{directory}/{number}")
+        except OSError:
+            continue
+        if target.startswith(("mnt:[", "user:[", "/var/tmp/enroot-", "/tmp/enroot-run-", "/run/pyxis", "/dev/fuse")):
+            yield f"{describe_process(entry, pid)} holds {target}"
+
+
+def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
+    """Mounts of the lab's directory ``root`` in mount namespaces other than those of ``entries``."""
+    seen = {os.stat(f"{entry}/proc/1/ns/mnt").st_ino for entry in entries}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            namespace = os.stat(f"/proc/{name}/ns/mnt").st_ino
+            nested = len(nspids(name)) > 1
+        except OSError:
+            continue
+        if nested or namespace in seen:  # a node's processes are in `processes`, with whatever they have mounted
+            continue
+        seen.add(namespace)
+        for line in mounts(f"/proc/{name}/mountinfo"):
+            if line.startswith(root + "/") or f" {root}/" in line:
+                yield f"{line} (in the mount namespace of process {name})"
+
+
+def nspids(pid: str) -> list[str]:
+    """The process ids of ``pid`` in each PID namespace it is in, ours first: proc_pid_status(5)."""
+    with open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return line.split()[1:]
+    return []

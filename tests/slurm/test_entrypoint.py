@@ -1,0 +1,96 @@
+"""--container-entrypoint: the entrypoint runs once, in the container, and tasks get the environment that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, refused, sh, srun
+
+RUN = "--container-entrypoint"
+ENTRY = r"""
+cat > /entry.sh <<'END'
+#!/bin/sh
+echo "entry for $*"
+echo once >> /tmp/runs
+export MADE="made $GIVEN"
+export IMAGE_NAME=changed
+cd /usr
+exec "$@"
+END
+chmod 755 /entry.sh
+sed -i 's|exec |exec /entry.sh |' /etc/rc
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    left = lab.residue("n1")
+    assert not left, "\n".join(left)
+
+
+@pytest.fixture(scope="module")
+def entry(lab: Lab) -> Iterator[str]:
+    """An image whose entrypoint sets variables and a directory, and counts how often it runs."""
+    srun(lab, IMAGE, "--container-save=entry.sqsh", "--container-writable", *sh(ENTRY))
+    yield "--container-image=./entry.sqsh"
+    lab.run(["rm", "entry.sqsh"])
+
+
+SHOW = sh("echo $MADE,$IMAGE_NAME,$(pwd); cat /tmp/runs 2>/dev/null; true")
+
+
+def test_the_entrypoint_is_left_out_by_default(lab: Lab, entry: str) -> None:
+    assert srun(lab, entry, *SHOW) == ",minimal,/srv/work\n"
+
+
+def test_tasks_get_its_environment_and_directory(lab: Lab, entry: str) -> None:
+    assert srun(lab, entry, RUN, *SHOW) == "made ,changed,/usr\nonce\n"
+    assert srun(lab, entry, RUN, "--container-workdir=/etc", *SHOW) == "made ,changed,/etc\nonce\n"
+
+
+def test_it_runs_once_for_all_tasks(lab: Lab, entry: str) -> None:
+    assert srun(lab, entry, RUN, "-n3", "cat", "/tmp/runs") == "once\n" * 3
+
+
+def test_it_sees_the_variables_of_container_env(lab: Lab, entry: str) -> None:
+    env = {"GIVEN": "by the job"}
+    assert "made ," in srun(lab, entry, RUN, *SHOW, env=env)
+    assert "made by the job," in srun(lab, entry, RUN, "--container-env=GIVEN", *SHOW, env=env)
+
+
+def test_its_output_is_shown_when_asked_for(lab: Lab, entry: str) -> None:
+    quiet = lab.run(["srun", "-w", "n1", entry, RUN, "true"])
+    assert "entry for" not in quiet.stdout + quiet.stderr
+    assert "entry for" in lab.run(["srun", "-w", "n1", entry, RUN, "--container-entrypoint-log", "true"]).stderr
+
+
+def test_it_is_confined_as_a_task_is(lab: Lab, entry: str) -> None:
+    assert "made" in srun(lab, entry, RUN, "--container-remap-root", *SHOW)
+    assert "made" in srun(lab, entry, RUN, "--no-container-remap-root", *SHOW)
+
+
+def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
+    broken = "printf '#!/bin/sh\\necho refused; exit 3\\n' > /etc/rc; rm -f /etc/rc.local"
+    srun(lab, IMAGE, "--container-save=broken.sqsh", "--container-writable", *sh(broken))
+    try:
+        said = refused(lab, "--container-image=./broken.sqsh", RUN, "true")
+        assert "status 3" in said
+        assert "refused" in said
+        assert srun(lab, "--container-image=./broken.sqsh", "echo", "without") == "without\n"
+    finally:
+        lab.run(["rm", "broken.sqsh"])
+
+
+def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
+    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
+        line = file.read().strip()
+    lab.install_plugin(f"{line} execute_entrypoint=1")
+    try:
+        assert "made" in srun(lab, entry, *SHOW)
+        assert "minimal" in srun(lab, entry, "--no-container-entrypoint", *SHOW)
+    finally:
+        lab.install_plugin(line)

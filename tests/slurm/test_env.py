@@ -1,0 +1,20 @@
+"""--container-env: which values of the job win over the image's."""
+
+from __future__ import annotations
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, sh, srun
+
+SHOW = sh("echo $IMAGE_NAME,$ONE,$TWO,$LANG")
+
+
+def test_values(lab: Lab) -> None:
+    env = {"ONE": "job", "IMAGE_NAME": "job"}
+    given = r"--container-env=ONE=a\,b,TWO=x=y,IMAGE_NAME=given,LANG=de"
+    assert srun(lab, "-n2", IMAGE, given, *SHOW, env=env) == "given,a,b,x=y,de\n" * 2
+
+
+def test_patterns(lab: Lab) -> None:
+    env = {"ONE": "job", "IMAGE_NAME": "job", "LANG": "C"}
+    assert srun(lab, "-n2", IMAGE, "--container-env=IMAGE_*", *SHOW, env=env) == "job,job,,\n" * 2
+    assert srun(lab, IMAGE, "--container-env=*NG,NO_*", *SHOW, env=env) == "minimal,job,,C\n"

@@ -1,0 +1,39 @@
+"""MPI and PyTorch in containers: the user's own id and root of a user namespace, over one and two nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, sh, srun
+
+MPI = "--container-image=registry:5000#mpi:1"
+
+
+@pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
+@pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
+def test_ranks_find_each_other(lab: Lab, root: str, writable: str) -> None:
+    command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", root, writable, MPI, "./hello"]
+    out = lab.run(command, timeout=60).stdout.splitlines()
+    assert sum(line.startswith("rank") for line in out) == 4
+    assert "sum 6" in out
+
+
+def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
+    lab.run(["srun", "-N2", "--mpi=pmix", "--container-remap-root", MPI, "./hello"], timeout=60)
+    assert not [line for node in lab.nodes for line in lab.residue(node)]
+
+
+def test_pytorch_variables(lab: Lab) -> None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
+    show = sh("echo " + " ".join(f"${name}" for name in names))
+    env = {"PYTORCH_VERSION": "2", "OMP_NUM_THREADS": "7"}
+    command = ["srun", "-N2", "--ntasks-per-node=2", IMAGE, *show]
+    lines = sorted(line.split() for line in lab.run(command, env=env).stdout.splitlines())
+    assert {line[0] for line in lines} == {"n1"}
+    assert len({line[1] for line in lines}) == 1
+    assert {line[2] for line in lines} == {"4"}
+    assert sorted(line[3] for line in lines) == ["0", "1", "2", "3"]
+    assert sorted(line[4] for line in lines) == ["0", "0", "1", "1"]
+    assert {line[5] for line in lines} == {"7"}
+    assert srun(lab, "-n1", IMAGE, *show).strip() == ""

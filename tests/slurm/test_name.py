@@ -1,0 +1,180 @@
+"""Named containers: attaching to a running one, sharing it, and what goes with the job."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, clear, refused, sh, srun
+
+NAME = "--container-name=one"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    clear(lab)
+
+
+@contextmanager
+def running(lab: Lab, *options: str, before: str = "true", after: str = "true") -> Iterator[subprocess.Popen[str]]:
+    """A step in the container until the block ends; ``before`` and ``after`` run in it."""
+    script = f"{before}; echo up; read line; {after}"
+    step = lab.popen(["srun", *ON_N1, *options, *sh(script)])
+    assert step.stdout is not None
+    assert step.stdout.readline() == "up\n"
+    try:
+        yield step
+    finally:
+        step.communicate("go\n", timeout=30)
+    assert step.returncode == 0
+
+
+def test_attaching_joins_the_namespaces(lab: Lab) -> None:
+    mount = "mkdir /m && mount -t tmpfs none /m && touch /m/x"
+    with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
+        assert srun(lab, NAME, "ls", "/m") == "x\n"
+        assert srun(lab, NAME + ":exec", "sh", "-c", "pwd; echo $IMAGE_NAME") == "/srv/work\nminimal\n"
+        # A container of its own on the same files.
+        assert srun(lab, NAME + ":no_exec", "ls", "/m") == ""
+
+
+def test_attached_step_outlives_the_first(lab: Lab) -> None:
+    with running(lab, NAME, IMAGE, "--container-writable", before="echo 1 > /kept"):
+        second = lab.popen(["srun", *ON_N1, NAME, *sh("echo up; read line; cat /kept")])
+        assert second.stdout is not None
+        assert second.stdout.readline() == "up\n"
+    out, _ = second.communicate("go\n", timeout=30)
+    assert (second.returncode, out) == (0, "1\n")
+
+
+def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME):
+        done = lab.run(["srun", *ON_N1, NAME, "--container-mounts=/usr:/mine", "ls", "/mine"], check=False)
+        assert "ignoring --container-mounts when attaching" in done.stderr
+        assert done.returncode != 0
+
+
+def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
+    # The output of the first srun command is the name.
+    step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
+    assert step.stdout is not None
+    name = step.stdout.readline().strip()
+    namespace = srun(lab, f"--container-name={name}", "readlink", "/proc/self/ns/mnt")
+    assert namespace != lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout
+    step.communicate("go\n", timeout=30)
+
+
+def test_modes(lab: Lab) -> None:
+    assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
+    with running(lab, IMAGE, NAME):
+        assert "running" in refused(lab, IMAGE, NAME + ":create", "true")
+    assert "exists" in refused(lab, IMAGE, NAME + ":create", "true")
+    assert "is not running" in refused(lab, NAME + ":exec", "true")
+
+
+def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME, "--container-writable", before="ls /later 2>/dev/null", after="cat /later"):
+        srun(lab, NAME + ":no_exec", "--container-writable", *sh("echo seen > /later"))
+        time.sleep(0.1)
+    assert srun(lab, NAME, "cat", "/later") == "seen\n"
+
+
+def test_fifty_concurrent_reuses(lab: Lab) -> None:
+    names = [f"--container-name=many{i}" for i in range(5)]
+    for name in names:
+        srun(lab, IMAGE, name, "--container-writable", "true")
+    steps = [
+        lab.popen(
+            ["srun", *ON_N1, names[i % 5] + ":no_exec", "--container-writable", *sh(f"echo {i} > /f{i}; sleep 1")]
+        )
+        for i in range(50)
+    ]
+    errors = [step.communicate(timeout=120)[1] for step in steps]
+    assert [step.returncode for step in steps] == [0] * 50, "".join(errors)
+    for i, name in enumerate(names):
+        assert len(srun(lab, name, *sh("ls -d /f*")).split()) == 10, i
+
+
+def test_two_steps_create_one_container(lab: Lab) -> None:
+    steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
+    for step in steps:
+        _, err = step.communicate(timeout=60)
+        assert step.returncode == 0, err
+
+
+def test_unshare_must_fit_what_runs(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME, "--container-unshare=uts"):
+        assert srun(lab, NAME, "--container-unshare=uts", "true") == ""
+        for kind, word in (("net", "network"), ("ipc", "IPC")):
+            said = refused(lab, NAME, f"--container-unshare={kind}", "true")
+            assert f"is not in a separate {word} namespace" in said
+
+
+def test_a_killed_helper_does_not_hide_the_container(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME, "--container-writable", after="true") as step:
+        lab.run(["pkill", "-KILL", "-f", "pyxis_py.helper"], node="n1", user="root")
+        assert srun(lab, NAME, "echo", "fine") == "fine\n"
+        assert step.poll() is None
+
+
+@pytest.fixture
+def job_scope(lab: Lab) -> Iterator[None]:
+    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
+        line = file.read().strip()
+    lab.install_plugin(f"{line} container_scope=job")
+    yield
+    lab.install_plugin(line)
+
+
+def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
+    inside = f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list"
+    out = lab.run(["salloc", "-Q", "-w", "n1", "srun", "-n1", *sh("true")]).stdout
+    script = f"#!/bin/sh\n{inside}\n"
+    lab.run(f"cat > job.sh <<'E'\n{script}E")
+    lab.run(["sbatch", "--wait", "-w", "n1", "-o", "job.out", "job.sh"])
+    out = lab.run("cat job.out; rm job.out job.sh").stdout
+    assert "_one" in out, out
+    deadline = time.monotonic() + 10
+    while lab.run(["penroot", "list"], node="n1").stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
+
+
+def test_the_epilog_removes_what_a_killed_step_left(lab: Lab) -> None:
+    step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 60")])
+    assert step.stdout is not None
+    assert step.stdout.readline() == "up\n"
+    assert lab.run(["penroot", "list"], node="n1").stdout.startswith("pyxis_")
+    lab.run("pkill -KILL -f [p]yxis_py.helper; pkill -KILL slurmstepd; pkill -KILL -u alice", node="n1", user="root")
+    lab.run(["scancel", "--user=alice"])
+    step.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while lab.run("ls /run/pyxis/2001; penroot list", node="n1").stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
+    # Slurm's own, of a slurmstepd that could not clean up.
+    lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root")
+
+
+def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> None:
+    directory = "/var/tmp/enroot-data-2001"
+    with running(lab, IMAGE, "--container-writable"):
+        # As the node would find it when its power has failed.
+        lab.run(
+            f"cd {directory} && mkdir -p pyxis_1.0/upper pyxis_2.0/upper && cp pyxis_*.0/.penroot pyxis_1.0 &&"
+            " echo n1 earlier > pyxis_1.0/.step && echo n9 earlier > pyxis_2.0/.step",
+            node="n1",
+        )
+        srun(lab, IMAGE, "--container-writable", "true")
+        left = lab.run(["ls", directory], node="n1").stdout.split()
+        assert "pyxis_1.0" not in left
+        assert "pyxis_2.0" in left  # of another node that shares the directory
+        assert len(left) == 2

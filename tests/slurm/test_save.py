@@ -1,0 +1,87 @@
+"""--container-save: the file is there when srun returns, whole, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, clear, refused, sh, srun
+
+SAVE = "--container-save=saved.sqsh"
+WRITABLE = "--container-writable"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    clear(lab, "rm -f *.sqsh")
+
+
+def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
+    srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; rm /usr/bin/sleep"))
+    assert (
+        srun(lab, "--container-image=./saved.sqsh", *sh("cat /one; ls /usr/bin/sleep 2>/dev/null; pwd"))
+        == "1\n/srv/work\n"
+    )
+
+
+def test_an_image_file_is_saved_over_itself(lab: Lab) -> None:
+    srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one"))
+    srun(lab, "--container-image=./saved.sqsh", SAVE, WRITABLE, *sh("echo 2 > /two"))
+    assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one", "/two") == "1\n2\n"
+
+
+def test_a_readonly_container_is_saved_as_its_image(lab: Lab) -> None:
+    srun(lab, IMAGE, SAVE, "--container-readonly", "true")
+    assert srun(lab, "--container-image=./saved.sqsh", *sh("echo $IMAGE_NAME")) == "minimal\n"
+
+
+def test_a_named_container_stays_beside_its_file(lab: Lab) -> None:
+    srun(lab, IMAGE, SAVE, WRITABLE, "--container-name=kept", *sh("echo 1 > /one"))
+    assert srun(lab, "--container-name=kept", "cat", "/one") == "1\n"
+    assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"
+
+
+def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
+    assert "is a directory" in refused(lab, IMAGE, "--container-save=./", "true")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/no/such/dir/x.sqsh", "no such directory: /no/such/dir"),
+        ("/usr/x.sqsh", "the directory is not writable for you: /usr"),
+    ],
+)
+def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab, path: str, why: str) -> None:
+    done = lab.run(["srun", "-w", "n1", IMAGE, f"--container-save={path}", *sh("echo ran")], check=False)
+    assert done.returncode != 0
+    assert why in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
+    lab.run("mkdir late")
+    try:
+        save = ["--container-save=late/x.sqsh", "--container-mounts=./:/mnt"]
+        done = lab.run(["srun", "-w", "n1", IMAGE, *save, "rmdir", "/mnt/late"], check=False)
+        assert "no such directory: /home/alice/late" in done.stderr
+        assert done.returncode == 0  # Slurm's tasks have ended well, and it asks nobody else
+    finally:
+        lab.run("rm -rf late")
+
+
+def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
+    refused(lab, IMAGE, SAVE, "--container-workdir=/no/such", "true")
+    assert lab.run(["ls", "saved.sqsh"], check=False).returncode != 0
+
+
+def test_the_save_survives_the_death_of_the_helper(lab: Lab) -> None:
+    step = lab.popen(["srun", "-w", "n1", IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; echo up; read line")])
+    assert step.stdout is not None
+    assert step.stdout.readline() == "up\n"
+    lab.run(["pkill", "-KILL", "-f", "pyxis_py.helper"], node="n1", user="root")
+    step.communicate("go\n", timeout=60)
+    assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"

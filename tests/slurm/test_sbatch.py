@@ -1,0 +1,107 @@
+"""Containers of batch jobs: options of sbatch and #SBATCH, steps inside, arrays, heterogeneous jobs, importers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, MINIMAL, srun
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    lab.run("rm -rf job.sh out.* log")
+    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
+    assert not left, "\n".join(left)
+
+
+def batch(lab: Lab, body: str, *options: str) -> str:
+    """What a batch job prints; it must succeed."""
+    lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
+    done = lab.run(["sbatch", "--wait", "-w", "n1", "-o", "out.%j", *options, "job.sh"], check=False)
+    out = lab.run("cat out.*; rm out.*").stdout
+    assert done.returncode == 0, out + done.stderr
+    return out
+
+
+@pytest.fixture
+def plugin(lab: Lab) -> Iterator[str]:
+    """The line that loads the plugin; it is put back after the test."""
+    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
+        line = file.read().strip()
+    yield line
+    lab.install_plugin(line)
+
+
+def test_the_script_runs_in_the_container(lab: Lab) -> None:
+    assert "minimal /srv/work" in batch(lab, 'echo "$IMAGE_NAME $(pwd)"', IMAGE)
+
+
+def test_options_in_the_script_itself(lab: Lab) -> None:
+    # Slurm takes a plain # for the beginning of a comment.
+    escaped = MINIMAL.replace("#", r"\#")
+    assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
+
+
+def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
+    out = batch(
+        lab, f"echo outer=$IMAGE_NAME\nsrun {IMAGE} sh -c 'echo inner=$IMAGE_NAME'\nsrun sh -c 'echo $IMAGE_NAME'"
+    )
+    assert "outer=\n" in out
+    assert "inner=minimal\n" in out
+
+
+def test_arrays(lab: Lab) -> None:
+    assert batch(lab, "echo $IMAGE_NAME $SLURM_ARRAY_TASK_ID", IMAGE, "--array=1-3").count("minimal ") == 3
+
+
+def test_heterogeneous_jobs(lab: Lab) -> None:
+    done = lab.run(["srun", "-w", "n1", IMAGE, "sh", "-c", "echo $IMAGE_NAME", ":", "-w", "n2", "hostname"])
+    assert sorted(done.stdout.split()) == ["minimal", "n2"]
+
+
+def test_options_of_sbatch_can_be_switched_off(lab: Lab, plugin: str) -> None:
+    lab.install_plugin(f"{plugin} sbatch_support=0")
+    lab.run("cat > job.sh", input="#!/bin/sh\ntrue\n")
+    done = lab.run(["sbatch", IMAGE, "job.sh"], check=False)
+    assert done.returncode != 0
+    assert "switched off" in done.stderr
+    assert "minimal" in srun(lab, IMAGE, "sh", "-c", "echo $IMAGE_NAME")
+
+
+def test_a_bare_file_name_that_exists_is_that_file(lab: Lab) -> None:
+    srun(lab, IMAGE, "--container-save=bare.sqsh", "true")
+    try:
+        done = lab.run(["srun", "-w", "n1", "--container-image=bare.sqsh", "sh", "-c", "echo $IMAGE_NAME"])
+        assert done.stdout == "minimal\n"
+        assert "the image is the file" in done.stderr
+    finally:
+        lab.run(["rm", "bare.sqsh"])
+
+
+IMPORTER = """#!/bin/sh
+echo "$1 $2 $PYXIS_RUNTIME_PATH $SLURM_JOB_UID" >> /home/alice/log
+case $1 in
+get) [ "$2" = docker://registry:5000#minimal:1 ] || { echo "not mine: $2" >&2; exit 1; }; echo /home/alice/given.sqsh ;;
+esac
+"""
+
+
+def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
+    srun(lab, IMAGE, "--container-save=given.sqsh", "true")
+    lab.run("cat > importer; chmod 755 importer", input=IMPORTER)
+    lab.install_plugin(f"{plugin} importer=/home/alice/importer")
+    try:
+        assert srun(lab, IMAGE, "sh", "-c", "echo $IMAGE_NAME") == "minimal\n"
+        log = lab.run("cat log; rm log").stdout.splitlines()
+        assert log[0] == "get docker://registry:5000#minimal:1 /run/pyxis 2001"
+        assert {line.split()[0] for line in log[1:]} == {"release"}
+        done = lab.run(["srun", "-w", "n1", "--container-image=registry:5000#other:1", "true"], check=False)
+        assert done.returncode != 0
+        assert "not mine" in done.stderr
+        assert "release" in lab.run("cat log").stdout
+    finally:
+        lab.run("rm -f given.sqsh importer")

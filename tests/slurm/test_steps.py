@@ -1,0 +1,300 @@
+"""Container steps on a real cluster, as an ordinary user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+
+MINIMAL = "registry:5000#minimal:1"
+MPI = "registry:5000#mpi:1"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    """Whatever a test does, its jobs leave nothing on any node; it removes the named containers that it made."""
+    yield
+    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
+    assert not left, "\n".join(left)
+
+
+def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
+    """The stdout of srun, which must succeed."""
+    return lab.run(["srun", *arguments], env=env, cwd=cwd).stdout
+
+
+def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """The stderr of srun, which must fail."""
+    done = lab.run(["srun", *arguments], check=False, env=env)
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def image(reference: str = MINIMAL) -> str:
+    return f"--container-image={reference}"
+
+
+def test_mpi_over_two_nodes(lab: Lab) -> None:
+    out = srun(lab, "-N2", "--ntasks-per-node=2", "--mpi=pmix", image(MPI), "./hello")
+    ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
+    assert [line.split()[1] for line in ranks] == ["0", "1", "2", "3"]
+    assert {line.split()[-1] for line in ranks} == {"n1", "n2"}
+    assert "sum 6" in out.splitlines()
+
+
+def test_pmix_files_and_variables(lab: Lab) -> None:
+    script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_MCA_psec $PMIX_MCA_gds'
+    out = srun(lab, "-n2", "--mpi=pmix", image(), "bash", "-c", script)
+    assert sorted(line.split()[0] for line in out.splitlines()) == ["0", "1"]
+    assert all(len(line.split()) == 3 for line in out.splitlines())
+
+
+def test_pmi2_descriptor_stays_open(lab: Lab) -> None:
+    out = srun(lab, "-n2", "--mpi=pmi2", image(), "bash", "-c", "readlink /proc/self/fd/$PMI_FD; echo rank $PMI_RANK")
+    assert out.count("socket:") == 2
+    assert "rank 0" in out
+    assert "rank 1" in out
+
+
+def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
+    out = srun(
+        lab, "--mpi=none", image(), "sh", "-c", "echo $PMIX_FOO", env={"PMIX_FOO": "1", "PMIX_SERVER_TMPDIR": "/x"}
+    )
+    assert out == "1\n"
+
+
+def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
+    # All alive at once: the kernel gives a number out again when its namespace is gone.
+    script = "sleep 0.5; for n in user mnt cgroup; do readlink /proc/self/ns/$n; done | tr '\\n' ' '; echo"
+    out = srun(lab, "-N1", "-n4", image(), "sh", "-c", script).splitlines()
+    assert len(out) == 4
+    assert len(set(out)) == 1
+    assert len(set(srun(lab, "-N2", "-n2", image(), "sh", "-c", script).splitlines())) == 2
+
+
+def test_without_options_nothing_happens(lab: Lab) -> None:
+    assert srun(lab, "readlink", "/proc/self/ns/mnt") == lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout
+
+
+def test_no_python_without_options(lab: Lab) -> None:
+    daemon = int(lab.run(["pgrep", "-o", "slurmd"], node="n1", user="root").stdout)
+    trace = ["strace", "-f", "-qq", "-e", "trace=execve", "-o", "/tmp/trace"]
+    watcher = lab.popen([*trace, "-p", str(daemon)], node="n1", user="root")
+    try:
+        time.sleep(1)
+        done = lab.run(["strace", "-f", "-qq", "-e", "trace=execve", "srun", "-w", "n1", "true"])
+        assert "python" not in done.stderr
+        time.sleep(0.5)
+    finally:
+        lab.run(["pkill", "-INT", "strace"], node="n1", user="root")
+        watcher.wait(10)
+    execs = lab.run(["cat", "/tmp/trace"], node="n1", user="root").stdout
+    lab.run(["rm", "/tmp/trace"], node="n1", user="root")
+    assert "slurmstepd" in execs
+    assert "python" not in execs
+
+
+def test_user_and_groups(lab: Lab) -> None:
+    assert srun(lab, image(), "id", "-un") == "alice\n"
+    assert srun(lab, image(), "--container-remap-root", "id", "-u") == "0\n"
+    assert srun(lab, image(), "--no-container-remap-root", "id", "-u") == "2001\n"
+
+
+def test_supplementary_groups_keep_their_access(lab: Lab) -> None:
+    lab.run("echo data > /home/shared-file; chgrp science /home/shared-file; chmod 640 /home/shared-file", user="root")
+    try:
+        assert srun(lab, image(), "--container-mounts=/home", "cat", "/home/shared-file") == "data\n"
+    finally:
+        lab.run(["rm", "/home/shared-file"], user="root")
+
+
+def test_readonly_and_writable(lab: Lab) -> None:
+    write = ("sh", "-c", "echo x > /made && cat /made")
+    assert "Read-only" in refused(lab, image(), "--container-readonly", *write)
+    assert srun(lab, image(), "--container-writable", *write) == "x\n"
+    assert "Read-only" in refused(lab, image(), "--container-readonly", *write, env={"PYXIS_CONTAINER_WRITABLE": "1"})
+
+
+def test_home(lab: Lab) -> None:
+    lab.run(["touch", "mine"])
+    try:
+        assert "mine" in srun(lab, image(), "--container-mount-home", "sh", "-c", "ls $HOME")
+        assert "mine" not in srun(lab, image(), "--no-container-mount-home", "sh", "-c", "ls $HOME")
+        assert "mine" in srun(lab, image(), "--container-mount-home", "--container-remap-root", "ls", "/root")
+    finally:
+        lab.run(["rm", "mine"])
+
+
+def test_mounts(lab: Lab) -> None:
+    mounts = "--container-mounts=/etc/os-release:/tmp/host,/usr/share:/mnt/share:ro,tmpfs:/scratch"
+    script = "test -s /tmp/host && ls -d /mnt/share/doc && stat -f -c %T /scratch && ! touch /mnt/share/x 2>/dev/null"
+    assert srun(lab, image(), mounts, "sh", "-c", script) == "/mnt/share/doc\ntmpfs\n"
+
+
+def test_relative_mount_source(lab: Lab) -> None:
+    lab.run("mkdir -p data && echo here > data/file")
+    try:
+        assert srun(lab, image(), "--container-mounts=./data:/data", "cat", "/data/file") == "here\n"
+    finally:
+        lab.run(["rm", "-r", "data"])
+
+
+def test_umount(lab: Lab) -> None:
+    count = ("awk", '$2 == "/var/lock"', "/proc/mounts")
+    assert srun(lab, image(), *count) != ""
+    assert srun(lab, image(), "--container-mounts=umount:/var/lock", *count) == ""
+
+
+def test_limits_of_the_step_are_those_seen_inside(lab: Lab) -> None:
+    find = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
+    assert int(srun(lab, "--mem=200M", image(), "sh", "-c", find)) == 200 << 20
+    assert "Read-only" in refused(lab, image(), "sh", "-c", "mkdir /sys/fs/cgroup/x || mkdir /sys/fs/cgroup/memory/x")
+
+
+def test_workdir(lab: Lab) -> None:
+    assert srun(lab, image(), "pwd") == "/srv/work\n"
+    assert srun(lab, image(), "--container-workdir=/usr", "pwd") == "/usr\n"
+    assert "/no/such" in refused(lab, image(), "--container-workdir=/no/such", "pwd")
+
+
+def test_environment(lab: Lab) -> None:
+    names = "echo $IMAGE_NAME,$FOO,$LANG,$LC_ALL"
+    env = {"FOO": "job", "IMAGE_NAME": "job", "LC_ALL": "C"}
+    assert srun(lab, image(), "sh", "-c", names, env=env) == "minimal,job,,\n"
+    kept = "--container-env=IMAGE_NAME,LC_ALL"
+    assert srun(lab, image(), kept, "sh", "-c", names, env=env) == "job,job,,C\n"
+    assert srun(lab, image(), "--container-env=IMAGE_NAME", "sh", "-c", names, env={"FOO": "1"}) == "minimal,1,,\n"
+
+
+def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
+    env = {"LD_PRELOAD": "/no/such.so", "ENROOT_CACHE_PATH": "/no", "PYTHONPATH": "/no", "PYTHONHOME": "/no"}
+    assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
+
+
+def test_variables_stand_in_for_options(lab: Lab) -> None:
+    assert srun(lab, "pwd", env={"PYXIS_CONTAINER_IMAGE": MINIMAL}) == "/srv/work\n"
+    env = {"PYXIS_CONTAINER_IMAGE": MINIMAL, "PYXIS_CONTAINER_WORKDIR": "/usr"}
+    assert srun(lab, "--container-workdir=/etc", "pwd", env=env) == "/etc\n"
+
+
+def test_named_container_keeps_its_changes(lab: Lab) -> None:
+    name = "--container-name=kept"
+    try:
+        srun(lab, "-w", "n1", image(), name, "--container-writable", "sh", "-c", "echo kept > /made")
+        assert srun(lab, "-w", "n1", name, "cat", "/made") == "kept\n"
+        assert lab.run(["penroot", "list"], node="n1").stdout == "pyxis_kept\n"
+        assert "exists" in refused(lab, "-w", "n1", image(), "--container-name=kept:create", "true")
+    finally:
+        lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
+    assert "there is no such container" in refused(lab, "-w", "n1", name, "true")
+
+
+@pytest.fixture
+def squashfs(lab: Lab) -> Iterator[str]:
+    lab.run(["penroot", "import", "-o", "minimal.sqsh", f"docker://{MINIMAL}"], node="n1")
+    yield "./minimal.sqsh"
+    lab.run(["rm", "-f", "minimal.sqsh"])
+
+
+def test_squashfs_image(lab: Lab, squashfs: str) -> None:
+    assert srun(lab, "-N2", image(squashfs), "sh", "-c", "echo $IMAGE_NAME $PWD") == "minimal /srv/work\n" * 2
+    write = ("--container-writable", "sh", "-c", "echo x > /usr/made && cat /usr/made")
+    assert srun(lab, "-N1", image(squashfs), *write) == "x\n"
+
+
+def test_a_program_that_traps_sigterm_keeps_its_files(lab: Lab, squashfs: str) -> None:
+    save = "find /usr -type f -print0 | xargs -0 cat > /dev/null && echo saved; exit 0"
+    script = f"trap '{save}' TERM; echo up; sleep 60 & wait"
+    job = lab.popen(["srun", "-N1", image(squashfs), "sh", "-c", script])
+    assert job.stdout is not None
+    assert job.stdout.readline() == "up\n"
+    lab.run("scancel --signal=TERM $(squeue -h -o %i)")
+    out, _ = job.communicate(timeout=30)
+    assert "saved" in out
+
+
+BAD = [
+    (("--container-image=registry:5000#nope:1",), "nope"),
+    (("--container-image=registry:5000#minimal:nope",), "nope"),
+    (("--container-image=registry:5999#minimal:1",), "5999"),
+    (("--container-image=/etc/hostname",), "/etc/hostname"),
+    (("--container-image=./no-such.sqsh",), "no-such.sqsh"),
+    ((image(), "--container-mounts=/no/such/dir:/x"), "/no/such/dir"),
+    (("--container-name=never-made",), "never-made"),
+]
+
+
+@pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
+def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
+    said = refused(lab, "-N1", "-n2", *options, "true")
+    lines = [line for line in said.splitlines() if word in line and "pyxis" in line and "error" in line]
+    assert len(lines) == 1, said
+    assert "n1" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--container-image=",
+        "--container-mounts=:",
+        "--container-mounts=/tmp:",
+        "--container-mounts=/tmp:relative",
+        "--container-name=/tmp/foo",
+        "--container-name=:exec",
+        "--container-unshare=foo",
+        "--container-env=A,",
+        "--container-image=UPPER/Case:tag:tag",
+    ],
+)
+def test_mistakes_are_refused_at_submit(lab: Lab, option: str) -> None:
+    before = lab.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout
+    said = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
+    assert option.partition("=")[0] in said
+    assert lab.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout == before
+
+
+def test_a_truncated_image(lab: Lab, squashfs: str) -> None:
+    lab.run(["truncate", "-s", "1000000", squashfs])
+    assert "truncated" in refused(lab, image(squashfs), "true")
+
+
+def test_disk_full(lab: Lab) -> None:
+    lab.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "tmpfs", "/var/tmp"], node="n2", user="root")
+    try:
+        said = refused(lab, "-w", "n2", image(MPI), "true")
+        assert "No space left" in said
+        assert "n2" in said
+    finally:
+        lab.run(["umount", "/var/tmp"], node="n2", user="root")
+
+
+def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
+    jobs = [lab.popen(["srun", "-N1", image(), "true"]) for _ in range(20)]
+    assert [job.wait(60) for job in jobs] == [0] * 20
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
+def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
+    job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
+    time.sleep(seconds)
+    lab.run(["scancel", "--user=alice"])
+    job.communicate(timeout=30)
+
+
+def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
+    job = lab.popen(["srun", "-N1", image(), "sleep", "60"])
+    time.sleep(1)
+    lab.run(["pkill", "-INT", "-x", "srun"])
+    lab.run(["pkill", "-INT", "-x", "srun"])
+    job.communicate(timeout=30)
+    assert job.returncode != 0
+
+
+def test_no_child_that_the_program_did_not_make(lab: Lab) -> None:
+    out = srun(lab, image(), "sh", "-c", "cat /proc/$$/task/$$/children; echo end")
+    assert out.split()[-1] == "end"
+    assert len(out.split()) == 2  # cat itself
