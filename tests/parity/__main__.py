@@ -1,0 +1,7 @@
+"""Write the tables."""
+
+from tests.parity import NAMES, ROOT, table
+
+for name in NAMES:
+    (ROOT / "docs").mkdir(exist_ok=True)
+    (ROOT / f"docs/parity-{name}.md").write_text(table(name))
