@@ -1,0 +1,1 @@
+"""Figures of speed, as ratios between commands that were measured in one run."""

@@ -1,0 +1,39 @@
+"""Time commands in turn, in random order, so that a noisy machine is as noisy for each.
+
+Run as a program it reads {"rounds": N, "commands": {name: argv}} from stdin
+and writes {name: [seconds]}; so it measures as any user, on any node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+
+
+def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
+    """Wall seconds of each run of each command, whose output is dropped. Raises RuntimeError where one fails."""
+    null = os.open(os.devnull, os.O_RDWR)
+    actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for round_ in range(rounds + 2):
+        order = list(commands)
+        random.shuffle(order)
+        for name in order:
+            argv = commands[name]
+            begin = time.perf_counter()
+            pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+            _, status = os.waitpid(pid, 0)
+            took = time.perf_counter() - begin
+            if status:
+                raise RuntimeError(f"{name}: {' '.join(argv)} gave {os.waitstatus_to_exitcode(status)}")
+            if round_ > 1:  # the first ones warm the caches
+                times[name].append(took)
+    return times
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    json.dump(measure(asked["commands"], asked["rounds"]), sys.stdout)
