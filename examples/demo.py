@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""What ``make demo`` shows: an MPI job in a container on a small Slurm cluster, and the same image by hand.
+
+Everything runs on this machine: the cluster of tests/slurm/lab, its registry,
+its users. Nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from tests.slurm.lab import CommandFailed, Lab, LabError
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+IMAGE = "registry:5000#mpi:1"
+
+
+def show(lab: Lab, command: str, node: str = "ctl") -> str:
+    """Run ``command`` as alice, as she would type it, and show what it prints."""
+    print(
+        f"\n\033[1malice@{node}$ {command}\033[0m" if sys.stdout.isatty() else f"\nalice@{node}$ {command}", flush=True
+    )
+    begin = time.monotonic()
+    done = lab.run(["bash", "-c", command], node=node)
+    print(done.stderr, done.stdout, sep="", end="")
+    print(f"  ({time.monotonic() - begin:.2f} s)", flush=True)
+    return done.stdout
+
+
+def demo(lab: Lab) -> None:
+    """The tour. Raises LabError or CommandFailed where a step does not do what it should."""
+    job = f"srun -N2 --ntasks-per-node=2 --mpi=pmix --container-image={IMAGE} ./hello"
+    out = show(lab, job)
+    ranks = [line for line in out.splitlines() if line.startswith("rank ")]
+    hosts = {line.split()[-1] for line in ranks}
+    if len(ranks) != 4 or len(hosts) != 2 or "sum 6" not in out.splitlines():
+        raise LabError("the job should have had 4 ranks on 2 hosts, with the sum 6")
+    show(lab, job)  # now the image is stored on both nodes
+    show(lab, f"penroot import -o mpi.sqsh docker://{IMAGE}", "n1")
+    show(lab, "penroot create -n mpi mpi.sqsh && penroot list", "n1")
+    show(lab, "penroot start mpi cat /etc/os-release", "n1")
+    show(lab, "srun -N2 --container-image=./mpi.sqsh sh -c 'echo a squashfs file on $(hostname)'")
+    show(lab, "penroot remove -f mpi && rm mpi.sqsh", "n1")
+    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
+    if left:
+        raise LabError("something is left on the nodes:\n" + "\n".join(left))
+    print("\nNo mount, process, cgroup or file is left on the nodes.")
+
+
+def main() -> int:
+    lab = Lab()
+    print("A Slurm cluster with 2 nodes and a registry, in namespaces of this machine ...", flush=True)
+    try:
+        lab.up(2, prefix=PREFIX, say=print)
+        demo(lab)
+    except (CommandFailed, LabError) as e:
+        print(f"demo: {e}", file=sys.stderr)
+        return 1
+    finally:
+        lab.down()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
