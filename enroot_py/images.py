@@ -4,9 +4,9 @@ import os
 import stat
 import time
 
-from enroot_py import __version__, log
-from enroot_py.errors import ImageError
-from enroot_py.reference import MANIFEST_TYPES, LocalImage, Reference, is_local, parse
+from enroot_py import log
+from enroot_py.errors import ImageError, PenrootError, RegistryError
+from enroot_py.reference import LocalImage, Reference, parse
 from enroot_py.store import Image, Name, Store
 
 TYPE_CHECKING = False
@@ -25,42 +25,48 @@ if TYPE_CHECKING:
 __all__ = ["Image", "import_", "pull"]
 
 _DEFAULT_COMMAND = ("/bin/sh",)
-_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_MAX_CONFIG = 8 << 20  # bytes
 
 
-def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None" = None) -> Image:
+def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None" = None, agreed: str = "") -> Image:
     """The image of a reference, in the store when this returns.
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
     the registry does not answer and an image is stored for the name, it is used,
-    with a warning. The image is held: see Image.hold. Raises RegistryError, ImageError.
+    with a warning. ``agreed`` is the digest that a tag has for all nodes of a step, whatever
+    it means by now. The image is held: see Image.hold. Raises RegistryError, ImageError.
     """
     if isinstance(reference, str):
         reference = parse(reference)
     store = Store(settings.cache_path, create=True)
     while True:
-        image = _find_or_fetch(store, reference, settings, arch)
+        image = _find_or_fetch(store, reference, settings, arch, agreed)
         if image.hold():  # else it was pruned this very moment
             return image
 
 
-def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", arch: "str | None") -> Image:
-    known = store.known(reference, arch)
-    digest = known.digest if known else reference.digest  # that of a manifest, perhaps pulled by its tag
+def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", arch: "str | None", agreed: str) -> Image:
+    wanted = _pinned(reference, agreed)
+    known = was = store.known(reference, arch)
+    if known is not None and wanted != reference and known.given != wanted.digest:
+        known = None  # it meant another image then
+    digest = known.digest if known else wanted.digest  # that of a manifest, perhaps pulled by its tag
     stored = store.image(digest) if digest else None
-    if stored is not None and (reference.digest or known is not None and _is_current(reference, known, settings)):
+    if stored is not None and (wanted.digest or known is not None and _is_current(reference, known, settings)):
         return stored
 
     from enroot_py.registry import Unreachable
     from enroot_py.sources import open_source
 
-    source = open_source(reference, settings)
+    source = open_source(wanted, settings)
     try:
         if stored is not None and known is not None and known.given and source.digest() == known.given:
             return stored
         manifest = source.manifest(arch)
-    except Unreachable as e:
-        if stored is None:
+    except RegistryError as e:
+        if wanted != reference:
+            raise _disagreement(e, reference, wanted.digest, was, settings) from e
+        if stored is None or not isinstance(e, Unreachable):
             raise
         log.warn(f"{e}; using the stored image {stored.digest} of {reference}")
         return stored
@@ -70,39 +76,41 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
 
 
 def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> bool:
-    """Whether a registry that wants no login says at once that its tag still means the same.
-
-    The usual case for a stored image, in a quarter of the time that registry.py takes to
-    be imported alone. Whatever else comes is for the real client to see, and to report.
-    """
-    if (
-        isinstance(reference, LocalImage)
-        or not known.given
-        or any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES)
-    ):
+    """Whether the registry of a stored image says at once that its tag still means the same."""
+    if isinstance(reference, LocalImage) or not known.given:
         return False
-    scheme, _, host = known.base.partition("://")
-    if scheme == "http" and not settings.allow_http and not is_local(host) or scheme not in ("http", "https"):
-        return False
+    from enroot_py import tags
 
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+    return tags.at_once(reference, known.base, settings) == known.given
 
-    timeout = settings.connect_timeout or None
-    kind = HTTPConnection if scheme == "http" else HTTPSConnection
-    try:
-        connection = kind(host, timeout=timeout)
+
+def _pinned(reference: "AnyImage", agreed: str) -> "AnyImage":
+    """The image that a tag was when somebody resolved it to the digest ``agreed``."""
+    if not agreed or reference.digest or isinstance(reference, LocalImage):
+        return reference
+    return Reference(reference.registry, reference.repository, digest=agreed, user=reference.user)
+
+
+def _disagreement(
+    error: RegistryError, reference: "AnyImage", agreed: str, known: "Name | None", settings: "Settings"
+) -> PenrootError:
+    """Why the image that others of a step have agreed on cannot be had here, where the tag is another one now."""
+    from enroot_py.registry import Unreachable
+    from enroot_py.sources import open_source
+
+    here = known.given if known else ""
+    if not isinstance(error, Unreachable):
         try:
-            path = f"/v2/{reference.repository}/manifests/{reference.tag}"
-            connection.request(
-                "HEAD", path, headers={"Accept": ", ".join(MANIFEST_TYPES), "User-Agent": f"penroot/{__version__}"}
-            )
-            response = connection.getresponse()
-            return response.status == 200 and response.headers.get("Docker-Content-Digest") == known.given
-        finally:
-            connection.close()
-    except (OSError, HTTPException) as e:
-        log.debug(f"{host}: {e}; asking again")
-        return False
+            here = open_source(reference, settings).digest()
+        except (RegistryError, ImageError) as e:
+            log.debug(str(e))
+    if not here or here == agreed:
+        return error
+    node = os.uname().nodename
+    return ImageError(
+        f"{reference} is {here} on {node}, but the step resolved it to {agreed}: {error}",
+        hint="the tag has moved, and what it was is gone: start the step again",
+    )
 
 
 def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> Image:
@@ -115,7 +123,7 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
             image = store.image(manifest.digest)
             if image is not None and image.hold():  # another import made it while we waited
                 return image
-            config = source.config(manifest)
+            config = _config_data(source, reference, manifest, settings)
             document = _config(config, reference)
             diff_ids = _diff_ids(document, manifest, reference)
             fetched = _layers(store, source, reference, manifest, diff_ids, settings)
@@ -184,6 +192,30 @@ def _open(source: "Source", reference: "AnyImage", blob: "Descriptor", settings:
     from enroot_py.blobs import Shared
 
     return Shared(settings.shared_blobs).blob(source, blob)
+
+
+def _config_data(source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> bytes:
+    """The image config, from its source or from what nodes share."""
+    from enroot_py import manifests
+    from enroot_py.blobs import Found, Kept
+
+    if not settings.shared_blobs or isinstance(reference, LocalImage):
+        return source.config(manifest)
+    while True:
+        with _open(source, reference, manifest.config, settings) as stream:
+            if manifest.config.size > _MAX_CONFIG:
+                raise ImageError(f"{reference}: a config of {manifest.config.size} bytes")
+            data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))  # noqa: B023 - used up at once
+            if manifests.digest(data) == manifest.config.digest:
+                if isinstance(stream, Kept):
+                    stream.publish()
+                return data
+            if not isinstance(stream, Found):
+                raise ImageError(
+                    f"{reference}: the config {manifest.config.digest} has the digest {manifests.digest(data)}"
+                )
+            log.warn(f"the shared {stream.path} is damaged: fetching it again")
+            stream.reject()
 
 
 def _task(

@@ -104,10 +104,7 @@ def main() -> None:
         if verb == "step":
             hold(job, channel)
         elif verb == "check":
-            from pyxis_py import submit
-
-            submit.check(job)
-            channel.send((("ok", ""),))
+            check(job, channel)
         elif verb in ("finish", "epilog"):
             from pyxis_py import step
 
@@ -122,6 +119,21 @@ def main() -> None:
         channel.fail(e)
     # Not sys.exit: srun waits for this process, and there is nothing to tidy up.
     os._exit(0)
+
+
+def check(job: Job, channel: Channel) -> None:
+    """Look at what is submitted; then, while srun waits for its nodes, resolve the tag for all of them."""
+    from pyxis_py import submit
+
+    request = submit.check(job)
+    tag = submit.tag(job, request)
+    if tag is None:
+        channel.send((("ok", ""),))
+        return
+    channel.send((("ok", ""), ("later", "")))
+    log.sink = _nowhere
+    digest = submit.resolve(job, tag)
+    channel.send((("ok", ""), *((("resolved", f"{request.image} {digest}"),) if digest else ())))
 
 
 def hold(job: Job, channel: Channel) -> None:

@@ -15,6 +15,10 @@ _DENIED = frozenset(
     )
 )  # fmt: skip
 
+# "IMAGE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
+# even with --export=NONE. Of another image than the step's it means nothing.
+RESOLVED = "SLURM_PYXIS_RESOLVED"
+
 
 class Job:
     """One request of the plugin; the protocol is in c_shims/spank/README.md."""
@@ -57,6 +61,16 @@ class Job:
     @property
     def uid(self) -> int:
         return self.numbers["uid"]
+
+    def resolved(self, image: str) -> str:
+        """The digest of a tag that holds for all nodes of the step; "" where srun could not tell."""
+        text, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
+        return digest if text == image else ""
+
+    @property
+    def is_first_of_several_nodes(self) -> bool:
+        several = self.numbers.get("totaltasks", 0) > self.numbers.get("localtasks", 0)
+        return several and self.environ.get("SLURM_NODEID") == "0"
 
     def host(self) -> "dict[str, str]":
         """The job's environment without what must not reach an import or a start."""

@@ -45,6 +45,7 @@ SETTINGS = {
         Setting("container_scope", "global", "whether named containers outlive the job", kind="job|global"),
         Setting("sbatch_support", "1", "let sbatch and salloc have the container options"),
         Setting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
+        Setting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
         Setting("importer", "", "program that imports images instead of penroot", kind="path"),
         Setting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
     )
@@ -61,6 +62,7 @@ class Settings:
     container_scope: str
     sbatch_support: bool
     use_enroot_load: bool
+    resolve_tags: bool
     importer: str
     use_squashfuse: bool
 

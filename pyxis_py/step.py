@@ -14,6 +14,7 @@ from enroot_py.errors import (
 from enroot_py.mounts import Mount
 from pyxis_py import options, pmix, running
 from pyxis_py import settings as plugin_settings
+from pyxis_py.job import RESOLVED
 from pyxis_py.submit import is_file
 
 TYPE_CHECKING = False
@@ -202,8 +203,11 @@ class Step:
         # Of several tasks one looks at the last line only; a batch step has none.
         if self.job.numbers.get("totaltasks", 0) <= 1:
             tell(f"importing docker image: {image}")
+        resolved = self.job.resolved(image)
+        if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
+            log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:
-            stored = images.pull(ref, self.settings)
+            stored = images.pull(ref, self.settings, agreed=resolved)
         except PenrootError as e:
             raise ImageError(f"failed to import docker image: {image}: {e}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
@@ -286,7 +290,7 @@ class Step:
         # Of the names that are not here the task has the job's values.
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
-        return assign, drop
+        return assign, (*drop, RESOLVED)
 
     def finish(self, failed: bool, *, attached: bool = False) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.

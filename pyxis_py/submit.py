@@ -11,8 +11,11 @@ from pyxis_py import options, settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from enroot_py.reference import Reference
     from pyxis_py.job import Job
     from pyxis_py.options import Request
+
+_PATIENCE = 5  # seconds; a login node may not reach the registry, and then each node resolves the tag
 
 
 def check(job: "Job") -> "Request":
@@ -38,6 +41,39 @@ def check(job: "Job") -> "Request":
         except ImageReferenceError as e:
             raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
     return request
+
+
+def tag(job: "Job", request: "Request") -> "Reference | None":
+    """The tag that is to be resolved for all nodes of a step; None where there is none."""
+    plugin = settings.load(job.arguments)
+    if job.context != "srun" or request.image is None or plugin.importer or not plugin.resolve_tags:
+        return None
+    if is_file(request.image, job.cwd):
+        return None
+    from enroot_py import reference
+
+    named = reference.parse(request.image, job.cwd)
+    return named if isinstance(named, reference.Reference) and not named.digest else None
+
+
+def resolve(job: "Job", tag: "Reference") -> str:
+    """The digest of a tag, or "" where it cannot be told from here.
+
+    Ends the process where that takes too long: the plugin then goes on without.
+    """
+    import _signal
+
+    from enroot_py import settings as enroot_settings
+    from enroot_py import tags
+    from enroot_py.errors import PenrootError
+
+    _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+    _signal.alarm(_PATIENCE)
+    try:
+        return tags.resolve(tag, enroot_settings.load(job.host()))
+    except PenrootError as e:
+        log.debug(str(e))
+        return ""
 
 
 def is_file(image: str, cwd: str) -> bool:

@@ -33,6 +33,9 @@ SPANK_PLUGIN(pyxis, 1)
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
 
+/* What srun found out for all nodes of a step: pyxis_py/job.py. */
+#define RESOLVED "SLURM_PYXIS_RESOLVED"
+
 extern char **environ;
 
 struct given_option {
@@ -224,26 +227,30 @@ static int begin_step(struct request *request, spank_t sp, const char *verb, int
 	return 0;
 }
 
+static const char *answer_get(const struct answer *answer, const char *wanted)
+{
+	const char *key, *value;
+
+	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
+		if (strcmp(key, wanted) == 0)
+			return value;
+	}
+	return NULL;
+}
+
 enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
-/* Send a request and wait for the answer; what comes before the answer is printed at once, and so
- * are the reasons of a refusal. SILENT, with errno, if the process goes without an answer. */
-static int converse(const struct coprocess *process, const struct request *request, struct answer *answer)
+/* Wait for an answer; what comes before it is printed at once, and so are the reasons of a refusal.
+ * SILENT, with errno, if the process goes without an answer. */
+static int listen_to(const struct coprocess *process, struct answer *answer)
 {
-	/* The process may answer before it has read everything, so a failed send shows in the answer. */
-	int sent = request_send(request, process->socket);
-	int why = errno;
-
 	for (;;) {
 		const char *kind, *text, *key, *value;
 		size_t at = 0;
 
 		answer_free(answer);
-		if (answer_receive(answer, process->socket) < 0) {
-			if (sent < 0)
-				errno = why;
+		if (answer_receive(answer, process->socket) < 0)
 			return SILENT;
-		}
 		(void)answer_next(answer, &at, &kind, &text);
 		if (strcmp(kind, "ok") == 0)
 			return ANSWERED;
@@ -256,6 +263,19 @@ static int converse(const struct coprocess *process, const struct request *reque
 			print_error(value);
 		return REFUSED;
 	}
+}
+
+/* Send a request and wait for the answer. */
+static int converse(const struct coprocess *process, const struct request *request, struct answer *answer)
+{
+	/* The process may answer before it has read everything, so a failed send shows in the answer. */
+	int sent = request_send(request, process->socket);
+	int why = errno;
+	int rc = listen_to(process, answer);
+
+	if (rc == SILENT && sent < 0)
+		errno = why;
+	return rc;
 }
 
 /* The same where silence is a failure too: returns 0, or -1 with the reason printed. */
@@ -286,7 +306,10 @@ static int consult(const char *verb, struct request *request, const struct crede
 	return rc;
 }
 
-/* Submit: a mistake ends srun, salloc or sbatch before anything is queued. */
+/* Submit: a mistake ends srun, salloc or sbatch before anything is queued. For srun the process goes on
+ * meanwhile: it resolves a tag, and what it found is there when the allocation is. */
+
+static struct coprocess resolving = COPROCESS_NONE;
 
 static int check(int ac, char **av, const char *context)
 {
@@ -300,7 +323,41 @@ static int check(int ac, char **av, const char *context)
 	add_environ(&request, environ, true);
 	if (request_finish(&request) < 0)
 		return fail("cannot write a message: %s", strerror(errno));
-	return consult("check", &request, NULL);
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	(void)unsetenv(RESOLVED); /* of a step around this one */
+	if (coprocess_start(&process, "check", -1, NULL, false) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	int rc = ask(&process, &request, &answer);
+	if (rc == ANSWERED && answer_get(&answer, "later")) {
+		resolving = process;
+		process = COPROCESS_NONE;
+		return rc;
+	}
+	close_fd(&process.socket);
+	if (coprocess_wait(&process) < 0)
+		return fail("waitpid: %s", strerror(errno));
+	return rc;
+}
+
+/* What all nodes of the step are to know goes to them with the environment of its tasks. */
+static int take_resolved(void)
+{
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = resolving;
+
+	resolving = COPROCESS_NONE;
+	if (process.socket < 0)
+		return 0;
+	bool answered = listen_to(&process, &answer) == ANSWERED;
+	close_fd(&process.socket);
+	(void)coprocess_wait(&process);
+	/* Without it each node resolves the tag, and says so. */
+	const char *resolved = answered ? answer_get(&answer, "resolved") : NULL;
+	if (resolved && setenv(RESOLVED, resolved, 1) < 0)
+		return fail("cannot set " RESOLVED ": %s", strerror(errno));
+	return 0;
 }
 
 /* slurmd and slurmstepd, as root */
@@ -462,17 +519,6 @@ static int begin_task(struct request *request, spank_t sp, const char *verb, int
 	if (request_finish(request) < 0)
 		return fail("cannot write a message: %s", strerror(errno));
 	return 0;
-}
-
-static const char *answer_get(const struct answer *answer, const char *wanted)
-{
-	const char *key, *value;
-
-	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
-		if (strcmp(key, wanted) == 0)
-			return value;
-	}
-	return NULL;
 }
 
 /* The first task: start the helper and wait until the container is ready, which may take an import. */
@@ -749,6 +795,12 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 	default:
 		return 0;
 	}
+}
+
+int slurm_spank_local_user_init(spank_t sp, int ac, char **av)
+{
+	(void)sp, (void)ac, (void)av;
+	return take_resolved();
 }
 
 int slurm_spank_task_init(spank_t sp, int ac, char **av)

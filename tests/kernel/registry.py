@@ -218,12 +218,20 @@ def faulty(
     login: Login | None = None,
     bind: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
+    listener: socket.socket | None = None,
 ) -> Iterator[Faulty]:
-    """Serve what ``upstream`` (HOST:PORT) serves, but for ``faults`` and only to who can log in."""
+    """Serve what ``upstream`` (HOST:PORT) serves, but for ``faults`` and only to who can log in.
+
+    ``listener`` is a listening socket, perhaps of another network namespace; ``bind`` is its name then.
+    """
     over = threading.Event()
     state = Faulty("", list(faults), login)
     handler = type("Bound", (Front,), {"state": state, "upstream": upstream, "over": over})
-    server = ThreadingHTTPServer((bind, 0), handler)
+    server = ThreadingHTTPServer((bind, 0), handler, bind_and_activate=listener is None)
+    if listener is not None:
+        server.socket.close()
+        server.socket = listener
+        server.server_address = listener.getsockname()
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

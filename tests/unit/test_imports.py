@@ -17,7 +17,7 @@ LAYERS = (
     {"paths", "mounts", "configs", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi"},
     {"devices", "cdi", "nvidia", "nvml"},
-    {"images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing"},
+    {"tags", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing"},
     {"cli"},
     {"main"},
 )  # fmt: skip

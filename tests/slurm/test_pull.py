@@ -1,0 +1,193 @@
+"""One pull: the nodes of a step use one image, and each blob is fetched once for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import Image, entry
+from tests.kernel.registry import Fault, Faulty, Server, faulty, serve
+from tests.slurm.lab import Lab
+
+CLONE_NEWNET = 0x40000000  # <linux/sched.h>
+BLOBS = "blobs"  # in alice's home, which all nodes share
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def four(lab: Lab) -> Iterator[Lab]:
+    """A cluster of four nodes beside the one that all tests share."""
+    more = Lab(lab.root + "-four")
+    more.up(nodes=4, prefix=os.environ.get("PENROOT_PREFIX") or None)
+    yield more
+    more.down()
+
+
+def listener(lab: Lab) -> socket.socket:
+    """A listening socket that the nodes reach under the name ``registry``."""
+    node = lab.node("registry")
+
+    def listen() -> socket.socket:
+        with open(f"/proc/{node.pid}/ns/net") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):  # of this thread only
+                raise OSError(ctypes.get_errno(), "setns")
+        return socket.create_server((node.address, 0), backlog=64)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(listen).result()
+
+
+@contextlib.contextmanager
+def front(lab: Lab, registry: Server, *faults: Fault) -> Iterator[Faulty]:
+    """What ``registry`` serves, for the nodes of a lab."""
+    with faulty(registry.host, *faults, listener=listener(lab)) as shown:
+        shown.host = "registry:" + shown.host.rpartition(":")[2]
+        yield shown
+
+
+@pytest.fixture
+def blobs(lab: Lab, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The setting for a directory that nodes share."""
+    where: Lab = request.getfixturevalue("four") if "four" in request.fixturenames else lab
+    yield {"ENROOT_SHARED_BLOBS": f"/home/alice/{BLOBS}"}
+    where.run(["rm", "-rf", BLOBS])
+
+
+def numbered(number: int) -> Image:
+    return images.busybox(entry("number", b"%d\n" % number), entry("fill", os.urandom(200_000)))
+
+
+def meaning(step: str) -> Callable[[Callable[[], object]], Fault]:
+    """A fault that is none: what it calls happens right after a request for the tag ``step``."""
+
+    def then(happens: Callable[[], object]) -> Fault:
+        def change(body: bytes) -> bytes:
+            happens()
+            return body
+
+        return Fault(f"/manifests/{step}", change=change)
+
+    return then
+
+
+def delete(registry: Server, repository: str, digest: str) -> None:
+    url = f"http://{registry.host}/v2/{repository}/manifests/{digest}"
+    urllib.request.urlopen(urllib.request.Request(url, method="DELETE")).close()
+
+
+def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -> None:
+    old, new = numbered(1), numbered(2)
+    registry.pusher.image("test/moves", "a", old)
+    moved = meaning("a")(lambda: registry.pusher.image("test/moves", "a", new))
+    with front(lab, registry, moved) as shown:
+        image = f"--container-image={shown.host}#test/moves:a"
+        assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "1\n1\n"
+        asked = [(method, path) for method, path, _, _ in shown.seen if path.endswith("/manifests/a")]
+        assert asked == [("HEAD", "/v2/test/moves/manifests/a")]  # once, and by nobody but srun
+        assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "2\n2\n"
+        before = len(shown.seen)
+        script = "cat /number; env | grep -c RESOLVED"
+        assert lab.run(["srun", "-N2", "--export=NONE", image, "sh", "-c", script], check=False).stdout == "2\n0\n" * 2
+        assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
+
+
+def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, registry: Server) -> None:
+    old, new = numbered(3), numbered(4)
+    registry.pusher.image("test/gone", "a", old)
+
+    def move() -> None:
+        registry.pusher.image("test/gone", "a", new)
+        delete(registry, "test/gone", old.digest())
+
+    with front(lab, registry) as shown:
+        image = f"--container-image={shown.host}#test/gone:a"
+        lab.run(["srun", "-w", "n1", image, "true"])
+        shown.faults.append(meaning("a")(move))
+        done = lab.run(["srun", "-N2", image, "cat", "/number"], check=False)
+        assert done.returncode != 0
+        assert done.stdout == "3\n"  # n1 has it
+        said = next(line for line in done.stderr.splitlines() if "resolved it to" in line)
+        assert old.digest() in said
+        assert new.digest() in said
+        assert "n2" in said
+
+
+def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/far", "a", numbered(5))
+    route = [f"unreachable {lab.node('registry').address}/32"]
+    with front(lab, registry) as shown:
+        image = f"--container-image={shown.host}#test/far:a"
+        lab.run(["ip", "route", "add", *route[0].split()], node="ctl", user="root")
+        try:
+            done = lab.run(["srun", "-N2", image, "cat", "/number"])
+        finally:
+            lab.run(["ip", "route", "del", *route[0].split()], node="ctl", user="root")
+    assert done.stdout == "5\n5\n"
+    assert done.stderr.count("srun could not resolve the tag") == 1
+
+
+def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dict[str, str]) -> None:
+    image = images.busybox(entry("file", os.urandom(300_000)))
+    image.layers += [images.Layer(images.tar([entry(f"file{n}", os.urandom(300_000))])) for n in range(5)]
+    registry.pusher.image("test/four", "a", image)
+    with front(four, registry) as shown:
+        out = four.run(
+            ["srun", "-N4", f"--container-image={shown.host}#test/four:a", "sh", "-c", "cat /file* | sha256sum"],
+            env=blobs,
+        ).stdout
+    assert len(out.splitlines()) == 4
+    assert len(set(out.splitlines())) == 1
+    wanted = [images.digest(blob) for blob in (image.config(), *(layer.blob for layer in image.layers))]
+    asked = [path.rpartition("/")[2] for _, path, _, _ in shown.seen if "/blobs/" in path]
+    assert sorted(asked) == sorted(wanted)
+    assert [registry.fetched(digest) for digest in wanted[2:]] == [1] * 6  # other tests have the first layer too
+
+
+def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server, blobs: dict[str, str]) -> None:
+    image = numbered(6)
+    registry.pusher.image("test/dies", "a", image)
+    digest = images.digest(image.layers[1].blob)
+    with front(lab, registry, Fault(digest, stall_at=0.5)) as shown:
+        command = ["srun", f"--container-image={shown.host}#test/dies:a", "cat", "/number"]
+        first = lab.popen([*command[:1], "-w", "n1", *command[1:]], env=blobs)
+        wait_for(lambda: shown.sent(digest) > 0)
+        second = lab.popen([*command[:1], "-w", "n2", *command[1:]], env=blobs)
+        try:
+            lock = Path(lab.root, "home/alice", BLOBS, "sha256", digest.partition(":")[2] + ".lock")
+            host, _, pid = lock.read_text().split()
+            assert host == "n1"
+            lab.run(["kill", "-9", pid], node="n1")
+            assert first.wait(60) != 0
+            assert lock.exists()
+            long_ago = time.time() - 3600
+            os.utime(lock, (long_ago, long_ago))  # instead of waiting until it has expired
+            out, err = second.communicate(timeout=60)
+        finally:
+            for job in (first, second):
+                job.kill()
+                job.communicate()
+    assert out == "6\n", err
+    assert "no sign of life" in err
+    assert not lock.exists()
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
