@@ -8,7 +8,7 @@ import click
 
 from enroot_py import __version__, containers, log, settings
 from enroot_py.errors import ContainerError, PenrootError, UsageError
-from enroot_py.settings import SETTINGS, Settings
+from enroot_py.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,8 +219,15 @@ def bundle(
     """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed."""
     from enroot_py import bundle
 
+    options = loaded(force=force)
     bundle.write(
-        image, output, loaded(force=force), everything=everything, checksum=checksum, description=desc, target=target
+        image,
+        output,
+        options,
+        everything=everything or options.bundle_all,
+        checksum=checksum or options.bundle_checksum,
+        description=desc,
+        target=target,
     )
 
 
@@ -323,12 +330,14 @@ def cache_verify(repair: bool) -> None:
 
 @command
 def info() -> None:
-    """Show the version and every setting with its origin."""
+    """Show the version, the files of settings, and every setting with its origin."""
     found = settings.load()
-    click.echo(f"penroot {__version__}")
-    width = max(map(len, SETTINGS))
-    for variable, setting in SETTINGS.items():
-        click.echo(f"{variable:{width}}  {found.text(setting)}  ({found.origin(setting)})")
+    click.echo(f"penroot version: {__version__}")
+    files = list(settings.files(os.environ)) or [f"none in {settings.sysconf_path()} and {found.config_path}"]
+    click.echo("Config files: " + " ".join(files))
+    click.echo("\nEnvironment variables:")
+    for variable, text, origin in sorted(found.everything()):
+        click.echo(f"  {variable}={text}  ({origin})")
 
 
 @command

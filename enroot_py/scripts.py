@@ -9,7 +9,7 @@ from _collections_abc import Mapping
 
 from enroot_py import hooks, linux, mounts
 from enroot_py.errors import ConfigError, HookError
-from enroot_py.settings import SETTINGS, Settings, sysconf_path
+from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
 _BASH = "/bin/bash"
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,18 +26,29 @@ class Outcome:
         self.rc = rc
 
 
-def directives(conf: str) -> "dict[str, str]":
-    """The lines ``#ENROOT_NAME=VALUE`` of a configuration script, which are settings. Raises ConfigError."""
+def directives(conf: str, host: "Mapping[str, str]") -> "dict[str, tuple[str, str]]":
+    """The lines ``#ENROOT_NAME=VALUE`` of a configuration script, which are settings, and where they stand.
+
+    Raises ConfigError.
+    """
     try:
         with open(conf, "rb") as f:
             text = os.fsdecode(f.read())
     except OSError as e:
         raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="--conf names a bash script") from e
+    variables = {**base_directories(host), **host}
     found = {}
-    for line in text.splitlines():
-        name, equals, value = line.removeprefix("#").partition("=")
-        if line.startswith("#ENROOT_") and equals:
-            found[name.strip()] = value.strip().strip("\"'")
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("#") or not line[1:].lstrip().startswith("ENROOT_"):
+            continue
+        key, value = assignment(line[1:].strip())
+        origin = f"{conf}:{number}"
+        if key != "ENROOT_ROOTFS":
+            check_key(key, origin)
+        try:
+            found[key] = expand(value, variables), origin
+        except ValueError as e:
+            raise ConfigError(f"{origin}: {key}: {e}") from None
     return found
 
 

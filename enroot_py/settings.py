@@ -1,11 +1,12 @@
 """Settings: one table, from which everything else is derived.
 
-A value comes from, in order: the environment, the user's enroot.conf, the
-system's enroot.conf, the default. On the start path: no typing, no re.
+A value comes from, in order: the environment, the user's files, the system's
+files, the default. In each directory penroot.yaml, the form with checked keys,
+goes before enroot.conf. On the start path: no typing, no re, no yaml.
 """
 
 import os
-from _collections_abc import Iterator, Mapping
+from _collections_abc import Callable, Iterable, Iterator, Mapping
 
 from enroot_py.errors import ConfigError
 
@@ -119,12 +120,29 @@ class Settings:
     unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
     unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
     unshare_uts = Bool("no", "give the container a host name of its own")
+    native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
+    allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
+    bundle_all = Bool("no", "let bundles take the user's configuration along")
+    bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
     force_override = Bool("no", "overwrite what exists")
 
-    def __init__(self, values: "dict[str, tuple[str, str]]", passed_on: "Mapping[str, str] | None" = None) -> None:
+    def __init__(
+        self, values: "dict[str, tuple[str, str]]", passed_on: "Mapping[str, tuple[str, str]] | None" = None
+    ) -> None:
         self._values = values
-        # What enroot.conf says to hooks: a default for the caller's own variables.
-        self.passed_on = passed_on or {}
+        self._passed_on = passed_on or {}
+
+    @property
+    def passed_on(self) -> "dict[str, str]":
+        """What the files say to hooks: defaults for the caller's own variables."""
+        return {key: text for key, (text, _) in self._passed_on.items()}
+
+    def everything(self) -> "Iterator[tuple[str, str, str]]":
+        """Variable, value and origin of each setting, then of what is passed on to hooks."""
+        for variable, setting in SETTINGS.items():
+            yield variable, *self._values[setting.name]
+        for variable, (text, origin) in self._passed_on.items():
+            yield variable, text, origin
 
     def text(self, setting: Setting) -> str:
         return self._values[setting.name][0]
@@ -138,11 +156,18 @@ class Settings:
         for name, value in changes.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
             values[name] = (text, origin)
-        return Settings(values, self.passed_on)
+        return Settings(values, self._passed_on)
 
 
 SETTINGS: "dict[str, Setting]" = {s.variable: s for s in vars(Settings).values() if isinstance(s, Setting)}
 
+# What enroot has and penroot has no use for. Said nothing about: sites' files have them.
+UNUSED = {
+    "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
+    "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
+}
+# Where penroot itself is: a file that it finds there cannot move it.
+_FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
 # Keys of enroot.conf that are not settings of ours but reach hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
@@ -152,24 +177,28 @@ def sysconf_path(environ: "Mapping[str, str]" = os.environ) -> str:
     return environ.get("ENROOT_SYSCONF_PATH") or "/etc/enroot"
 
 
-def load(environ: "Mapping[str, str]" = os.environ) -> Settings:
-    """Read the settings of this process.
+def load(
+    environ: "Mapping[str, str]" = os.environ, directives: "Mapping[str, tuple[str, str]] | None" = None
+) -> Settings:
+    """Read the settings of this process; ``directives`` of a configuration script, with their origins, go before all.
 
-    Raises ConfigError, with file and line, for a value that does not parse.
+    Raises ConfigError, with file and line, for a key that is none or a value that does not parse.
     Source of the format: enroot(1), configuration.
     """
-    base = _base_directories(environ)
+    base = base_directories(environ)
     found: dict[str, tuple[str, str]] = {}
-    sysconf = sysconf_path(environ)
-    for path in (
-        *_conf_files(sysconf),
-        *_conf_files(environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"),
-    ):
-        for key, text, origin in _read_conf(path, {**base, **environ}):
-            found[key] = (text, origin)
+    for path in files(environ, base):
+        if path.endswith(".yaml"):
+            for key, text, origin in _read_yaml(path, {**base, **environ}, base):
+                found[key] = (text, origin)
+        else:
+            for key, text, origin in _read_conf(path, {**base, **environ}):
+                found[key] = (text, origin)
     values = {}
     for variable, setting in SETTINGS.items():
-        if variable in environ:
+        if directives and variable in directives:
+            text, origin = directives[variable]
+        elif environ.get(variable):  # an empty one is an unset one, as for enroot
             text, origin = environ[variable], "environment"
         elif variable in found:
             text, origin = found[variable]
@@ -180,11 +209,10 @@ def load(environ: "Mapping[str, str]" = os.environ) -> Settings:
         except ValueError as e:
             raise ConfigError(f"{origin}: {variable}={text!r} {e}", hint=f"it means: {setting.doc}") from None
         values[setting.name] = (text, origin)
-    passed_on = {key: text for key, (text, _) in found.items() if key.startswith(_PASSED_ON) or key in _PROXIES}
-    return Settings(values, passed_on)
+    return Settings(values, {key: said for key, said in found.items() if key not in SETTINGS and key not in UNUSED})
 
 
-def _base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
+def base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
     """XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
     home = environ.get("HOME") or _home()
     tmp = environ.get("TMPDIR") or "/tmp"
@@ -198,6 +226,10 @@ def _base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
         "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME") or home + "/.cache",
         "XDG_DATA_HOME": environ.get("XDG_DATA_HOME") or home + "/.local/share",
         "XDG_RUNTIME_DIR": run,
+        # Variables that a shell sets by itself.
+        "UID": str(os.getuid()),
+        "EUID": str(os.geteuid()),
+        "HOSTNAME": os.uname().nodename,
     }
 
 
@@ -210,15 +242,40 @@ def _home() -> str:
         return "/"
 
 
-def _conf_files(directory: str) -> "Iterator[str]":
-    yield directory + "/enroot.conf"
+def _user_name() -> str:
+    import pwd
+
     try:
-        names = sorted(os.listdir(directory + "/enroot.conf.d"))
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".conf"):
-            yield f"{directory}/enroot.conf.d/{name}"
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = None) -> "Iterator[str]":
+    """The files of settings that there are, in the order in which they are read: the last one to say it wins."""
+    base = base or base_directories(environ)
+    for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
+        for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
+            if os.path.exists(f"{directory}/{name}"):
+                yield f"{directory}/{name}"
+            try:
+                more = sorted(os.listdir(f"{directory}/{name}.d"))
+            except OSError:
+                continue
+            yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
+
+
+def _read_yaml(
+    path: str, variables: "Mapping[str, str]", base: "Mapping[str, str]"
+) -> "Iterator[tuple[str, str, str]]":
+    """Yield (key, value, origin) of each setting of a penroot.yaml."""
+    from enroot_py import yamlcache
+
+    for key, line, text in yamlcache.read(path, base["XDG_RUNTIME_DIR"] + "/penroot-settings"):
+        try:
+            yield key, expand(text, variables), f"{path}:{line}"
+        except ValueError as e:
+            raise ConfigError(f"{path}:{line}: {key}: {e}") from None
 
 
 def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str, str, str]]":
@@ -232,19 +289,73 @@ def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        cut = min((i for i in (line.find(" "), line.find("\t"), line.find("=")) if i >= 0), default=len(line))
-        key, text = line[:cut], line[cut + 1 :].strip().strip("\"'")
         origin = f"{path}:{number}"
-        if not key.startswith(("ENROOT_", *_PASSED_ON)) and key not in _PROXIES:
-            raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
+        key, text = assignment(line)
+        check_key(key, origin)
         try:
             yield key, expand(text, variables), origin
         except ValueError as e:
             raise ConfigError(f"{origin}: {key}: {e}") from None
 
 
+def assignment(line: str) -> "tuple[str, str]":
+    """Key and value of ``KEY VALUE`` or ``KEY=VALUE``, without quotes and the comment behind it."""
+    cut = min((i for i in (line.find(" "), line.find("\t"), line.find("=")) if i >= 0), default=len(line))
+    key, text = line[:cut], line[cut:].lstrip(" \t=")
+    quote = text[:1]
+    if quote and quote in "\"'" and quote in text[1:]:
+        return key, text[1 : text.index(quote, 1)]
+    for mark in (" #", "\t#"):
+        text = text.partition(mark)[0]
+    return key, text.strip()
+
+
+def check_key(key: str, origin: str) -> None:
+    """Raises ConfigError for a key of enroot.conf that is none, or is nearly one of ours.
+
+    Other ENROOT_* are the site's own, for its hooks.
+    """
+    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES:
+        return
+    if key in _FIXED:
+        raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
+    if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
+        raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
+    meant = nearest(key, SETTINGS)
+    if meant:
+        raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
+
+
+def nearest(word: str, known: "Iterable[str]") -> str:
+    """The known word that ``word`` may be a slip of, up to two letters apart; "" for none."""
+    best = min(((_distance(word, name), name) for name in known if abs(len(name) - len(word)) < 3), default=(3, ""))
+    return best[1] if best[0] < 3 else ""
+
+
+def _distance(a: str, b: str) -> int:
+    """Letters to insert, remove or replace (Levenshtein)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
+    return row[-1]
+
+
+# Of the commands that sites write in enroot.conf, what needs no shell.
+COMMANDS: "dict[str, Callable[[], object]]" = {
+    "id -u": os.geteuid,
+    "id -g": os.getegid,
+    "id -un": lambda: _user_name(),
+    "whoami": lambda: _user_name(),
+    "nproc": lambda: len(os.sched_getaffinity(0)),
+    "hostname": lambda: os.uname().nodename,
+    "hostname -s": lambda: os.uname().nodename.partition(".")[0],
+}
+
+
 def expand(text: str, variables: "Mapping[str, str]") -> str:
-    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and ``$(id -u)``; no other shell is run.
+    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
 
     An unset variable is the empty string, as in a shell. Raises ValueError
     for any other ``$(command)``.
@@ -254,10 +365,10 @@ def expand(text: str, variables: "Mapping[str, str]") -> str:
         out, text = out + text[:at], text[at + 1 :]
         if text.startswith("("):
             command, close, text = text[1:].partition(")")
-            known = {"id -u": os.geteuid, "id -g": os.getegid}
-            if not close or command.strip() not in known:
-                raise ValueError(f"$({command}) is not run: only $(id -u) and $(id -g) are known")
-            out += str(known[command.strip()]())
+            known = COMMANDS.get(" ".join(command.split()))
+            if not close or known is None:
+                raise ValueError(f"$({command}) is not run: only {', '.join(f'$({c})' for c in COMMANDS)} are known")
+            out += str(known())
         elif text.startswith("{"):
             inner, close, text = text[1:].partition("}")
             if not close:

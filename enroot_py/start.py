@@ -118,19 +118,19 @@ def main(arguments: "list[str]", *, batch: bool = False) -> None:
     if options is None:
         sys.stdout.write(USAGE)
         return
-    variables: Mapping[str, str] = os.environ
+    directives: dict[str, tuple[str, str]] = {}
     if batch:
         options.conf = [options.target]
     if options.conf:
         from enroot_py import scripts
 
         options.conf = [os.path.realpath(options.conf[-1])]
-        variables = {**os.environ, **scripts.directives(options.conf[0])}
+        directives = scripts.directives(options.conf[0], os.environ)
         if batch:
-            options.target = variables.get("ENROOT_ROOTFS", "")
+            options.target = directives.get("ENROOT_ROOTFS", ("",))[0] or os.environ.get("ENROOT_ROOTFS", "")
             if not options.target:
                 raise UsageError(f"{options.conf[0]} does not say what to start", hint="add a line #ENROOT_ROOTFS=NAME")
-    settings = load(variables)
+    settings = load(os.environ, directives)
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     if options.devices:

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, mounts_under
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under
 
 
 def names(user: User) -> list[str]:
@@ -161,13 +161,17 @@ def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
 
 def test_info_says_where_each_value_comes_from(user: User) -> None:
     (user.home / "etc").mkdir()
-    (user.home / "etc/enroot.conf").write_text("ENROOT_MAX_CONNECTIONS 7\n")
+    (user.home / "etc/enroot.conf").write_text("ENROOT_MAX_CONNECTIONS 7\nENROOT_SITE_THING $(id -u)\n")
+    (user.home / "etc/penroot.yaml").write_text("# the clean form\nconnect_timeout: 8\n")
     out = user.penroot("info", env={"ENROOT_REMAP_ROOT": "yes"}).stdout
-    lines = {line.split()[0]: line for line in out.splitlines()}
-    assert lines["ENROOT_MAX_CONNECTIONS"].split()[1] == "7"
-    assert "enroot.conf:1" in lines["ENROOT_MAX_CONNECTIONS"]
-    assert "environment" in lines["ENROOT_REMAP_ROOT"]
-    assert "default" in lines["ENROOT_MOUNT_HOME"]
+    lines = out.splitlines()
+    assert lines[0].startswith("penroot version: ")
+    assert lines[1] == f"Config files: {user.home}/etc/enroot.conf {user.home}/etc/penroot.yaml"
+    assert f"  ENROOT_MAX_CONNECTIONS=7  ({user.home}/etc/enroot.conf:1)" in lines
+    assert f"  ENROOT_SITE_THING={UID}  ({user.home}/etc/enroot.conf:2)" in lines
+    assert f"  ENROOT_CONNECT_TIMEOUT=8  ({user.home}/etc/penroot.yaml:2)" in lines
+    assert "  ENROOT_REMAP_ROOT=yes  (environment)" in lines
+    assert "  ENROOT_MOUNT_HOME=no  (default)" in lines
 
 
 @pytest.mark.parametrize("place", ["cwd", "pythonpath"])

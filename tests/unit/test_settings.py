@@ -49,6 +49,9 @@ def test_conf_d_comes_after_conf(environ: dict[str, str]) -> None:
         "ENROOT_DATA_PATH $(rm -rf /)",
         "ENROOT_DATA_PATH ${HOME",
         "FOO bar",
+        "ENROOT_REMAP_ROOTS yes",
+        "ENROOT_ROOTFS-WRITABLE yes",
+        "ENROOT_SYSCONF_PATH /elsewhere",
     ],
 )
 def test_mistakes_name_file_and_line(environ: dict[str, str], line: str) -> None:
@@ -71,3 +74,67 @@ def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
     conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n")
     loaded = settings.load(environ).replace("option", remap_root=True)
     assert loaded.passed_on == {"MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,video"}
+
+
+def test_a_slip_is_told_from_a_variable_of_the_site(environ: dict[str, str]) -> None:
+    conf(environ, "ENROOT_OUR_SCRATCH /scratch\n")
+    assert settings.load(environ).passed_on == {"ENROOT_OUR_SCRATCH": "/scratch"}
+    conf(environ, "ENROOT_REMAP_ROTO yes\n")
+    with pytest.raises(ConfigError) as caught:
+        settings.load(environ)
+    assert "ENROOT_REMAP_ROOT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("ENROOT_DATA_PATH=/a", "/a"),
+        ("ENROOT_DATA_PATH\t/a", "/a"),
+        ("ENROOT_DATA_PATH   = /a", "/a"),
+        ("ENROOT_DATA_PATH '/a b'", "/a b"),
+        ('ENROOT_DATA_PATH "/a" # comment', "/a"),
+        ("ENROOT_DATA_PATH /a # comment", "/a"),
+        ("ENROOT_DATA_PATH /a#b", "/a#b"),
+        ("ENROOT_DATA_PATH /${UID}/${EUID}", f"/{os.getuid()}/{os.geteuid()}"),
+        ("ENROOT_DATA_PATH /$(hostname)", f"/{os.uname().nodename}"),
+        ("ENROOT_DATA_PATH /$(nproc)", f"/{len(os.sched_getaffinity(0))}"),
+        ("ENROOT_DATA_PATH /${HOSTNAME}", f"/{os.uname().nodename}"),
+    ],
+)
+def test_lines_are_read_as_enroot_reads_them(environ: dict[str, str], line: str, value: str) -> None:
+    conf(environ, line + "\n")
+    assert settings.load(environ).data_path == value
+
+
+@pytest.mark.parametrize("word", ["no", "n", "N", "NO", "f", "F", "false", "FALSE"])
+def test_words_for_no(environ: dict[str, str], word: str) -> None:
+    conf(environ, f"ENROOT_NATIVE_OVERLAYFS {word}\n")
+    assert settings.load(environ).native_overlayfs is False
+
+
+def test_an_empty_variable_is_an_unset_one(environ: dict[str, str]) -> None:
+    conf(environ, "ENROOT_DATA_PATH /data\n")
+    assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
+
+
+def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
+    conf(environ, "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")
+    loaded = settings.load(environ)
+    assert set(settings.UNUSED) == {"ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"}
+    assert not set(loaded.passed_on) & set(settings.UNUSED)
+
+
+def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
+    environ: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    conf(environ, "ENROOT_MAX_CONNECTIONS 1\nENROOT_CONNECT_TIMEOUT 1\nENROOT_STALL_TIMEOUT 1\n")
+    conf(environ, "connect_timeout: 2\nstall_timeout: 2\n", "penroot.yaml")
+    conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")
+    loaded = settings.load(environ)
+    assert (loaded.max_connections, loaded.connect_timeout, loaded.stall_timeout) == (1, 2, 3)
+    assert loaded.origin(settings.SETTINGS["ENROOT_STALL_TIMEOUT"]).endswith("penroot.yaml.d/10-site.yaml:1")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/enroot.conf").write_text("ENROOT_STALL_TIMEOUT 4\n")
+    own = {**environ, "ENROOT_CONFIG_PATH": str(tmp_path / "mine")}
+    assert settings.load(own).stall_timeout == 4
+    assert settings.load({**own, "ENROOT_STALL_TIMEOUT": "5"}).stall_timeout == 5

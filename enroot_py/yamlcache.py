@@ -1,0 +1,84 @@
+"""penroot.yaml as a start reads it: the result of the last parse, where that can be trusted.
+
+Importing yaml costs more than a start. So what a file said is kept in a directory of the
+user's own, in his runtime directory, and believed while the file is the same one: device,
+inode, size, times of change. Nobody else may be able to write there. On the start path.
+"""
+
+import os
+import stat
+from _collections_abc import Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Entries = list[tuple[str, int, str]]
+
+_FORM = "penroot-settings 1"
+# A change so soon after a parse may not show in the file's times.
+_SETTLED = 100_000_000  # ns
+
+
+def read(path: str, directory: str) -> "Entries":
+    """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    with open(fd, "rb") as f:
+        now = _state(path, os.fstat(fd))
+        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `now` tells those apart that share their end
+        kept = _trusted(cached, directory)
+        if kept is not None and kept[:1] == [now]:
+            return list(_entries(kept[1:]))
+        from enroot_py import yamlconf
+
+        found = yamlconf.parse(path, f.read())
+        _keep(cached, directory, now, found)
+        return found
+
+
+def _state(path: str, s: os.stat_result) -> str:
+    return f"{_FORM} {s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {path}"
+
+
+def _trusted(cached: str, directory: str) -> "list[str] | None":
+    """The records of a cache that nobody but this user can have written."""
+    try:
+        place = os.lstat(directory)
+        fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(fd, "rb") as f:
+        file = os.fstat(fd)
+        if not stat.S_ISDIR(place.st_mode) or not stat.S_ISREG(file.st_mode):
+            return None
+        if any(s.st_uid != os.geteuid() or s.st_mode & 0o022 for s in (place, file)):
+            return None
+        return os.fsdecode(f.read()).split("\0")[:-1]
+
+
+def _entries(records: "list[str]") -> "Iterator[tuple[str, int, str]]":
+    for at in range(0, len(records) - 2, 3):
+        yield records[at], int(records[at + 1]), records[at + 2]
+
+
+def _keep(cached: str, directory: str, now: str, found: "Entries") -> None:
+    """Write the cache, whole or not at all; a place that is not ours is left alone."""
+    import time
+
+    changed = max(map(int, now.split(" ")[5:7]))
+    if time.time_ns() - changed < _SETTLED or any("\0" in text for _, _, text in found):
+        return
+    records = [now, *(word for key, line, text in found for word in (key, str(line), text))]
+    temporary = f"{cached}.{os.getpid()}"
+    try:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        place = os.lstat(directory)
+        if not stat.S_ISDIR(place.st_mode) or place.st_uid != os.geteuid() or place.st_mode & 0o022:
+            return
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as f:
+            f.write(b"".join(os.fsencode(record) + b"\0" for record in records))
+        os.rename(temporary, cached)
+    except OSError:
+        return  # the next start parses it again

@@ -1,0 +1,67 @@
+import pytest
+
+from enroot_py import yamlconf
+from enroot_py.errors import ConfigError
+from enroot_py.settings import SETTINGS, Setting
+
+
+def test_settings_by_name_with_their_lines() -> None:
+    text = b"""\
+# a comment
+data_path: /local/${USER}/containers
+remap_root: yes
+max_connections: 3
+devices: [nvidia.com/gpu=all, /dev/kfd]
+squash_options: [-comp, lz4]
+environment:
+  MELLANOX_VISIBLE_DEVICES: all
+  https_proxy: "http://proxy:3128"
+"""
+    assert yamlconf.parse("x", text) == [
+        ("ENROOT_DATA_PATH", 2, "/local/${USER}/containers"),
+        ("ENROOT_REMAP_ROOT", 3, "yes"),
+        ("ENROOT_MAX_CONNECTIONS", 4, "3"),
+        ("ENROOT_DEVICES", 5, "nvidia.com/gpu=all,/dev/kfd"),
+        ("ENROOT_SQUASH_OPTIONS", 6, "-comp lz4"),
+        ("MELLANOX_VISIBLE_DEVICES", 8, "all"),
+        ("https_proxy", 9, "http://proxy:3128"),
+    ]
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_every_setting_has_its_key(setting: Setting) -> None:
+    text = f'{setting.name}: "{setting.default}"'
+    assert yamlconf.parse("x", text.encode()) == [(setting.variable, 1, setting.default)]
+
+
+@pytest.mark.parametrize("text", [b"", b"\n# nothing\n"])
+def test_an_empty_file_says_nothing(text: bytes) -> None:
+    assert yamlconf.parse("x", text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("a: 1\n", 1, "penroot info"),
+        ("\nremap_rot: yes\n", 2, "remap_root"),
+        ("ENROOT_REMAP_ROOT: yes\n", 1, "remap_root"),
+        ("login_shell: no\nlogin_shell: yes\n", 2, ""),
+        ("login_shell:\n", 1, "KEY: VALUE"),
+        ("login_shell: {a: b}\n", 1, "KEY: VALUE"),
+        ("- login_shell\n", 1, "KEY: VALUE"),
+        ("login_shell: [\n", 2, ""),
+        ("x: *nowhere\n", 1, ""),
+        ("environment:\n  PATH: /bin\n", 2, "ENROOT_*"),
+        ("environment:\n  ENROOT_REMAP_ROOT: yes\n", 2, "remap_root"),
+        ("? [a]\n: b\n", 1, ""),
+        ("login_shell: !!python/name:os.system x\n", 1, ""),
+        ("a: \x01\n", 1, ""),
+    ],
+)
+def test_mistakes_name_file_and_line(text: str, line: int, hint: str) -> None:
+    if "python" in text:  # a tag makes no object: the text is what counts, and it is no yes or no
+        assert yamlconf.parse("x", text.encode()) == [("ENROOT_LOGIN_SHELL", 1, "x")]
+        return
+    with pytest.raises(ConfigError, match=rf"^/etc/penroot\.yaml:{line}: ") as caught:
+        yamlconf.parse("/etc/penroot.yaml", text.encode())
+    assert hint in caught.value.hint
