@@ -14,6 +14,7 @@ from enroot_py.settings import Settings
 # capabilities for the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
+_FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
 
 class Process:
@@ -81,6 +82,8 @@ def _container(pid: int, settings: Settings) -> "str | None":
     dash = fields.index("-")
     fstype, options = fields[dash + 1], fields[dash + 3]
     data = settings.data_path + "/"
+    if fields[dash + 2].startswith(_FUSE):
+        fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
     places = [fields[3]] if fstype != "overlay" else [o.partition("=")[2] for o in options.split(",")]
     for place in places:
         # A bind of a directory is named from the root of its own file system.

@@ -136,10 +136,11 @@ def hide(scratch: str) -> None:
     linux.mount_setattr(linux.AT_FDCWD, scratch, 0, 0, 0, linux.MS_UNBINDABLE)
 
 
-def mount(source: Source, scratch: str, *, writable: bool) -> int:
+def mount(source: Source, scratch: str, *, writable: bool, native: bool = True) -> int:
     """Mount ``source`` on ``scratch``/root and return that directory as a file descriptor.
 
-    A squashfs image is mounted on ``scratch``/lower already. Raises ContainerError.
+    A squashfs image is mounted on ``scratch``/lower already. Overlays are the kernel's, or not
+    ``native``. Raises ContainerError.
     """
     root = scratch + "/root"
     if source.shared >= 0:
@@ -157,7 +158,14 @@ def mount(source: Source, scratch: str, *, writable: bool) -> int:
             lowerdirs = (upper, *lowerdirs)
         upper, work = scratch + "/upper", scratch + "/work"
     try:
-        made = bind(source.directory) if source.directory and writable else overlay(lowerdirs, upper, work, options)
+        if source.directory and writable:
+            made = bind(source.directory)
+        elif native:
+            made = overlay(lowerdirs, upper, work, options)
+        else:
+            from enroot_py import fuseoverlay
+
+            made = fuseoverlay.overlay(lowerdirs, upper, work, source.directory or source.upper or source.image)
         attach(made, root)
     except OSError as e:
         message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"

@@ -141,8 +141,14 @@ def main(arguments: "list[str]", *, batch: bool = False) -> None:
         explain(source, settings, options)
         return
     container = enter_as_asked(source, settings, options)
-    namespaces.confine(remap_root=settings.remap_root)
+    if not privileged(settings):
+        namespaces.confine(remap_root=settings.remap_root)
     container.execute(options.command)
+
+
+def privileged(settings: Settings) -> bool:
+    """Whether root keeps his privileges, and so needs no user namespace."""
+    return settings.allow_superuser and os.geteuid() == 0
 
 
 def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> "Container":
@@ -151,7 +157,17 @@ def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) 
     env = environ.of_options(tuple(options.env), os.environ)
     conf = options.conf[-1] if options.conf else ""
     script = read_script(options.rc[-1]) if options.rc else None
-    return enter(source, settings, os.environ, user_mounts, env, conf=conf, script=script, command=options.command)
+    return enter(
+        source,
+        settings,
+        os.environ,
+        user_mounts,
+        env,
+        conf=conf,
+        script=script,
+        command=options.command,
+        superuser=privileged(settings),
+    )
 
 
 def read_script(path: str) -> str:
@@ -186,6 +202,8 @@ def explain(source: rootfs.Source, settings: Settings, options: Options) -> None
         log.explain("run      " + " ".join(container.argv(options.command)))
     except PenrootError as e:
         log.error(str(e))
+        if e.hint:
+            log.sink("HINT", e.hint)
         os._exit(1)
     os._exit(0)
 
@@ -198,6 +216,11 @@ def find(target: str, settings: Settings) -> rootfs.Source:
         image = images.pull(reference.parse(target), settings)
         return rootfs.Source(target, lowerdirs=tuple(image.lowerdirs))
     return containers.find(target, settings)
+
+
+_RC = ("/bin/sh", "/etc/rc")
+# For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
+_KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
 class Container:
@@ -221,9 +244,15 @@ class Container:
         if self.image is not None and not self.login_shell:
             return self.image.argv(command)
         # A script that only a shell understands, or no script at all.
+        keep = ""
+        path: tuple[str, ...] = ()
+        if self.login_shell and "PATH" in self.origins:
+            keep, path = _KEEP_PATH, (self.environ["PATH"],)
         if os.path.exists("/etc/rc"):
-            return ("/bin/sh", "/etc/rc", *command)
-        return command if command and not self.login_shell else ("/bin/sh", *_as_shell_command(command))
+            return ("/bin/sh", "-c", keep + ". /etc/rc", "/etc/rc", *path, *command) if keep else _RC + command
+        if command and not self.login_shell:
+            return command
+        return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
     def execute(self, command: "tuple[str, ...]") -> "NoReturn":
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
@@ -237,10 +266,6 @@ class Container:
         execute(argv, self.environ, argv0="-sh" if self.login_shell else "")
 
 
-def _as_shell_command(command: "tuple[str, ...]") -> "tuple[str, ...]":
-    return ("-c", 'exec "$@"', "sh", *command) if command else ()
-
-
 def enter(
     source: rootfs.Source,
     settings: Settings,
@@ -251,11 +276,13 @@ def enter(
     conf: str = "",
     script: "str | None" = None,
     command: "tuple[str, ...]" = (),
+    superuser: bool = False,
 ) -> Container:
     """Move this process into a new container and return what it found there.
 
     ``conf`` is a configuration script, ``script`` stands for the image's
-    /etc/rc, ``command`` is what the container will run.
+    /etc/rc, ``command`` is what the container will run. A ``superuser`` stays in
+    the user namespace in which he is root.
 
     The process keeps its capabilities in the container's user namespace; the
     caller drops them. Raises PenrootError, after which the process is fit only
@@ -268,8 +295,11 @@ def enter(
     with open("/proc/self/cgroup") as f:
         cgroups = f.read()
     more = unshared(settings)
-    enter_namespaces(source, scratch, (0, 0) if remap else (os.geteuid(), os.getegid()), more)
-    root = rootfs.mount(source, scratch, writable=writable)
+    if superuser:
+        enter_as_superuser(source, scratch, more)
+    else:
+        enter_namespaces(source, scratch, (0, 0) if remap else (os.geteuid(), os.getegid()), more)
+    root = rootfs.mount(source, scratch, writable=writable, native=settings.native_overlayfs)
     variables = {**host, "ENROOT_ROOTFS": scratch + "/root"}
     system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]
     fstab = [*image_mounts(root, variables), *system, *namespace_mounts(settings), *user_mounts]
@@ -395,6 +425,17 @@ def enter_namespaces(source: rootfs.Source, scratch: str, ids: "tuple[int, int]"
         unshare(inner)
 
 
+def enter_as_superuser(source: rootfs.Source, scratch: str, more: int) -> None:
+    """The same without a user namespace: whoever is root already keeps all that he may do."""
+    server = rootfs.Server(source.image) if source.image and source.shared < 0 else None
+    unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more)
+    # Without another owner, mounts arrive as peers of the host's.
+    linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
+    rootfs.mount_scratch(scratch)
+    if server is not None:
+        rootfs.attach(server.mount(), scratch + "/lower")
+
+
 def unshare(flags: int) -> None:
     """Unshare namespaces of the container; with a PID namespace, continue as its process 1.
 
@@ -483,12 +524,15 @@ def execute_in(target: str, command: "tuple[str, ...]", env: "tuple[str, ...]", 
     from enroot_py import processes
 
     given = environ.of_options(env, os.environ)
+    outside = os.stat("/proc/self/ns/user").st_ino
     variables, forks = processes.join(processes.find(target, settings))
+    superuser = os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == outside
     variables.update(given)
     child = os.fork() if forks else 0
     if child:
         return wait(child)
-    namespaces.confine(remap_root=os.geteuid() == 0)
+    if not superuser:
+        namespaces.confine(remap_root=os.geteuid() == 0)
     execute(command, variables)
 
 

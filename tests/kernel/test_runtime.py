@@ -7,10 +7,11 @@ import pathlib
 import shutil
 import subprocess
 import threading
+import time
 
 import pytest
 
-from tests.kernel.conftest import User, require
+from tests.kernel.conftest import PREFIX, UID, User, require
 
 CALLS = r"""
 #include <errno.h>
@@ -123,3 +124,108 @@ def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
     command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "penroot", "start", "box", "id", "-u"]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
     assert done.stdout == f"{uid}\n", done.stderr
+
+
+def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``penroot`` by root himself, who has his own places."""
+    require(os.geteuid() == 0, "needs root")
+    own = {"ENROOT_RUNTIME_PATH": str(user.home / "root-run"), "ENROOT_CACHE_PATH": str(user.home / "root-cache")}
+    command = [f"{PREFIX}/bin/penroot", *arguments]
+    environ = {**user.environ, **own, **(env or {})}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("kind", ["directory", "image"])
+def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib.Path, kind: str) -> None:
+    target = "box" if kind == "directory" else str(image)
+    (user.data / "box/bin/chmod").symlink_to("busybox")
+    script = (
+        "readlink /proc/self/ns/user; touch /opt/f; chown 12:34 /opt/f; busybox stat -c %u:%g /opt/f;"
+        "grep -E '^(CapEff|Seccomp):' /proc/self/status; mount -t tmpfs none /mnt && echo mounted"
+    )
+    before = pathlib.Path("/proc/self/mountinfo").read_text()
+    (user.data / "box/mnt").mkdir()
+    words = ("start", "--rw", "-m", "tmpfs:/mnt:tmpfs:x-create=dir", target, "sh", "-c", script)
+    done = as_root(user, *words, env={"ENROOT_ALLOW_SUPERUSER": "y"})
+    namespace, owner, caps, seccomp, mounted = done.stdout.splitlines() or pytest.fail(done.stderr)
+    assert namespace == os.readlink("/proc/self/ns/user")
+    assert (owner, mounted) == ("12:34", "mounted")
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    assert caps.split()[1] == next(line for line in status if line.startswith("CapEff")).split()[1]
+    assert seccomp.split()[1] == next(line for line in status if line.startswith("Seccomp:")).split()[1]
+    assert pathlib.Path("/proc/self/mountinfo").read_text() == before
+    done = as_root(user, *words)
+    assert done.stdout.splitlines()[0] != namespace, done.stderr
+    assert "12:34" not in done.stdout
+
+
+def test_others_gain_nothing_where_superusers_are_allowed(user: User, rootfs: pathlib.Path) -> None:
+    out = user.start("box", "readlink", "/proc/self/ns/user", env={"ENROOT_ALLOW_SUPERUSER": "y"})
+    assert out.strip() != os.readlink("/proc/self/ns/user")
+
+
+def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path) -> None:
+    """They are not mapped, and so have no names inside, but the kernel honours them."""
+    require(os.geteuid() == 0, "needs root to have other groups")
+    share = user.home / "share"
+    share.mkdir()
+    (share / "file").write_text("for the group\n")
+    os.chown(share, 0, 4242)
+    share.chmod(0o2770)
+    arguments = ["start", "-m", f"{share}:/opt/work", "box", "sh", "-c", "cat /opt/work/file; touch /opt/work/mine"]
+    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--groups=4242", "--", f"{PREFIX}/bin/penroot"]
+    done = subprocess.run([*command, *arguments], env=user.environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "for the group\n"), done.stderr
+    made = (share / "mine").stat()
+    assert (made.st_uid, made.st_gid) == (UID, 4242)
+    done = user.penroot(*arguments[:-1], "cat /opt/work/file", status=1)
+    assert "denied" in done.stderr
+
+
+@pytest.fixture
+def fuse_overlayfs() -> str:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
+    if os.geteuid() == 0:
+        os.chmod("/dev/fuse", 0o666)
+    return "fuse-overlayfs:"
+
+
+@pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
+@pytest.mark.parametrize("kind", ["directory", "image"])
+def test_overlays_by_fuse_overlayfs(
+    user: User, image: pathlib.Path, fuse_overlayfs: str, kind: str, options: tuple[str, ...]
+) -> None:
+    target = "box" if kind == "directory" else str(image)
+    own = {"ENROOT_NATIVE_OVERLAYFS": "n"}
+    script = "grep ' / ' /proc/mounts; cat /etc/hostname; touch /opt/x 2>/dev/null || echo closed"
+    lines = user.start(*options, target, "sh", "-c", script, env=own).splitlines()
+    assert lines[-3].startswith(fuse_overlayfs)
+    assert lines[-2:] == [pathlib.Path("/etc/hostname").read_text().strip(), "closed"]
+    if kind == "image":
+        script = "echo new > /opt/new; rm /etc/environment; mkdir /opt/d; mv /opt/new /opt/d/old; ls /etc /opt/d"
+        out = user.start("--rw", *options, target, "sh", "-c", script, env=own)
+        assert out.endswith("/opt/d:\nold\n")
+        assert "environment" not in out
+    wait_for_end_of("fuse-overlayfs", "squashfuse")
+
+
+def wait_for_end_of(*names: str) -> None:
+    """Servers go when the kernel ends their connections, after the last process."""
+
+    def left() -> set[str]:
+        out = subprocess.run(["ps", "-eo", "uid,comm"], capture_output=True, text=True, check=True).stdout
+        return {line.split()[1] for line in out.splitlines() if line.split()[0] == str(UID)} & {n[:15] for n in names}
+
+    end = time.monotonic() + 60
+    while left() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left()
+
+
+def test_fuse_overlayfs_that_is_missing_is_named(user: User, rootfs: pathlib.Path, fuse_overlayfs: str) -> None:
+    require(os.geteuid() == 0, "needs root to hide a program")
+    hide = f'mount --bind /dev/null {shutil.which("fuse-overlayfs")} && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", hide, "sh")
+    done = user.penroot("start", "box", "true", env={"ENROOT_NATIVE_OVERLAYFS": "n"}, prefix=prefix, status=1)
+    assert "fuse-overlayfs is not installed" in done.stderr

@@ -169,13 +169,48 @@ def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib
 def test_explain_shows_what_would_fail(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "--explain", "-m", "/no/such:/x", "box", status=1)
     assert "cannot mount /no/such" in done.stderr
+    assert "[HINT] " in done.stderr
 
 
-def test_login_shell(user: User, rootfs: pathlib.Path) -> None:
-    (rootfs / "etc/profile").write_text("export FROM_PROFILE=yes\n")
-    out = user.start("box", "sh", "-c", "echo $FROM_PROFILE $PATH", env={"ENROOT_LOGIN_SHELL": "yes"})
-    assert out == "yes /opt/bin:/bin:/usr/bin\n"
+RC = 'echo rc >&2\nif [ $# -gt 0 ]; then exec "$@"; fi\nexec echo none\n'
+
+
+@pytest.mark.parametrize("rc", [None, RC], ids=["no rc", "rc"])
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("PATH=/nowhere\n", "/opt/bin:/bin:/usr/bin"),
+        ("PATH=$PATH:/opt/more\n", "/opt/bin:/bin:/usr/bin:/opt/more"),
+        ("", "/opt/bin:/bin:/usr/bin"),
+    ],
+    ids=["replaced", "added to", "left alone"],
+)
+def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: str, rc: str | None) -> None:
+    """Case 25: the image's PATH is kept, whatever /etc/profile says."""
+    (rootfs / "etc/profile").write_text(profile + "export FROM_PROFILE=yes\n")
+    if rc:
+        (rootfs / "etc/rc").write_text(rc)
+    login = {"ENROOT_LOGIN_SHELL": "yes"}
+    words = ("sh", "-c", 'echo "$FROM_PROFILE $PATH $1"', "sh", "a  b")
+    assert user.start("box", *words, env=login) == f"yes {expected} a  b\n"
     assert user.start("box", "sh", "-c", "echo x$FROM_PROFILE") == "x\n"
+    user.penroot("start", "box", "sh", "-c", "exit 7", env=login, status=7)
+
+
+def test_login_shell_takes_the_path_of_the_profile_where_the_image_has_none(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text("A=1\n")
+    (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
+    assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
+
+
+def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
+    conf.write_text("# ENROOT_REMAP_ROOT = yes\n#ENROOT_MAX_PROCESSORS $(nproc)\n#ENROOT_ROOTFS ${BOX}\n")
+    own = {"BOX": "box", "ENROOT_REMAP_ROOT": "no"}
+    assert user.penroot("batch", str(conf), "id", "-u", env=own).stdout == "0\n"
+    out = user.penroot("start", "--explain", "-c", str(conf), "box", "true", env=own).stdout
+    assert f"setting  ENROOT_REMAP_ROOT=yes  ({conf}:1)" in out
+    conf.write_text("mounts() { :; }\n#ENROOT_REMAP_ROOTS=yes\n")
+    assert "box.conf:2: unknown key" in user.penroot("start", "-c", str(conf), "box", status=1).stderr
 
 
 def start(user: User, *arguments: str) -> subprocess.Popen[str]:
@@ -202,10 +237,14 @@ def wait_for_running(user: User) -> dict[str, object]:
     raise AssertionError("it does not run")
 
 
-@pytest.fixture(params=[("box",), ("--rw", "box")], ids=["read-only", "writable"])
+@pytest.fixture(params=[("box",), ("--rw", "box"), ("fuse", "box")], ids=["read-only", "writable", "fuse-overlayfs"])
 def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -> Iterator[dict[str, object]]:
     """A container that runs."""
-    process = start(user, "-e", "MINE=1", *request.param, "sleep", "60")
+    arguments = request.param
+    if arguments[0] == "fuse":
+        user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
+        arguments = arguments[1:]
+    process = start(user, "-e", "MINE=1", *arguments, "sleep", "60")
     try:
         yield wait_for_running(user)
     finally:

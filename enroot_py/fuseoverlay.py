@@ -1,0 +1,102 @@
+"""Overlays by fuse-overlayfs, for kernels that make none for users: ENROOT_NATIVE_OVERLAYFS=n.
+
+The server has a mount namespace of its own, so that it does not keep the container's alive:
+with the last process of that one the kernel ends the connection, and the server goes, and with
+its namespace what is mounted in there. Sources: fuse-overlayfs(1), fuse(4).
+"""
+
+import os
+
+from enroot_py import linux, mounts
+from enroot_py.errors import ContainerError
+from enroot_py.scripts import keep_capabilities
+
+_ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_FIRST = 500  # of the server's descriptors for directories; 3 is /dev/fuse
+
+
+SOURCE = "fuse-overlayfs:"
+
+
+def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> int:
+    """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises ContainerError, OSError.
+
+    ``name`` is a path that lists of mounts show, behind SOURCE.
+    """
+    program = find()
+    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    ready, tell = os.pipe2(os.O_CLOEXEC)
+    start, go = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            # A second fork: the container's program must not find a child it never made.
+            if os.fork():
+                os._exit(0)
+            os.close(ready)
+            os.close(go)
+            linux.unshare(linux.CLONE_NEWNS)
+            os.write(tell, b"r")
+            if os.read(start, 1):  # nothing where the mount failed
+                _serve(program, fuse, lowerdirs, upper, work)
+        finally:
+            os._exit(127)
+    os.close(tell)
+    os.close(start)
+    os.waitpid(pid, 0)
+    try:
+        if not os.read(ready, 1):
+            raise ContainerError("the server of the overlay could not have a mount namespace of its own")
+        options = [f"fd={fuse}", "rootmode=40000", f"user_id={os.geteuid()}", f"group_id={os.getegid()}"]
+        options += ["allow_other", "default_permissions"]
+        mount = mounts.mount_filesystem("fuse.fuse-overlayfs", SOURCE + name, options, _ATTRIBUTES)
+        os.write(go, b"g")
+    finally:
+        os.close(ready)
+        os.close(go)
+        os.close(fuse)
+    try:
+        os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
+    except OSError as e:
+        os.close(mount)
+        raise ContainerError(
+            f"{program} ended at once", hint="see whether it mounts these directories: " + ":".join(lowerdirs)
+        ) from e
+    return mount
+
+
+def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, work: str) -> None:
+    import _signal
+
+    os.setsid()
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP"):
+        _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    # By descriptor: in the words of an option, ":" and "," separate.
+    numbers: list[int] = []
+    for directory in (*lowerdirs, upper, work):
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        numbers.append(os.dup2(fd, _FIRST + len(numbers)))
+    if fuse != 3:
+        os.dup2(fuse, 3)
+    os.set_inheritable(3, True)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    linux.close_range(4, _FIRST - 1, 0)
+    linux.close_range(numbers[-1] + 1, 0xFFFFFFFF, 0)
+    os.chdir("/")
+    keep_capabilities()
+    paths = [f"/proc/self/fd/{number}" for number in numbers]
+    options = f"lowerdir={':'.join(paths[:-2])},upperdir={paths[-2]},workdir={paths[-1]}"
+    os.execve(program, [program, "-f", "-o", options, "/dev/fd/3"], {"PATH": "/usr/bin:/bin"})
+
+
+def find() -> str:
+    for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
+        if os.access(f"{directory}/fuse-overlayfs", os.X_OK):
+            return f"{directory}/fuse-overlayfs"
+    raise ContainerError(
+        f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
+        hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
+    )
