@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from enroot_py import linux
 from enroot_py.errors import PenrootError
@@ -32,33 +32,69 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
     ``tick`` is told, some times a second, how many have ended.
 
     Raises the PenrootError of the first that fails, when all others have been killed.
-    Kills them likewise when it is interrupted itself, by SIGTERM too (SystemExit).
-    What a killed one leaves is the caller's to sweep: an exception raised by a signal
-    can be lost in a destructor, so nothing is built on that.
+    Kills them likewise when it is interrupted itself: SIGINT raises KeyboardInterrupt,
+    SIGTERM SystemExit. What a killed one leaves is the caller's to sweep.
     """
     waiting = list(tasks)
     running: dict[int, int] = {}  # pid -> pipe of its failure
     failure: BaseException | None = None
-    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    try:
-        if default:
-            signal.signal(signal.SIGTERM, _terminated)
-        while failure is None and (waiting or running):
-            while waiting and len(running) < max(1, parallel):
-                _start(waiting.pop(0), running)
-            # The pipe of one that ends is closed, or has what it failed of.
-            ended, _, _ = select.select(list(running.values()), (), (), _TICK if tick else None)
-            for pid in [pid for pid, pipe in running.items() if pipe in ended]:
-                _, status = os.waitpid(pid, 0)
-                failure = _outcome(running.pop(pid), status) or failure
-            if tick:
-                tick(len(tasks) - len(waiting) - len(running))
-    finally:
-        _end(running)
-        if default:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with _Interrupts() as interrupts:
+        try:
+            while failure is None and (waiting or running):
+                while waiting and len(running) < max(1, parallel):
+                    _start(waiting.pop(0), running)
+                # The pipe of one that ends is closed, or has what it failed of.
+                watched = [interrupts.pipe, *running.values()]
+                ended, _, _ = select.select(watched, (), (), _TICK if tick else None)
+                interrupts.check()
+                for pid in [pid for pid, pipe in running.items() if pipe in ended]:
+                    _, status = os.waitpid(pid, 0)
+                    failure = _outcome(running.pop(pid), status) or failure
+                if tick:
+                    tick(len(tasks) - len(waiting) - len(running))
+        finally:
+            _end(running)
     if failure is not None:
         raise failure
+
+
+class _Interrupts:
+    """While it lasts SIGINT and SIGTERM are noted, and raise only where check() is called.
+
+    What a handler raises comes up between any two instructions, also in a
+    destructor, where Python drops it: the interrupt would be lost. ``pipe`` is
+    readable from the first one on. A signal that the caller ignores, or handles
+    in another way, is left alone.
+    """
+
+    def __enter__(self) -> "_Interrupts":
+        self.number = 0
+        self.pipe, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[int, Any] = {}
+        for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) == usual:
+                self._before[number] = usual
+                signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.pipe)
+        os.close(self._wakeup)
+        if kind is None:
+            self.check()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        os.write(self._wakeup, b"!")
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt or SystemExit for the signal that was noted last."""
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number:
+            raise SystemExit(128 + self.number)
 
 
 def _start(task: Callable[[], None], running: dict[int, int]) -> None:
@@ -82,6 +118,7 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, _kill_group)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent()
         if os.getppid() == parent:
@@ -98,10 +135,6 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
 
 def _kill_group(number: int, frame: FrameType | None) -> None:
     os.killpg(0, signal.SIGKILL)  # this process and the program that it runs
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _outcome(pipe: int, status: int) -> BaseException | None:

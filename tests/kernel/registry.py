@@ -65,7 +65,7 @@ http: {{addr: "127.0.0.1:{port}"}}
     with log.open("wb") as out:
         process = subprocess.Popen([program, "serve", str(directory / "config.yml")], stdout=out, stderr=out)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
                 break
             time.sleep(0.05)
@@ -74,7 +74,7 @@ http: {{addr: "127.0.0.1:{port}"}}
         yield Server(f"127.0.0.1:{port}", log)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(10)
+        process.wait(60)
 
 
 @dataclass

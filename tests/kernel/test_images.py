@@ -747,7 +747,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(user: User, registry: Server,
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
         uri = f"docker://{front.host}/test/transfer:1"
         done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
-    assert [" MB/s" in line for line in done.stderr.splitlines()].count(True) == 1 and "\r" not in done.stderr
+    assert 1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= 5 and "\r" not in done.stderr
 
 
 # -- several at once, and killed ones
@@ -760,7 +760,7 @@ def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> 
     with faulty(registry.host) as front:
         many = [popen(user, "create", "-n", f"c{i}", f"docker://{front.host}/test/eight:1") for i in range(8)]
         for process in many:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
         blobs = [path for method, path, _, _ in front.seen if "/blobs/" in path]
         assert sorted(blobs) == sorted(set(blobs)) and len(blobs) == 4
@@ -777,11 +777,10 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for_work(user: User) -> None:
     """Until some layer is being unpacked."""
-    for _ in range(500):
-        if list((user.home / "cache/tmp").glob("layers-*/fs")):
-            return
+    deadline = time.monotonic() + 60
+    while not list((user.home / "cache/tmp").glob("layers-*/fs")):
+        assert time.monotonic() < deadline, "no layer was begun"
         time.sleep(0.01)
-    raise AssertionError("no layer was begun")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -791,13 +790,9 @@ def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Im
         process = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         wait_for_work(user)
         os.killpg(process.pid, number)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode != 0
         assert "Traceback" not in errors
-    for _ in range(100):  # the worker of a parent that SIGTERM ended sees that a moment later
-        if not list((user.home / "cache/tmp").glob("layers-*")):
-            break
-        time.sleep(0.05)
     assert not list((user.home / "cache/tmp").glob("layers-*"))
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1")  # sweeps, and works
 
@@ -812,7 +807,7 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
         time.sleep(0.3)
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
-        _, errors = second.communicate(timeout=20)
+        _, errors = second.communicate(timeout=120)
         assert second.returncode == 0, errors
 
 
@@ -829,7 +824,7 @@ def test_importer_killed_at_random_moments(user: User, registry: Server, rng: ra
         time.sleep(rng.uniform(0.05, 0.5))
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
-        out, errors = second.communicate(timeout=60)
+        out, errors = second.communicate(timeout=120)
         assert (second.returncode, out) == (0, "7"), errors
         user.penroot("cache", "verify")
         user.penroot("cache", "prune")

@@ -38,7 +38,7 @@ def test_the_helper_is_killed_while_eight_tasks_start(lab: Lab, seconds: float) 
     step = lab.popen(["srun", *ON_N1, "-n8", IMAGE, *sh("sleep 0.5; echo done")])
     time.sleep(seconds)
     kill(lab, "-f", HELPER)
-    out, err = step.communicate(timeout=60)
+    out, err = step.communicate(timeout=120)
     # Those that had joined run on, the others end with one line.
     assert "Traceback" not in err
     assert out.count("done") == 8 or step.returncode != 0
@@ -50,7 +50,7 @@ def test_the_helper_is_killed_after_all_have_joined(lab: Lab) -> None:
     for _ in range(4):
         assert step.stdout.readline() == "up\n"
     kill(lab, "-f", HELPER)
-    out, _ = step.communicate(timeout=60)
+    out, _ = step.communicate(timeout=120)
     assert step.returncode == 0
     assert out.count("alice:x:2001") == 4
 
@@ -60,7 +60,7 @@ def test_the_server_of_an_image_is_killed(lab: Lab, file: str) -> None:
     assert step.stdout is not None
     assert step.stdout.readline() == "up\n"
     kill(lab, "-f", "[s]quashfuse")
-    step.communicate(timeout=60)
+    step.communicate(timeout=120)
     assert step.returncode != 0
     assert srun(lab, file, "echo", "again") == "again\n"
 

@@ -31,7 +31,7 @@ def running(lab: Lab, *options: str, before: str = "true", after: str = "true") 
     try:
         yield step
     finally:
-        step.communicate("go\n", timeout=30)
+        step.communicate("go\n", timeout=120)
     assert step.returncode == 0
 
 
@@ -49,7 +49,7 @@ def test_attached_step_outlives_the_first(lab: Lab) -> None:
         second = lab.popen(["srun", *ON_N1, NAME, *sh("echo up; read line; cat /kept")])
         assert second.stdout is not None
         assert second.stdout.readline() == "up\n"
-    out, _ = second.communicate("go\n", timeout=30)
+    out, _ = second.communicate("go\n", timeout=120)
     assert (second.returncode, out) == (0, "1\n")
 
 
@@ -67,7 +67,7 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     name = step.stdout.readline().strip()
     namespace = srun(lab, f"--container-name={name}", "readlink", "/proc/self/ns/mnt")
     assert namespace != lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout
-    step.communicate("go\n", timeout=30)
+    step.communicate("go\n", timeout=120)
 
 
 def test_modes(lab: Lab) -> None:
@@ -104,7 +104,7 @@ def test_fifty_concurrent_reuses(lab: Lab) -> None:
 def test_two_steps_create_one_container(lab: Lab) -> None:
     steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
     for step in steps:
-        _, err = step.communicate(timeout=60)
+        _, err = step.communicate(timeout=120)
         assert step.returncode == 0, err
 
 
@@ -154,7 +154,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab) -> None:
     assert lab.run(["penroot", "list"], node="n1").stdout.startswith("pyxis_")
     lab.run("pkill -KILL -f [p]yxis_py.helper; pkill -KILL slurmstepd; pkill -KILL -u alice", node="n1", user="root")
     lab.run(["scancel", "--user=alice"])
-    step.communicate(timeout=60)
+    step.communicate(timeout=120)
     deadline = time.monotonic() + 20
     while lab.run("ls /run/pyxis/2001; penroot list", node="n1").stdout:
         assert time.monotonic() < deadline

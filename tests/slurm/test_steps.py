@@ -213,7 +213,7 @@ def test_a_program_that_traps_sigterm_keeps_its_files(lab: Lab, squashfs: str) -
     assert job.stdout is not None
     assert job.stdout.readline() == "up\n"
     lab.run("scancel --signal=TERM $(squeue -h -o %i)")
-    out, _ = job.communicate(timeout=30)
+    out, _ = job.communicate(timeout=120)
     assert "saved" in out
 
 
@@ -282,7 +282,7 @@ def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
     time.sleep(seconds)
     lab.run(["scancel", "--user=alice"])
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
 
 
 def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
@@ -290,7 +290,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     time.sleep(1)
     lab.run(["pkill", "-INT", "-x", "srun"])
     lab.run(["pkill", "-INT", "-x", "srun"])
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
     assert job.returncode != 0
 
 
