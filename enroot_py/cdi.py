@@ -116,8 +116,11 @@ class Registry:
                     return str(path)
             for mount in edits.get("mounts") or ():
                 path = str(mount["hostPath"])
-                # Sockets and pipes come and go with their daemons.
-                if not path.startswith(("/run/", "/var/run/", "/tmp/")) and not self.host.exists(path):
+                # Sockets and pipes come and go with their daemons; the files of a driver container do not.
+                passing = path.startswith(("/run/", "/var/run/", "/tmp/")) and not path.startswith(
+                    "/run/nvidia/driver/"
+                )
+                if not passing and not self.host.exists(path):
                     return path
         return ""
 

@@ -92,6 +92,7 @@ class Edits:
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
+        self.programs: list[list[str]] = []  # run first, with the container's root as their last argument
         self.nodes: dict[str, str] = {}  # by path in the container, from that of the host
         self.hidden: list[str] = []
         self.files: dict[str, tuple[str, int]] = {}  # likewise, with the attributes of the mount
@@ -117,7 +118,8 @@ class Edits:
 
     def describe(self) -> "list[str]":
         """One line for each, in the order in which they are done."""
-        lines = [f"hide     {path}" for path in self.hidden]
+        lines = [f"program  {' '.join(command)}" for command in self.programs]
+        lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"device   {target} from {source}" for target, source in sorted(self.nodes.items())]
         lines += [f"cover    {path}" for path in self.tmpfs]
         lines += [f"file     {target} from {source}" for target, (source, _) in sorted(self.files.items())]
@@ -133,6 +135,8 @@ class Edits:
         say = log.explain or log.debug
         for line in self.describe():
             say(line)
+        for command in self.programs:
+            _run(command, context)
         place = _Places(context.root)
         try:
             self._nodes(context, place, whole)
@@ -174,6 +178,17 @@ class Edits:
             return
         if new != old:
             context.write(_CACHE, new)
+
+
+def _run(command: "list[str]", context: "Context") -> None:
+    """Run a program of a vendor with our capabilities, as root would run it. Raises HookError."""
+    from enroot_py import run, scripts
+
+    path = f"{context.host.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    root = os.readlink(f"/proc/self/fd/{context.root}")
+    environ = {**context.host, "PATH": path}
+    command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]
+    run.run(command, error=HookError, environ=environ, before=scripts.keep_capabilities)
 
 
 def shared_dev(context: "Context") -> bool:

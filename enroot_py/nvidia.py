@@ -94,14 +94,15 @@ class GPU:
 
 
 class Mig:
-    """One MIG device: a compute instance of a GPU instance."""
+    """One MIG device: a compute instance of a GPU instance, and the name by which it was asked for."""
 
-    __slots__ = ("gpu", "gi", "ci")
+    __slots__ = ("gpu", "gi", "ci", "name")
 
-    def __init__(self, gpu: GPU, gi: int, ci: int) -> None:
+    def __init__(self, gpu: GPU, gi: int, ci: int, name: str = "") -> None:
         self.gpu = gpu
         self.gi = gi
         self.ci = ci
+        self.name = name
 
 
 class Selection:
@@ -188,6 +189,21 @@ def _is(gpu: GPU, word: str) -> bool:
     return bool(gpu.bus) and word.lower()[-len(gpu.bus) :] == gpu.bus.lower()
 
 
+def names(selection: Selection) -> "list[str]":
+    """A selection in the words that any tool of NVIDIA's takes."""
+    whole = [gpu.uuid or str(gpu.index) for gpu in selection.gpus]
+    return whole + [mig.name for mig in selection.migs]
+
+
+def also_named(word: str, known: "list[GPU]", names: "list[str]") -> str:
+    """The one of ``names`` that means the GPU ``word``: an index, or a UUID; ``word`` where there is none."""
+    if word in names:
+        return word
+    matching = [gpu for gpu in known if _is(gpu, word)]
+    others = [name for gpu in matching[:1] for name in (gpu.uuid, str(gpu.index)) if name in names]
+    return others[0] if len(matching) == 1 and others else word
+
+
 def _have(known: "list[GPU]") -> str:
     if not known:
         return "it has none that its driver knows of: nvidia-smi -L"
@@ -202,7 +218,7 @@ def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable
         gi, _, ci = numbers.partition("/")
         for mig in (mig for gpu in known if gpu.uuid == uuid for mig in instances(host, gpu)):
             if (str(mig.gi), str(mig.ci)) == (gi, ci):
-                return mig
+                return Mig(mig.gpu, mig.gi, mig.ci, word)
         raise HookError(f"{origin}: no MIG device {word} on {where}", hint="nvidia-smi -L lists them")
     gpu_index, _, mig_index = word.partition(":")
     library = nvml()
@@ -212,12 +228,13 @@ def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable
         for gpu in known:
             for number, (uuid, gi_id, ci_id) in library_calls.mig_devices(library, gpu.bus).items():
                 if word == uuid or (gpu_index, mig_index) == (str(gpu.index), str(number)):
-                    return Mig(gpu, gi_id, ci_id)
+                    return Mig(gpu, gi_id, ci_id, word)
     elif not word.startswith("MIG-"):
         matching = [gpu for gpu in known if str(gpu.index) == gpu_index]
         devices = instances(host, matching[0]) if matching else []
         if int(mig_index) < len(devices):
-            return devices[int(mig_index)]
+            mig = devices[int(mig_index)]
+            return Mig(mig.gpu, mig.gi, mig.ci, word)
     else:
         raise HookError(
             f"{origin}: cannot find {word}: libnvidia-ml.so.1 is not on {where}",
@@ -265,10 +282,14 @@ class Driver:
         prefixes = tuple(prefix.decode() for prefix in _PREFIXES)
         for pattern in _LIBRARY_DIRECTORIES:
             directory = pattern.format(machine=os.uname().machine)
-            for name in self.tree.list(directory):
-                # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
-                if name.startswith(prefixes) and len(name.rpartition(".so.")[2]) < 3:
-                    found.setdefault(name, (flags, name, f"{directory}/{name}"))
+            names = [name for name in self.tree.list(directory) if name.startswith(prefixes)]
+            # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
+            sonames = [name for name in names if len(name.rpartition(".so.")[2]) < 3]
+            linked = {name.partition(".so.")[0] for name in sonames}
+            # Those that only other libraries of the driver ask for have the version in their name.
+            sonames += [n for n in names if n.endswith(f".so.{self.version}") and n.partition(".so.")[0] not in linked]
+            for name in sonames:
+                found.setdefault(name, (flags, name, f"{directory}/{name}"))
         return list(found.values())
 
     def library(self, name: str) -> str:
@@ -293,8 +314,11 @@ class Driver:
                 edits.libraries.append((flags, soname, f"{directory}/{soname}"))
 
     def add(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
-        """Libraries, programs, firmware and sockets for ``wanted`` capabilities."""
+        """Libraries, programs and firmware for ``wanted`` capabilities."""
         self._add_libraries(edits, context, wanted)
+        for capability, library in (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1")):
+            if capability in wanted and all(library != name for _, name, _ in edits.libraries):
+                self._warn(library)
         for capability in ("utility", "compute"):
             for program in _PROGRAMS[capability] if capability in wanted else ():
                 for directory in _PROGRAM_DIRECTORIES:
@@ -307,6 +331,15 @@ class Driver:
         if wanted & {"graphics", "display"}:
             for path in _GRAPHICS_FILES:
                 edits.file(self.tree, path)
+
+    def _warn(self, library: str) -> None:
+        from enroot_py import log
+
+        places = [pattern.format(machine=os.uname().machine) for pattern in _LIBRARY_DIRECTORIES]
+        log.warn(
+            f"{os.uname().nodename} has no {library}{' of its driver ' + self.version if self.version else ''}: "
+            f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(places)}"
+        )
 
     def _add_libraries(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
         names = {name for capability in wanted for name in LIBRARIES.get(capability, "").split()}
@@ -356,14 +389,17 @@ def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]"
             f"the NVIDIA driver is loaded but {host.path('/dev/nvidiactl')} does not exist on {os.uname().nodename}",
             hint="as root: nvidia-modprobe -c 0 -u",
         )
-    for name in ("nvidia-uvm", "nvidia-uvm-tools"):
-        edits.node(host, f"/dev/{name}")
+    if not edits.node(host, "/dev/nvidia-uvm") and "compute" in wanted:
+        from enroot_py import log
+
+        log.warn(f"{os.uname().nodename} has no {host.path('/dev/nvidia-uvm')}, without which CUDA finds no GPU")
+    edits.node(host, "/dev/nvidia-uvm-tools")
     if wanted & {"graphics", "display"}:
         edits.node(host, "/dev/nvidia-modeset")
-    caps = {(mig.gpu.minor, mig.gi, mig.ci) for mig in selection.migs}
-    minors = selection.minors
+    caps = cap_nodes(host)
+    given = nodes(selection, caps)
     for gpu in known:
-        if gpu.minor not in minors:
+        if f"/dev/nvidia{gpu.minor}" not in given:
             continue
         if not edits.node(host, f"/dev/nvidia{gpu.minor}"):
             raise HookError(
@@ -373,8 +409,9 @@ def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]"
         if wanted & {"graphics", "display"} and gpu.bus:
             for name in host.list(f"/sys/bus/pci/devices/{gpu.bus}/drm"):
                 edits.node(host, f"/dev/dri/{name}")
-    hide_others(edits, known)
-    _add_mig_nodes(edits, host, selection, caps)
+    for path in given:
+        edits.node(host, path)
+    hide_others(edits, known, given, caps)
     if selection.every and "utility" in wanted:
         for name in host.list("/dev"):
             if name.startswith("nvidia-nvswitch"):
@@ -391,24 +428,25 @@ def add_direct_nodes(edits: Edits, host: Host) -> None:
         edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
 
 
-def hide_others(edits: Edits, known: "list[GPU]") -> None:
-    """Hide the GPUs of which nothing is given."""
-    edits.hidden += [f"/dev/nvidia{gpu.minor}" for gpu in known if f"/dev/nvidia{gpu.minor}" not in edits.nodes]
+def hide_others(edits: Edits, known: "list[GPU]", given: "set[str]", caps: "dict[int, str]") -> None:
+    """Hide the nodes of GPUs and of their instances that are not ``given``."""
+    edits.hidden += sorted(nodes(Selection(tuple(known)), caps) - given)
 
 
-def _add_mig_nodes(edits: Edits, host: Host, selection: Selection, caps: "set[tuple[int, int, int]]") -> None:
+def nodes(selection: Selection, caps: "dict[int, str]") -> "set[str]":
+    """The nodes of GPUs, and those of their instances among ``caps``, as cap_nodes has them."""
+    found = {f"/dev/nvidia{minor}" for minor in selection.minors}
     whole = {gpu.minor for gpu in selection.gpus}
-    for number, name in cap_nodes(host).items():
-        parts = name.split("/")  # gpu0/gi1/access, gpu0/gi1/ci0/access
-        if len(parts) < 3 or not parts[0].startswith("gpu"):
+    parts = {(mig.gpu.minor, mig.gi, mig.ci) for mig in selection.migs}
+    for number, name in caps.items():
+        words = name.split("/")  # gpu0/gi1/access, gpu0/gi1/ci0/access
+        if len(words) < 3 or not words[0].startswith("gpu"):
             continue
-        gpu, gi = int(parts[0][3:]), int(parts[1][2:])
-        ci = int(parts[2][2:]) if len(parts) == 4 else None
-        node = f"/dev/nvidia-caps/nvidia-cap{number}"
-        if gpu in whole or any(c[:2] == (gpu, gi) and ci in (None, c[2]) for c in caps):
-            edits.node(host, node)
-        else:
-            edits.hidden.append(node)
+        gpu, gi = int(words[0][3:]), int(words[1][2:])
+        ci = int(words[2][2:]) if len(words) == 4 else None
+        if gpu in whole or any(part[:2] == (gpu, gi) and ci in (None, part[2]) for part in parts):
+            found.add(f"/dev/nvidia-caps/nvidia-cap{number}")
+    return found
 
 
 def cap_nodes(host: Host) -> "dict[int, str]":

@@ -2,18 +2,18 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from enroot_py import log
 from enroot_py.errors import PenrootError
 
 
-def find(program: str, *, package: str) -> str:
-    """Absolute path of ``program``, or PenrootError naming the package that has it."""
-    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
-    if path is None:
+def find(program: str, *, package: str, path: str | None = None) -> str:
+    """Absolute path of ``program``, looked up in ``path`` or PATH; PenrootError naming the package that has it."""
+    found = shutil.which(program, path=path) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
+    if found is None:
         raise PenrootError(f"{program} is not installed", hint=f"it is in the package {package}")
-    return path
+    return found
 
 
 def run(
@@ -23,8 +23,11 @@ def run(
     environ: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
+    before: Callable[[], None] | None = None,
 ) -> str:
     """Run ``command`` to its end and return its stdout, unless it goes to the descriptor ``stdout``.
+
+    The process that becomes it calls ``before``.
 
     Raises ``error`` with the last two lines that it wrote, to stderr if it did, when it fails.
     """
@@ -37,6 +40,7 @@ def run(
         text=True,
         errors="replace",
         env=environ,
+        preexec_fn=before,  # there is one thread
         check=False,
     )
     if done.returncode != 0:

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.devices import Edits, Host
     from enroot_py.hooks import Context
-    from enroot_py.nvidia import GPU, Selection
+    from enroot_py.nvidia import GPU, Driver, Selection
 
 KIND = "nvidia.com/gpu"
 MODES = ("auto", "cdi", "native", "nvidia-container-cli")
@@ -32,9 +32,11 @@ def wanted(context: "Context") -> "tuple[str, str]":
         return visible, ""
     # Numbers of the nodes in /dev, whatever the task sees. Those of the job are
     # of the batch script's node, and every step inherits them.
-    numbers = context.host.get("SLURM_STEP_GPUS", "")
-    if not numbers and "SLURM_STEP_ID" not in context.host:
-        numbers = context.host.get("SLURM_JOB_GPUS", "")
+    numbers, of_job = context.host.get("SLURM_STEP_GPUS", ""), context.host.get("SLURM_JOB_GPUS", "")
+    if "SLURM_STEP_ID" not in context.host:
+        return visible, numbers or of_job
+    if of_job and not numbers and "NVIDIA_VISIBLE_DEVICES" not in context.host:
+        return "", ""  # a step that was given none of its job's, whatever the image says
     return visible, numbers
 
 
@@ -61,26 +63,31 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     capabilities = nvidia.capabilities(value(context, "NVIDIA_DRIVER_CAPABILITIES"))
     driver = nvidia.Driver(host, driver_root(context, host), nvidia.driver_version(host))
     known = nvidia.gpus(host)
-    check_requirements(context, driver.version, known)
-    if mode == "nvidia-container-cli":
-        run_cli(context, visible or "all", capabilities)
-        return edits
     words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word and word != "none"]
     selection = None
     if allocated:
-        asked = None
-        if context.host.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "all"):
-            asked = nvidia.select(words, known, host, f"NVIDIA_VISIBLE_DEVICES={visible}", driver.nvml)
-        selection = of_slurm(context, known, allocated, asked)
-    if mode == "native" or visible == "none" or not by_cdi(context, host, edits, driver, words, selection, known, mode):
+        selection = of_slurm(context, known, host, allocated, driver)
+        words = ["all"] if selection.every else nvidia.names(selection)
+    if mode == "nvidia-container-cli":
+        if words:
+            chosen = selection or nvidia.select(words, known, host, origin(visible), driver.nvml)
+            words = ["all"] if chosen.every else nvidia.names(chosen)
+            caps = nvidia.cap_nodes(host)
+            nvidia.hide_others(edits, known, nvidia.nodes(chosen, caps), caps)
+        edits.programs.append(cli_command(context, driver, words, capabilities))
+        add_direct(context, host, edits, capabilities)
+        return edits
+    check_requirements(context, driver.version, known)
+    if mode == "native" or visible == "none" or not by_cdi(context, host, edits, driver, words, known, mode):
         if selection is None:
-            selection = nvidia.select(words, known, host, f"NVIDIA_VISIBLE_DEVICES={visible}", driver.nvml)
+            selection = nvidia.select(words, known, host, origin(visible), driver.nvml)
         if visible != "none":
             nvidia.add_nodes(edits, host, selection, known, capabilities)
         driver.add(edits, context, capabilities)
     if "compute" in capabilities:
         nvidia.add_compat(edits, context, driver.version)
     add_optional(context, host, edits, capabilities)
+    add_direct(context, host, edits, capabilities)
     return edits
 
 
@@ -92,57 +99,101 @@ def driver_root(context: "Context", host: "Host") -> str:
     return root
 
 
-def of_slurm(context: "Context", known: "list[GPU]", allocated: str, asked: "Selection | None") -> "Selection":
+def origin(visible: str) -> str:
+    return f"NVIDIA_VISIBLE_DEVICES={visible}"
+
+
+def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
     """The GPUs of the step, of them those that the caller asks for; others that he asks for are reported."""
     from enroot_py import log, nvidia
+    from enroot_py.errors import HookError
+
+    step = of_step(context, known, host, allocated, driver)
+    visible = context.host.get("NVIDIA_VISIBLE_DEVICES", "all")
+    if step.every or visible in ("", "all"):
+        return step
+    words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word]
+    try:
+        asked = nvidia.select(words, known, host, origin(visible), driver.nvml)
+    except HookError as e:
+        # A variable of another node, or of another day.
+        log.warn(f"{e}: the step has {allocated}")
+        return step
+    caps = nvidia.cap_nodes(host)
+    beyond = nvidia.nodes(asked, caps) - nvidia.nodes(step, caps)
+    if not beyond:
+        return asked
+    log.warn(
+        f"{origin(visible)} names GPUs that are not of this step ({', '.join(sorted(beyond))}): it has {allocated}"
+    )
+    return step
+
+
+def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
+    """What Slurm gives the tasks of this step on this node: all GPUs where it cannot be known.
+
+    What of them is not the step's, the device cgroup keeps from it.
+    """
+    from enroot_py import nvidia
+    from enroot_py.errors import HookError
 
     everything = nvidia.Selection(tuple(known), every=True)
-    masks = context.host.get("CUDA_VISIBLE_DEVICES", "")
+    masks = [word for word in context.host.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     numbers = [word for word in allocated.split(",") if word]
-    gpus = tuple(gpu for gpu in known if str(gpu.minor) in numbers)
     bound = context.host.get("SLURMD_TRES_BIND", "").startswith("gpu")
-    if bound or "MIG-" in masks or len(gpus) != len(numbers):
-        # Where tasks are bound to GPUs, a task is told its own and the container
-        # is for all. Numbers of MIG devices are not those of nodes. The device
-        # cgroup hides what is not the step's.
+    if any(mask.startswith("MIG-") for mask in masks):
+        # Numbers of MIG devices are not those of nodes.
+        try:
+            return everything if bound else nvidia.select(masks, known, host, "CUDA_VISIBLE_DEVICES", driver.nvml)
+        except HookError:
+            return everything
+    if bound:
+        own, numbers = numbers, of_all_tasks(context, numbers)
+        if masks == own and numbers != [str(number) for number in range(len(numbers))]:
+            # The numbers that CUDA is told may count all GPUs, see below.
+            return everything
+    gpus = tuple(gpu for gpu in known if str(gpu.minor) in numbers)
+    if not gpus or len(gpus) != len(numbers):
         return everything
-    if asked is not None:
-        beyond = asked.minors - {gpu.minor for gpu in gpus}
-        if not beyond:
-            return asked
-        log.warn(
-            f"NVIDIA_VISIBLE_DEVICES={context.host['NVIDIA_VISIBLE_DEVICES']} names GPUs that are not of this step "
-            f"({', '.join(f'/dev/nvidia{minor}' for minor in sorted(beyond))}): it has {allocated}"
-        )
-    if any(word.isdecimal() and int(word) >= len(gpus) for word in masks.split(",")):
+    if any(mask.isdecimal() and int(mask) >= len(gpus) for mask in masks):
         # Without ConstrainDevices Slurm counts all GPUs of the node, and so
         # must CUDA: with the others hidden, these numbers would mean none.
         return everything
     return nvidia.Selection(gpus)
 
 
+def of_all_tasks(context: "Context", own: "list[str]") -> "list[str]":
+    """The GPUs of all tasks, of which each is told its own where tasks are bound to GPUs; none where nobody says."""
+    if context.host.get("SLURM_GPUS_ON_NODE") == str(len(own)):
+        return own
+    of_job = context.host.get("SLURM_JOB_GPUS", "").split(",")
+    # Of the node on which the batch script runs.
+    here = context.host.get("SLURM_JOB_NUM_NODES") == "1" and set(own) <= set(of_job)
+    return of_job if here else []
+
+
 def by_cdi(
     context: "Context",
     host: "Host",
     edits: "Edits",
-    driver: "object",
+    driver: "Driver",
     words: "list[str]",
-    selection: "Selection | None",
     known: "list[GPU]",
     mode: str,
 ) -> bool:
     """Add the devices as a CDI specification describes them; False where none does and another way is open."""
-    if mode == "auto" and not any(host.list(directory) for directory in ("/etc/cdi", "/var/run/cdi")):
+    from enroot_py import cdi
+
+    if mode == "auto" and not any(host.list(directory) for directory in cdi.DIRECTORIES):
         return False
-    from enroot_py import cdi, log, nvidia
+    from enroot_py import log, nvidia
     from enroot_py.errors import HookError
 
     registry = cdi.Registry(host, context.settings.cache_path)
     names = registry.names(KIND)
-    if selection is not None:
-        words = ["all"] if selection.every else [cdi_name(gpu, names) for gpu in selection.gpus]
     if "all" in words:
         words = ["all"] if "all" in names else names
+    words = [nvidia.also_named(word, known, names) for word in words]
     missing = [word for word in words if word not in names]
     stale = "" if missing else registry.stale(KIND, words)
     if not names or missing or stale:
@@ -155,24 +206,23 @@ def by_cdi(
             log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
         return False
     folders = registry.add(edits, KIND, words)
-    nvidia.hide_others(edits, known)
-    assert isinstance(driver, nvidia.Driver)
+    nvidia.hide_others(edits, known, set(edits.nodes), nvidia.cap_nodes(host))
     driver.link(edits, folders)
     return True
 
 
-def cdi_name(gpu: "GPU", names: "list[str]") -> str:
-    return gpu.uuid if gpu.uuid in names else str(gpu.index)
-
-
 def add_optional(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:
-    """What a host may have besides: rights over MIG, sockets of daemons, GPUDirect Storage."""
+    """What a host may have besides: rights over MIG, and sockets of daemons."""
     for name, number in (("NVIDIA_MIG_CONFIG_DEVICES", 1), ("NVIDIA_MIG_MONITOR_DEVICES", 2)):
         if value(context, name):
             edits.node(host, f"/dev/nvidia-caps/nvidia-cap{number}")
     if "utility" in capabilities:
         for name in ("nvidia-persistenced", "nvidia-fabricmanager"):
             edits.file(host, f"/var/run/{name}/socket")
+
+
+def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:
+    """GPUDirect, which nvidia-container-cli knows little of, and MPS."""
     if "compute" in capabilities:
         from enroot_py import nvidia
 
@@ -181,23 +231,31 @@ def add_optional(context: "Context", host: "Host", edits: "Edits", capabilities:
         edits.file(host, context.host.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", writable=True)
 
 
-def check_requirements(context: "Context", version: str, known: "list[GPU]") -> None:
+def requirements(context: "Context") -> "dict[str, str]":
+    """NVIDIA_REQUIRE_*, unless NVIDIA_DISABLE_REQUIRE says that they do not count."""
+    if value(context, "NVIDIA_DISABLE_REQUIRE") not in ("", "0", "false"):
+        return {}
     names = {name for name in (*context.environ, *context.host) if name.startswith("NVIDIA_REQUIRE_")}
-    if names and value(context, "NVIDIA_DISABLE_REQUIRE") in ("", "0", "false"):
+    return {name: value(context, name) for name in sorted(names)}
+
+
+def check_requirements(context: "Context", version: str, known: "list[GPU]") -> None:
+    if required := requirements(context):
         from enroot_py import nvidia
 
-        nvidia.check_requirements({name: value(context, name) for name in names}, version, known)
+        nvidia.check_requirements(required, version, known)
 
 
-def run_cli(context: "Context", visible: str, capabilities: "set[str]") -> None:
-    """NVIDIA's own program, where a site insists on it. Raises HookError."""
-    from enroot_py import run
-    from enroot_py.errors import HookError
-
-    program = run.find("nvidia-container-cli", package="libnvidia-container-tools")
-    command = [program, "--user", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig"]
-    command += [f"--device={visible}"] if visible != "none" else []
-    command += [f"--{name}" for name in sorted(capabilities)]
+def cli_command(context: "Context", driver: "Driver", words: "list[str]", capabilities: "set[str]") -> "list[str]":
+    """NVIDIA's own program, where a site insists on it, as nvidia-container-cli(1) takes its arguments."""
+    command = ["nvidia-container-cli", "--user"]
+    command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in context.host else []
+    command += [f"--root={driver.tree.prefix}"] if driver.tree.prefix else []
+    # Ubuntu's /sbin/ldconfig is a script that looks for this one.
+    ldconfig = "/sbin/ldconfig.real" if os.path.exists("/sbin/ldconfig.real") else "/sbin/ldconfig"
+    command += ["configure", "--no-cgroups", f"--ldconfig=@{ldconfig}"]
+    command += [f"--device={','.join(words)}"] if words else []
     for name, option in (("NVIDIA_MIG_CONFIG_DEVICES", "mig-config"), ("NVIDIA_MIG_MONITOR_DEVICES", "mig-monitor")):
         command += [f"--{option}={value(context, name)}"] if value(context, name) else []
-    run.run([*command, context.settings.runtime_path + "/root"], error=HookError)
+    command += [f"--{name}" for name in sorted(capabilities)]
+    return command + [f"--require={text}" for text in requirements(context).values()]
