@@ -7,12 +7,14 @@ loaded, where the maker is root: opening one gives ENXIO, not EACCES.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import pwd
 import runpy
 import stat
 import subprocess
+import tempfile
 from typing import Any
 
 from enroot_py.hooks import Context
@@ -97,12 +99,40 @@ int nvmlDeviceGetComputeInstanceId(struct mig *mig, unsigned *id)
 """
 
 
+def _compiled(source: str, soname: str, *options: str) -> bytes:
+    """A shared library, with little in it."""
+    link = ["gcc", "-shared", "-fPIC", *options, f"-Wl,-soname,{soname}", "-x", "c", "-"]
+    with tempfile.NamedTemporaryFile() as out:
+        subprocess.run([*link, "-o", out.name], input=source, text=True, check=True)
+        return pathlib.Path(out.name).read_bytes()
+
+
+@functools.cache
+def _library() -> bytes:
+    source = "const char *fake(void) { return __FILE__; } int cuInit(unsigned f) { return f ? 1 : 0; }\n"
+    return _compiled(source, _LONGEST, "-nostdlib")
+
+
+@functools.cache
+def _nvml() -> bytes:
+    table = ", ".join(
+        f'{{"0000:{BUSES[i]}:00.0", {n}, {gi}, {ci}, "{mig_uuid(i, n)}"}}'
+        for i in MIG_GPUS
+        for n, (gi, ci) in enumerate(MIGS)
+    )
+    source = _NVML.replace("MIGS", table).replace("BUSES", ", ".join(f'"0000:{bus}:00.0"' for bus in BUSES))
+    return _compiled(source, "libnvidia-ml.so.1")
+
+
 class FakeHost:
     """A tree; see the functions below for whole hosts."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         self.version = VERSION
+        self.gpus: list[tuple[int, int]] = []  # index and number of the node
+        self.driver_root = ""
+        self.libraries = ""
         self.directory(*"dev proc/driver sys/class etc run usr/bin var".split())
         (root / "var/run").symlink_to("/run")
 
@@ -134,6 +164,7 @@ class FakeHost:
         self.directory("dev/shm", "dev/pts")
 
     def gpu(self, index: int, bus: str, minor: int, model: str = "NVIDIA A100-SXM4-40GB") -> None:
+        self.gpus.append((index, minor))
         self.node(f"/dev/nvidia{minor}", 195, minor)
         text = (
             f"Model: \t\t {model}\nIRQ:   \t\t 123\nGPU UUID: \t {uuid(index)}\nVideo BIOS: \t 92.00.19.00.01\n"
@@ -144,6 +175,7 @@ class FakeHost:
 
     def driver(self, where: str = "", libraries: str = f"/usr/lib/{TRIPLET}", *, cache: bool = True) -> None:
         """The user's part of the driver beneath ``where``."""
+        self.driver_root, self.libraries = where, libraries
         module = "NVIDIA UNIX x86_64 Kernel Module"
         said = f"NVRM version: {module}  {self.version}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: gcc 12.2.0\n"
         self.file("/proc/driver/nvidia/version", said)
@@ -168,12 +200,7 @@ class FakeHost:
     def _compile(self, where: str, libraries: str) -> dict[str, str]:
         directory = self.root / where.lstrip("/") / libraries.lstrip("/")
         directory.mkdir(parents=True, exist_ok=True)
-        template = directory / "template"
-        source = "const char *fake(void) { return __FILE__; } int cuInit(unsigned f) { return f ? 1 : 0; }\n"
-        link = ["gcc", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-"]
-        subprocess.run([*link, f"-Wl,-soname,{_LONGEST}", "-o", template], input=source, text=True, check=True)
-        content = template.read_bytes()
-        template.unlink()
+        content = _library()
         made = {f"{name}.so.{self.version}": f"{name}.so.{end}" for name, end in LIBRARIES.items()}
         made |= {f"{name}.so.{self.version}": f"{name}.so.{self.version}" for name in INTERNAL}
         for file, soname in made.items():
@@ -181,15 +208,7 @@ class FakeHost:
                 (directory / file).write_bytes(
                     content.replace(_LONGEST.encode(), soname.encode().ljust(len(_LONGEST), b"\0"))
                 )
-        table = ", ".join(
-            f'{{"0000:{BUSES[i]}:00.0", {n}, {gi}, {ci}, "{mig_uuid(i, n)}"}}'
-            for i in MIG_GPUS
-            for n, (gi, ci) in enumerate(MIGS)
-        )
-        nvml = _NVML.replace("MIGS", table).replace("BUSES", ", ".join(f'"0000:{bus}:00.0"' for bus in BUSES))
-        out = directory / f"libnvidia-ml.so.{self.version}"
-        link = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(out), "-x", "c", "-"]
-        subprocess.run(link, input=nvml, text=True, check=True)
+        (directory / f"libnvidia-ml.so.{self.version}").write_bytes(_nvml())
         return made
 
     def ldconfig(self, where: str, libraries: str) -> None:
@@ -203,8 +222,7 @@ class FakeHost:
         """An empty shared library."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
-        link = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", str(made), "-x", "c", "/dev/null"]
-        subprocess.run(link, check=True)
+        made.write_bytes(_compiled("", soname, "-nostdlib"))
 
     def mig(self) -> None:
         """MIG devices on the last two GPUs, and the table of all that could be."""
@@ -262,22 +280,38 @@ class FakeHost:
             self.file(f"/sys/class/{subsystem}/abi_version", "6\n")
 
     def cdi(self, *, name: str = "nvidia.yaml", directory: str = "/etc/cdi") -> pathlib.Path:
-        """A specification as nvidia-ctk writes it."""
+        """A specification as nvidia-ctk writes it: GPUs that are cut up are there by their parts alone."""
         devices = []
-        for index, minor in enumerate(MINORS):
-            node = f"  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{minor}\n"
-            devices += [f"- name: '{index}'\n{node}", f"- name: {uuid(index)}\n{node}"]
-        every = "".join(f"    - path: /dev/nvidia{minor}\n" for minor in sorted(MINORS))
-        devices.append(f"- name: all\n  containerEdits:\n    deviceNodes:\n{every}")
-        mounts = [f"/usr/lib/{TRIPLET}/{lib}.so.{self.version}" for lib in ("libcuda", "libnvidia-ml", "libnvcuvid")]
+        every: set[str] = set()
+        for index, minor in self.gpus:
+            parts = self._migs_of(minor) if index in MIG_GPUS else []
+            named = [((f"{index}:{n}", mig_uuid(index, n)), caps) for n, caps in enumerate(parts)]
+            for names, caps in named or [((str(index), uuid(index)), [])]:
+                nodes = [f"/dev/nvidia{minor}", *caps]
+                every.update(nodes)
+                devices += [(each, nodes) for each in names]
+        devices.append(("all", sorted(every)))
+        text = "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n"
+        for each, nodes in devices:
+            text += f"- name: {repr(each) if each[0].isdigit() else each}\n  containerEdits:\n    deviceNodes:\n"
+            text += "".join(f"    - path: {node}\n" for node in nodes)
+        text += _COMMON.format(libraries=self.libraries)
+        mounts = [f"{self.libraries}/{lib}.so.{self.version}" for lib in ("libcuda", "libnvidia-ml", "libnvcuvid")]
         mounts.append("/usr/bin/nvidia-smi")
-        text = "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n" + "".join(devices) + _COMMON
         options = "    options:\n    - ro\n    - nosuid\n    - nodev\n    - bind\n"
-        text += "".join(f"  - containerPath: {path}\n    hostPath: {path}\n{options}" for path in mounts)
+        for path in mounts:
+            text += f"  - containerPath: {path}\n    hostPath: {self.driver_root}{path}\n{options}"
         return self.file(f"{directory}/{name}", text)
 
+    def _migs_of(self, minor: int) -> list[list[str]]:
+        """The nodes of the instances of a GPU, besides its own."""
+        if not (self.root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").exists():
+            return []
+        numbers = [(cap_number(minor, gi), cap_number(minor, gi, ci)) for gi, ci in MIGS]
+        return [[f"/dev/nvidia-caps/nvidia-cap{number}" for number in pair] for pair in numbers]
 
-_COMMON = f"""containerEdits:
+
+_COMMON = """containerEdits:
   env:
   - NVIDIA_VISIBLE_DEVICES=void
   - FROM_CDI=yes
@@ -294,7 +328,7 @@ _COMMON = f"""containerEdits:
     - hook
     - create-symlinks
     - --link
-    - libcuda.so.1::/usr/lib/{TRIPLET}/libcuda.so
+    - libcuda.so.1::{libraries}/libcuda.so
   - hookName: createContainer
     path: /usr/bin/nvidia-ctk
     args:
@@ -302,7 +336,7 @@ _COMMON = f"""containerEdits:
     - hook
     - update-ldcache
     - --folder
-    - /usr/lib/{TRIPLET}
+    - {libraries}
   mounts:
 """
 
@@ -334,6 +368,8 @@ def dgx_a100(root: pathlib.Path) -> FakeHost:
         host.node(f"/dev/nvidia-nvswitch{number}", 506, number)
     host.node("/dev/nvidia-nvswitchctl", 506, 255)
     host.node("/dev/gdrdrv", 236, 0)
+    host.node("/dev/knem", 10, 60)
+    host.node("/dev/xpmem", 10, 61)
     host.node("/dev/nvidia-fs0", 235, 0)
     host.node("/dev/nvidia-caps-imex-channels/channel0", 510, 0)
     host.file("/etc/cufile.json", "{}\n")

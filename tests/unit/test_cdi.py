@@ -13,8 +13,8 @@ from enroot_py import cdi
 from enroot_py.devices import Edits, Host
 from enroot_py.errors import HookError
 from tests import fakehost
-from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, uuid
-from tests.unit.test_nvidia import gpus, planned
+from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid
+from tests.unit.test_nvidia import caps, gpus, planned
 
 LIB = f"/usr/lib/{TRIPLET}"
 
@@ -68,7 +68,9 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
     assert gpus(edits) == minors
     assert edits.environ == {"FROM_CDI": "yes"}
-    assert set(edits.hidden) == {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
+    gone = {path for path in edits.hidden if "caps" not in path}
+    assert gone == {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
+    assert len(edits.hidden) - len(gone) == (0 if visible == "all" else 12)
     assert f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files  # all that is written there, whatever the capabilities
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
@@ -76,11 +78,45 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     assert (0x303, "libnvcuvid.so.1", f"{LIB}/libnvcuvid.so.1") in edits.libraries
 
 
+@pytest.mark.parametrize("visible", ["6:1", mig_uuid(6, 1)])
+def test_mig_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
+    dgx.cdi()
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+    assert gpus(edits) == {4}
+    assert caps(edits) == {cap_number(4, 2), cap_number(4, 2, 0)}
+    assert edits.environ == {"FROM_CDI": "yes"}
+    assert f"/dev/nvidia-caps/nvidia-cap{cap_number(4, 1)}" in edits.hidden
+
+
+def test_specification_that_has_indices_alone(dgx: FakeHost, box: pathlib.Path) -> None:
+    path = dgx.cdi()
+    path.write_text(path.read_text().replace("- name: GPU-", "- name: other-"))
+    for visible in (uuid(3), "GPU-00000003", "0000:4e:00.0"):
+        edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+        assert gpus(edits) == {1}
+        assert edits.environ == {"FROM_CDI": "yes"}
+
+
+def test_specification_of_a_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.driver_container(tmp_path / "host")
+    path = host.cdi()
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
+    assert (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
+    path.write_text(path.read_text().replace(VERSION, "470.10"))
+    with pytest.raises(HookError, match=r"470\.10"):
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
+
+
 def test_slurm_allocation_through_cdi(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
     edits = planned(dgx, box, {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"})
     assert gpus(edits) == {2, 3}
     assert edits.environ == {"FROM_CDI": "yes"}
+    # Of a step with a GPU that is cut up the caller wants one part.
+    asked = {"SLURM_STEP_GPUS": "4,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": mig_uuid(6, 1)}
+    edits = planned(dgx, box, asked)
+    assert (gpus(edits), caps(edits)) == ({4}, {cap_number(4, 2), cap_number(4, 2, 0)})
 
 
 def test_json_says_the_same(dgx: FakeHost, box: pathlib.Path) -> None:
@@ -119,8 +155,9 @@ def test_specification_of_another_driver_is_not_used(
 
 def test_device_that_no_specification_has_is_looked_for_natively(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
-    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6:1"})
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6"})  # whole, though it is cut up
     assert gpus(edits) == {4}
+    assert len(caps(edits)) == 6
     assert not edits.environ
 
 

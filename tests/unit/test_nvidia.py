@@ -191,6 +191,10 @@ def test_requirements_of_an_image(dgx: FakeHost, box: pathlib.Path, requirement:
     assert gpus(planned(dgx, box, {"NVIDIA_DISABLE_REQUIRE": "1"}, image))
 
 
+BOUND = {"SLURMD_TRES_BIND": "gpu:per_task:1"}
+ALONE = {"SLURM_JOB_NUM_NODES": "1"}
+
+
 @pytest.mark.parametrize(
     ("caller", "minors"),
     [
@@ -202,12 +206,21 @@ def test_requirements_of_an_image(dgx: FakeHost, box: pathlib.Path, requirement:
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "2"}, {4, 5, 6, 7}),
         # With --gpus-per-task the first task is told its own alone; the container is for all tasks.
         ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": "gpu:per_task:1"}, set(MINORS)),
+        # Unless its own are all that the step has on this node, or the batch script's node is the only one.
+        ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, {4}),
+        ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
+        ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "0,1", **ALONE}, {0, 1}),
+        ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2", **ALONE}, set(MINORS)),
+        ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "5,6", **ALONE}, set(MINORS)),
+        ({**BOUND, "SLURM_STEP_GPUS": "4", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
         # A step inherits what the batch script's node has: not its own.
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
         # No ConstrainDevices: the numbers that CUDA is told count all GPUs.
         ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, set(MINORS)),
         # A MIG device of Slurm has a number that is no node's.
         ({"SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": "MIG-x"}, set(MINORS)),
+        ({"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}, {4, 5}),
+        ({**BOUND, "SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": mig_uuid(6, 1)}, set(MINORS)),
         # Index 0 has the node 2.
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "0"}, {2}),
         ({"SLURM_STEP_GPUS": "2,3", "NVIDIA_VISIBLE_DEVICES": "none"}, set()),
@@ -219,10 +232,106 @@ def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str
     assert gpus(planned(dgx, box, caller)) == minors
 
 
-def test_stale_variable_is_reported(dgx: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    caller = {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "4"}
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("4", "/dev/nvidia6"),
+        ("0,4", "/dev/nvidia6"),
+        (mig_uuid(6, 1), "/dev/nvidia4"),
+        ("9", "no GPU '9'"),
+        ("GPU-of-another-node", "no GPU"),
+        (mig_uuid(0, 0), "no MIG device"),
+    ],
+)
+def test_stale_variable_is_reported(
+    dgx: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str], visible: str, said: str
+) -> None:
+    caller = {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": visible}
     assert gpus(planned(dgx, box, caller)) == {2, 3}
-    assert "/dev/nvidia6" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"NVIDIA_VISIBLE_DEVICES={visible}" in err
+    assert said in err
+    assert "it has 2,3" in err or "the step has 2,3" in err
+
+
+def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:
+    """Slurm names them by UUID; its numbers are of no use."""
+    caller = {"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}
+    assert caps(planned(dgx, box, caller)) == {
+        cap_number(4, 2),
+        cap_number(4, 2, 0),
+        cap_number(5, 1),
+        cap_number(5, 1, 0),
+    }
+
+
+def test_step_without_gpus_of_a_job_with_some(dgx: FakeHost, box: pathlib.Path) -> None:
+    """Every image with CUDA says "all"."""
+    image = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    step = {"SLURM_STEP_ID": "3", "SLURM_JOB_GPUS": "1,2"}
+    assert planned(dgx, box, step, image).describe() == []
+    assert gpus(planned(dgx, box, {**step, "NVIDIA_VISIBLE_DEVICES": "0"}, image)) == {2}
+    assert gpus(planned(dgx, box, {**step, "SLURM_STEP_GPUS": "2"}, image)) == {2}
+    # A cluster whose Slurm knows of no GPUs.
+    assert gpus(planned(dgx, box, {"SLURM_STEP_ID": "3"}, image)) == set(MINORS)
+
+
+CLI = ["nvidia-container-cli", "--user"]
+CONFIGURE = ["configure", "--no-cgroups"]
+
+
+@pytest.mark.parametrize(
+    ("caller", "arguments"),
+    [
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ["--device=all", "--compute", "--utility"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "none"}, ["--compute", "--utility"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,3"}, [f"--device={uuid(0)},{uuid(3)}", "--compute", "--utility"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=1"}, [f"--device={uuid(1)}", "--compute", "--utility"]),
+        ({"NVIDIA_VISIBLE_DEVICES": mig_uuid(6, 2)}, [f"--device={mig_uuid(6, 2)}", "--compute", "--utility"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "6:2"}, ["--device=6:2", "--compute", "--utility"]),
+        (
+            {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "utility,video"},
+            [f"--device={uuid(0)}", "--utility", "--video"],
+        ),
+        (
+            {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "0"},
+            [f"--device={uuid(0)}", "--mig-config=all", "--mig-monitor=0", "--compute", "--utility"],
+        ),
+        (
+            {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_REQUIRE_B": "arch>=9.0", "NVIDIA_REQUIRE_A": "cuda>=99 brand=x"},
+            [f"--device={uuid(0)}", "--compute", "--utility", "--require=cuda>=99 brand=x", "--require=arch>=9.0"],
+        ),
+        (
+            {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_REQUIRE_A": "cuda>=99", "NVIDIA_DISABLE_REQUIRE": "1"},
+            [f"--device={uuid(0)}", "--compute", "--utility"],
+        ),
+        (
+            {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"},
+            [f"--device={uuid(0)},{uuid(1)}", "--compute", "--utility"],
+        ),
+    ],
+)
+def test_arguments_of_nvidias_own_program(
+    dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], arguments: list[str]
+) -> None:
+    edits = planned(dgx, box, {**caller, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"})
+    [command] = edits.programs
+    ldconfig = next(path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if pathlib.Path(path).exists())
+    assert command == [*CLI, f"--root={dgx.root}", *CONFIGURE, f"--ldconfig=@{ldconfig}", *arguments]
+    assert not libraries(edits)
+    assert not gpus(edits)
+
+
+def test_nvidias_own_program_and_the_driver_of_a_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.driver_container(tmp_path / "host")
+    caller = {"NVIDIA_VISIBLE_DEVICES": "all", "PENROOT_NVIDIA_MODE": "nvidia-container-cli", "NVIDIA_DEBUG_LOG": "1"}
+    [command] = planned(host, box, caller).programs
+    assert command[:4] == [*CLI, "--debug=/dev/stderr", f"--root={host.root}/run/nvidia/driver"]
+
+
+def test_unknown_way_to_find_gpus(dgx: FakeHost, box: pathlib.Path) -> None:
+    with pytest.raises(HookError, match="PENROOT_NVIDIA_MODE=magic"):
+        planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "magic"})
 
 
 def test_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
@@ -237,9 +346,13 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/local/nvidia/lib64/libcuda.so.{VERSION}")
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+    every = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "all"})
+    assert libraries(every) == set(fakehost.LIBRARIES) | set(fakehost.INTERNAL)
 
 
-def test_libraries_of_an_older_driver_are_left_out(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+def test_libraries_of_an_older_driver_are_left_out(
+    tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     host = fakehost.consumer(tmp_path / "host")
     host.file(
         "/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Rel\n"
@@ -248,6 +361,10 @@ def test_libraries_of_an_older_driver_are_left_out(tmp_path: pathlib.Path, box: 
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert libraries(edits) == set()
     assert gpus(edits) == {0}
+    err = capsys.readouterr().err
+    assert "no libcuda.so.1 of its driver 550.54.15" in err
+    assert f"{host.root}/etc/ld.so.cache" in err
+    assert "/usr/local/nvidia/lib64" in err
 
 
 def test_image_with_newer_libcuda_keeps_it(dgx: FakeHost, box: pathlib.Path) -> None:
@@ -279,9 +396,12 @@ def no_uvm(tmp_path: pathlib.Path) -> Iterator[FakeHost]:
     yield host
 
 
-def test_optional_things_may_be_missing(no_uvm: FakeHost, box: pathlib.Path) -> None:
+def test_optional_things_may_be_missing(
+    no_uvm: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
     assert gpus(planned(no_uvm, box, said)) == {0}
+    assert "/dev/nvidia-uvm" in capsys.readouterr().err
     (no_uvm.root / "dev/nvidiactl").unlink()
     with pytest.raises(HookError, match="nvidiactl") as caught:
         planned(no_uvm, box, said)
