@@ -8,6 +8,7 @@ loaded, where the maker is root: opening one gives ENXIO, not EACCES.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pathlib
 import pwd
@@ -393,6 +394,31 @@ def consumer(root: pathlib.Path) -> FakeHost:
     host.standard_nodes()
     host.gpu(0, "01", 0, "NVIDIA GeForce RTX 3090")
     host.driver(libraries="/usr/local/nvidia/lib64", cache=False)
+    return host
+
+
+def other_vendors(root: pathlib.Path) -> FakeHost:
+    """Two GPUs of AMD and one of Intel, which a specification describes in part."""
+    host = FakeHost(root)
+    host.standard_nodes()
+    host.node("/dev/kfd", 240, 0)
+    for number in range(3):
+        host.node(f"/dev/dri/card{number}", 226, number)
+        host.node(f"/dev/dri/renderD{128 + number}", 226, 128 + number)
+    host.directory("dev/dri/by-path")
+    devices = [("amd.com/gpu", {str(n): ["/dev/kfd", f"/dev/dri/renderD{128 + n}"] for n in range(2)})]
+    devices.append(("intel.com/gpu", {"card2": ["/dev/dri/card2", "/dev/dri/renderD130"]}))
+    for kind, named in devices:
+        spec = {
+            "cdiVersion": "0.6.0",
+            "kind": kind,
+            "devices": [
+                {"name": name, "containerEdits": {"deviceNodes": [{"path": path} for path in paths]}}
+                for name, paths in named.items()
+            ],
+            "containerEdits": {"env": [f"VENDOR={kind}"]},
+        }
+        host.file(f"/etc/cdi/{kind.replace('/', '-')}.json", json.dumps(spec))
     return host
 
 

@@ -550,31 +550,6 @@ def test_nvidias_own_program_is_missing(user: User, dgx: FakeHost, box: pathlib.
     assert "libnvidia-container-tools" in err
 
 
-def other_vendors(root: pathlib.Path) -> FakeHost:
-    """Two GPUs of AMD and one of Intel, which a specification describes in part."""
-    host = FakeHost(root)
-    host.standard_nodes()
-    host.node("/dev/kfd", 240, 0)
-    for number in range(3):
-        host.node(f"/dev/dri/card{number}", 226, number)
-        host.node(f"/dev/dri/renderD{128 + number}", 226, 128 + number)
-    host.directory("dev/dri/by-path")
-    devices = [("amd.com/gpu", {str(n): ["/dev/kfd", f"/dev/dri/renderD{128 + n}"] for n in range(2)})]
-    devices.append(("intel.com/gpu", {"card2": ["/dev/dri/card2", "/dev/dri/renderD130"]}))
-    for kind, named in devices:
-        spec = {
-            "cdiVersion": "0.6.0",
-            "kind": kind,
-            "devices": [
-                {"name": name, "containerEdits": {"deviceNodes": [{"path": path} for path in paths]}}
-                for name, paths in named.items()
-            ],
-            "containerEdits": {"env": [f"VENDOR={kind}"]},
-        }
-        host.file(f"/etc/cdi/{kind.replace('/', '-')}.json", json.dumps(spec))
-    return host
-
-
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [
@@ -588,7 +563,7 @@ def other_vendors(root: pathlib.Path) -> FakeHost:
 )
 def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str, ...], expected: set[str]) -> None:
     require_nodes()
-    become(user, other_vendors(user.home / "host"))
+    become(user, fakehost.other_vendors(user.home / "host"))
     # A step on such a node: Slurm numbers its GPUs too, and there is no driver of NVIDIA.
     environ = {"ENROOT_RESTRICT_DEV": "yes", "SLURM_STEP_GPUS": "0", "ROCR_VISIBLE_DEVICES": "0"}
     options = [word for device in devices for word in ("--device", device)]
@@ -608,7 +583,7 @@ def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str
 
 def test_gpus_of_other_vendors_are_in_the_hosts_dev(user: User, box: pathlib.Path) -> None:
     require_nodes()
-    become(user, other_vendors(user.home / "host"))
+    become(user, fakehost.other_vendors(user.home / "host"))
     assert {"kfd", "dri"} <= set(user.start("box", "ls", "/dev").split())
 
 

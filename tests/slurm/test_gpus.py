@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ def test_allocated_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
     out = srun(lab, dgx, "--gres=gpu:2", script=script)
     assert out[:4] == ["nvidia0", "nvidia1", "0,1", "/usr/bin/nvidia-smi"]
     assert out[4].endswith("/libcuda.so.1")
+    direct = ["/dev/gdrdrv", "/dev/knem", "/dev/nvidia-caps-imex-channels/channel0", "/dev/nvidia-fs0", "/dev/xpmem"]
+    assert srun(lab, dgx, "--gres=gpu:1", script=f"ls {' '.join(direct)}") == direct
 
 
 def test_step_without_gpus_has_none(lab: Lab, dgx: dict[str, str]) -> None:
@@ -50,11 +53,122 @@ def test_each_task_is_told_its_own(lab: Lab, dgx: dict[str, str]) -> None:
     assert sorted(srun(lab, dgx, "-n2", "--gpus-per-task=1", script=script)) == ["0", "1"]
 
 
+@pytest.mark.parametrize("bind", ["single:1", "map_gpu:1,0", "per_task:1"])
+def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) -> None:
+    script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "$CUDA_VISIBLE_DEVICES"'
+    assert sorted(srun(lab, dgx, "-n2", "--gres=gpu:2", f"--gpu-bind={bind}", script=script)) == ["0", "1"]
+
+
+def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
+    """On one node the job's GPUs are the batch script's, so that the container can have those of all tasks."""
+    script = "\n".join(
+        [
+            "#!/bin/bash",
+            f'srun --gpus-per-task=1 {IMAGE} sh -c "echo \\$({GPUS})" > out.bound',
+        ]
+    )
+    lab.run(["sh", "-c", "cat > bound.sbatch"], input=script)
+    lab.run(["sbatch", "--wait", "-N1", "-n2", "--gres=gpu:2", "-o", "out.log", "bound.sbatch"], env=dgx)
+    assert lab.run(["cat", "out.bound"]).stdout.split() == ["nvidia0", "nvidia1"] * 2
+
+
+# A node whose driver is not loaded was reached nevertheless; one that the cgroup refuses was not.
+OPENED = """
+for n in 0 1 2 3; do
+    test -e /dev/nvidia$n || continue
+    said=$( (exec 3< /dev/nvidia$n) 2>&1) && echo $n && continue
+    case $said in
+    *"No such device"* | *"Input/output"*) echo $n ;;
+    *"not permitted"*) echo no$n ;;
+    *) echo "$said" ;;
+    esac
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def constrained(lab: Lab) -> Iterator[dict[str, str]]:
+    """The same on n1 with ConstrainDevices: the GPUs of this host have the numbers of Slurm's device files."""
+    if not os.path.isdir("/sys/fs/cgroup/devices"):
+        pytest.skip("the device cgroup of this machine is made of eBPF, which Slurm asks of systemd")
+    host = fakehost.FakeHost(pathlib.Path(lab.root, "home/alice/four"))
+    host.standard_nodes()
+    host.driver()
+    for index in range(4):
+        host.gpu(index, fakehost.BUSES[index], index)
+        (host.root / f"dev/nvidia{index}").unlink()
+        host.node(f"/dev/nvidia{index}", 4, index)
+    conf = pathlib.Path(lab.root, "etc/slurm/cgroup.conf")
+    before = conf.read_text()
+    try:
+        conf.write_text(before + "ConstrainDevices=yes\n")
+        lab.restart_daemon("n1", "slurmd")
+        yield {"PENROOT_HOST_ROOT": "/home/alice/four", "ENROOT_RESTRICT_DEV": "yes"}
+    finally:
+        conf.write_text(before)
+        lab.restart_daemon("n1", "slurmd")
+        shutil.rmtree(host.root)
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        (("--gres=gpu:2",), ["0", "1"]),
+        (("-n2", "--gres=gpu:3"), ["0", "1", "2"] * 2),
+        # Bound tasks: the nodes are there for all, and Slurm refuses what is not the step's.
+        (("-n2", "--gpus-per-task=1"), ["0", "no1", "no2", "no3", "no0", "1", "no2", "no3"]),
+        # A step without any, whatever the image says.
+        ((), ["no0", "no1", "no2", "no3"]),
+    ],
+    ids=["two", "three", "bound", "none"],
+)
+def test_device_cgroup_agrees(
+    lab: Lab, constrained: dict[str, str], options: tuple[str, ...], opened: list[str]
+) -> None:
+    visible = {} if options else {"NVIDIA_VISIBLE_DEVICES": "all"}
+    assert sorted(srun(lab, {**constrained, **visible}, "-w", "n1", *options, script=OPENED)) == sorted(opened)
+
+
 def test_variable_of_another_day_is_reported(lab: Lab, dgx: dict[str, str]) -> None:
     env = {**dgx, "NVIDIA_VISIBLE_DEVICES": "5"}
     done = lab.run(["srun", "--gres=gpu:1", IMAGE, "sh", "-c", GPUS], env=env)
     assert done.stdout.split() == ["nvidia0"]
     assert "NVIDIA_VISIBLE_DEVICES=5" in done.stderr
+
+
+def test_gpus_of_other_vendors(lab: Lab) -> None:
+    """By name or by path, in variables: Slurm's GPUs of AMD and Intel have these nodes."""
+    host = fakehost.other_vendors(pathlib.Path(lab.root, "home/alice/amd"))
+    env = {"PENROOT_HOST_ROOT": "/home/alice/amd", "ENROOT_RESTRICT_DEV": "yes"}
+    script = "find /dev/kfd /dev/dri -type c 2> /dev/null; true"
+    try:
+        for devices, expected in (
+            ("amd.com/gpu=1", ["/dev/dri/renderD129", "/dev/kfd"]),
+            ("intel.com/gpu=card2,/dev/kfd", ["/dev/dri/card2", "/dev/dri/renderD130", "/dev/kfd"]),
+            ("", []),
+        ):
+            given = {**env, "ENROOT_DEVICES": devices} if devices else env
+            assert sorted(srun(lab, given, "--gres=gpu:1", script=script)) == expected
+        command = ["srun", "--gres=gpu:1", IMAGE, "true"]
+        done = lab.run(command, env={**env, "ENROOT_DEVICES": "amd.com/gpu=7"}, check=False)
+        assert done.returncode != 0
+        assert "no CDI device amd.com/gpu=7" in done.stderr
+    finally:
+        shutil.rmtree(host.root)
+
+
+def test_variables_and_limits_of_the_fabric_pass_unchanged(lab: Lab) -> None:
+    value = "a'b\"c $(id) `x`; \\ ünï=*,[0-3]"
+    names = ("HCOLL_MAIN_IB", "SHARP_COLL_LOG", "UCX_TLS", "NCCL_IB_HCA")
+    script = "env | grep -aE '^(HCOLL|SHARP|UCX|NCCL)_' | sort; grep -E 'locked|stack' /proc/self/limits; df /dev/shm"
+    command = ["srun", "--propagate=MEMLOCK,STACK", IMAGE, "sh", "-c", script]
+    limited = ["prlimit", "--memlock=49152:", "--stack=6144000:"]
+    env = dict.fromkeys(names, value)
+    inside = lab.run([*limited, *command], env=env).stdout.splitlines()
+    assert inside[:4] == sorted(f"{name}={value}" for name in names)
+    outside = lab.run([*limited, *[word for word in command if word != IMAGE]], env=env).stdout.splitlines()
+    assert inside == outside
+    assert [line.split()[3] for line in inside[4:6]] == ["6144000", "49152"]
 
 
 def test_caller_may_refuse(lab: Lab, dgx: dict[str, str]) -> None:
