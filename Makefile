@@ -72,6 +72,9 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	chmod 755 $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
 	mkdir -p $(PREFIX)/share/bash-completion/completions
 	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
+	$(PREFIX)/bin/penroot manual $(PREFIX)/share/man
+	mkdir -p $(PREFIX)/share/penroot/apparmor
+	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
 	chmod -R a+rX $(PREFIX)
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; fi
@@ -80,7 +83,9 @@ plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
 	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/spank_pyxis.so
 
 uninstall: ## remove what install put there
-	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	rm -f $(PREFIX)/share/man/man1/penroot*.1 $(PREFIX)/share/man/man5/penroot*.5
+	rm -f $(PREFIX)/share/bash-completion/completions/penroot
 
 clean:
 	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/_linux*.so enroot_py/_linux.c

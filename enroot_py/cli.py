@@ -266,6 +266,15 @@ def completion(shell: str) -> None:
     click.echo(found(penroot, {}, name, f"_{name.upper()}_COMPLETE").source())
 
 
+@penroot.command("manual", hidden=True)
+@click.argument("directory", type=click.Path())
+def manual_(directory: str) -> None:
+    """Write the manual pages to man1 and man5 of DIRECTORY: what make install does."""
+    from enroot_py import manual
+
+    manual.write(penroot, directory)
+
+
 @penroot.group(context_settings=_CONTEXT)
 def cache() -> None:
     """Show, check and clean the store of images."""

@@ -52,9 +52,27 @@ class Context:
     def exists(self, path: str) -> bool:
         return paths.exists(self.root, path)
 
+    def is_directory(self, path: str) -> bool:
+        try:
+            os.close(paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            return False
+        return True
+
+    def list(self, path: str) -> "list[str]":
+        """Names in a directory, sorted; none if there is no such directory."""
+        try:
+            fd = paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+
     def write(self, path: str, content: bytes) -> None:
         """Replace a file, unless it says the same already."""
-        if self.read(path) != content:
+        if self.read(path) != content or (not content and not self.exists(path)):
             paths.write(self.root, path, content)
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:

@@ -39,19 +39,22 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, proc: str = "/proc") -> str:
+    """What the administrator has to change, by what ``proc`` says of the kernel."""
     node = os.uname().nodename
     for path, bad, advice in (
-        ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
-        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
+        ("sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
         (
-            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "sys/kernel/apparmor_restrict_unprivileged_userns",
             "1",
-            "load an AppArmor profile that allows userns, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+            f"install -m 644 {_apparmor_profile()} /etc/apparmor.d/penroot && "
+            "apparmor_parser --replace /etc/apparmor.d/penroot; "
+            "or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         ),
     ):
         try:
-            with open(path) as f:
+            with open(f"{proc}/{path}") as f:
                 if f.read().strip() == bad:
                     return f"on {node}, as root: {advice}"
         except OSError:
@@ -61,6 +64,14 @@ def _advice(error: OSError) -> str:
     if error.errno == errno.EPERM:
         return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
     return ""
+
+
+def _apparmor_profile() -> str:
+    """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    prefix = os.path.dirname(os.path.dirname(above))
+    installed = f"{prefix}/share/penroot/apparmor/penroot"
+    return installed if os.path.exists(installed) else f"{above}/configs/apparmor/penroot"
 
 
 def confine(*, remap_root: bool) -> None:

@@ -1,7 +1,8 @@
 """User database: the caller exists inside, with a home directory.
 
 Entries of the image stay, except those that the caller's replace and _apt:
-without that user apt does not try to drop privileges that nobody has.
+without that user apt does not try to drop privileges that nobody has. What the
+image says of new users, in /etc/login.defs and /etc/default/useradd, holds.
 """
 
 import grp
@@ -16,7 +17,9 @@ OVERFLOW = 65534  # user_namespaces(7): who is not mapped
 
 def run(context: "Context") -> None:
     user = context.user
-    shell = user.pw_shell if context.exists(user.pw_shell) else "/bin/sh"
+    shell = user.pw_shell
+    if not context.exists(shell):
+        shell = defaults(context, "/etc/default/useradd").get("SHELL") or "/bin/sh"
     passwd = [
         f"root:x:0:0:root:/root:{shell}",
         f"nobody:x:{OVERFLOW}:{OVERFLOW}:nobody:/:/sbin/nologin",
@@ -29,7 +32,18 @@ def run(context: "Context") -> None:
     context.write("/etc/passwd", merge(passwd, context.read("/etc/passwd")))
     context.write("/etc/group", merge(group, context.read("/etc/group")))
     if not context.exists(user.pw_dir):
-        make_home(context, user.pw_dir)
+        welcome(context)
+
+
+def defaults(context: "Context", *files: str) -> "dict[str, str]":
+    """``KEY VALUE`` or ``KEY=VALUE`` of login.defs(5) and useradd(8)."""
+    found = {}
+    for file in files:
+        for line in os.fsdecode(context.read(file)).splitlines():
+            words = line.replace("=", " ", 1).split()
+            if len(words) > 1 and not line.startswith("#"):
+                found[words[0]] = words[1]
+    return found
 
 
 def group_name(gid: int) -> str:
@@ -51,9 +65,29 @@ def merge(ours: "list[str]", theirs: bytes) -> bytes:
     return os.fsencode("\n".join(ours + kept) + "\n")
 
 
-def make_home(context: "Context", home: str) -> None:
-    context.mkdir(home, 0o700)
-    for name in (".bashrc", ".profile", ".bash_logout", ".bash_profile"):
-        content = context.read(f"/etc/skel/{name}")
-        if content:
-            context.write(f"{home}/{name}", content)
+def welcome(context: "Context") -> None:
+    """A home directory and a mailbox for who has none, as useradd(8) makes them."""
+    user = context.user
+    said = defaults(context, "/etc/login.defs", "/etc/default/useradd")
+    if said.get("CREATE_HOME", "yes") == "yes":
+        try:
+            umask = int(said.get("UMASK", "077"), 8)
+        except ValueError:
+            umask = 0o077
+        # Not less than the owner needs: nobody else could help him.
+        context.mkdir(user.pw_dir, 0o777 & ~umask | 0o700)
+        copy(context, said.get("SKEL", "/etc/skel"), user.pw_dir)
+    if said.get("CREATE_MAIL_SPOOL") == "yes":
+        mailbox = f"{said.get('MAIL_DIR', '/var/mail')}/{user.pw_name}"
+        if not context.exists(mailbox):
+            context.write(mailbox, b"")
+
+
+def copy(context: "Context", source: str, target: str) -> None:
+    """Files and directories beneath ``source``, both in the container; links among them as what they mean."""
+    for name in context.list(source):
+        if context.is_directory(f"{source}/{name}"):
+            context.mkdir(f"{target}/{name}")
+            copy(context, f"{source}/{name}", f"{target}/{name}")
+        else:
+            context.write(f"{target}/{name}", context.read(f"{source}/{name}"))

@@ -153,6 +153,22 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
     assert "fuse" not in out.split()
 
 
+def test_restricted_dev_is_a_small_one(user: User, rootfs: pathlib.Path) -> None:
+    """10-devices with ENROOT_RESTRICT_DEV: the host's shared memory, few devices."""
+    own = {"ENROOT_RESTRICT_DEV": "y"}
+    out = user.start("box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo y > /dev/null", env=own)
+    ipc, *names = out.split()
+    assert ipc == os.readlink("/proc/self/ns/ipc")
+    assert {"null", "zero", "full", "random", "urandom", "tty", "pts", "shm", "fd", "ptmx"} <= set(names)
+    assert not {"fuse", "console", "loop-control", "mem"} & set(names)
+
+
+def test_terminal_of_a_small_dev_is_its_console(user: User, rootfs: pathlib.Path) -> None:
+    script = "penroot start --ipc box sh -c 'ls /dev/console && echo said > /dev/console'"
+    out = user.run("script", "-qec", script, "/dev/null").stdout
+    assert out.split() == ["/dev/console", "said"]
+
+
 def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
     out = user.start("--explain", "-e", "A=1", "-m", "/usr/share:/made/up", "--rw", "box", "true")

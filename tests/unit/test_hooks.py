@@ -85,3 +85,45 @@ def test_a_broken_hook_is_named(context: Callable[..., hooks.Context], tmp_path:
     (tmp_path / "10-x.py").write_text("x = 1\n")
     with pytest.raises(HookError, match="no function run"):
         hooks.run(str(tmp_path), context())
+
+
+def test_home_is_made_as_the_image_says(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    for name, text in {
+        "etc/skel/.bashrc": "bashrc",
+        "etc/skel/.config/deep/file": "deep",
+        "etc/login.defs": "# UMASK 000\nUMASK\t027\nMAIL_DIR /var/spool/post\n",
+        "etc/default/useradd": "SHELL=/bin/fish\nCREATE_MAIL_SPOOL=yes\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "etc/skel/link").symlink_to(".bashrc")
+    load("10-shadow").run(context())
+    home = tmp_path / "home/me"
+    assert home.stat().st_mode & 0o777 == 0o750
+    assert (home / ".bashrc").read_text() == (home / "link").read_text() == "bashrc"
+    assert (home / ".config/deep/file").read_text() == "deep"
+    assert (tmp_path / "var/spool/post/me").read_bytes() == b""
+    assert (tmp_path / "etc/passwd").read_text().splitlines()[2].endswith(":/bin/fish")
+
+
+def test_no_home_where_the_image_wants_none(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/login.defs").write_text("CREATE_HOME no\n")
+    load("10-shadow").run(context())
+    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "var").exists()
+
+
+@pytest.mark.parametrize(("debian", "root"), [(True, True), (True, False), (False, True)])
+def test_apt_stays_root(
+    context: Callable[..., hooks.Context], tmp_path: pathlib.Path, debian: bool, root: bool
+) -> None:
+    (tmp_path / "etc").mkdir()
+    if debian:
+        (tmp_path / "etc/debian_version").write_text("12\n")
+    here = context()
+    here.settings = here.settings.replace("test", remap_root=root)
+    load("10-aptfix").run(here)
+    path = tmp_path / "etc/apt/apt.conf.d/enroot"
+    assert path.exists() == (debian and root)
+    assert not path.exists() or path.read_text() == 'APT::Sandbox::User "root";\n'

@@ -18,7 +18,8 @@ LAYERS = (
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
      "fuseoverlay"},
     {"devices", "cdi", "nvidia", "nvml"},
-    {"tags", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing"},
+    {"tags", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
+     "manual"},
     {"cli"},
     {"main"},
 )  # fmt: skip

@@ -1,0 +1,204 @@
+"""Manual pages, made of what the commands and the settings say of themselves. See man-pages(7), groff_man(7)."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import click
+
+from enroot_py import __version__, settings, start
+from enroot_py.settings import SETTINGS
+
+EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "import": (
+        ("penroot import docker://ubuntu", "The image ubuntu of Docker Hub, to ubuntu+latest.sqsh."),
+        ("penroot import -o cuda.sqsh docker://nvcr.io#nvidia/cuda:12.4.0-base-ubuntu22.04", "From a registry."),
+        ("penroot import podman://localhost/mine", "What podman has built."),
+    ),
+    "create": (("penroot create --name box ubuntu+latest.sqsh", "The container box, unpacked from the image."),),
+    "load": (("penroot load --name box docker://ubuntu", "The container box, from the registry without an image."),),
+    "digest": (("penroot digest docker://ubuntu:24.04", "What to pin: docker://ubuntu@sha256:..."),),
+    "start": (
+        ("penroot start ubuntu", "What the image runs, as the caller, read-only."),
+        ("penroot start --root --rw ubuntu apt-get install -y git", "Root inside, and changes are kept."),
+        ("penroot start -m /data:/mnt:none:bind,ro -e KEY=VALUE ubuntu+latest.sqsh ls /mnt", "An image, directly."),
+        ("penroot start --explain ubuntu", "What would be done, and why."),
+    ),
+    "batch": (("#!/usr/bin/penroot batch", "First line of a script with a line #ENROOT_ROOTFS=ubuntu."),),
+    "exec": (("penroot exec ubuntu bash", "A shell in the container ubuntu, which runs."),),
+    "list": (("penroot list --fancy", "Containers and what runs in them."),),
+    "remove": (("penroot remove --force ubuntu", "Without a question."),),
+    "export": (("penroot export --output mine.sqsh ubuntu", "The container with its changes, as an image."),),
+    "bundle": (
+        ("penroot bundle --output ubuntu.run ubuntu+latest.sqsh", "One file that runs where nothing is installed."),
+        ("./ubuntu.run --root bash", "Run it: it takes most options of start, see ./ubuntu.run --help."),
+    ),
+    "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
+    "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
+}
+FILES = (
+    ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
+    ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same in the clean form: penroot.yaml(5)."),
+    ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP of single registries."),
+    ("/etc/enroot/{environ.d/*.env,mounts.d/*.fstab,hooks.d/*}", "Variables, mounts and hooks of every container."),
+    ("~/.config/enroot/", "The same files of the user, read after the system's."),
+    ("~/.config/enroot/.credentials", "Logins to registries, as netrc(5). Those of docker login are used too."),
+    ("~/.local/share/enroot/", "Containers."),
+    ("~/.cache/enroot/", "The store of layers and images."),
+)
+STATUS = (
+    ("0", "It worked."),
+    ("1", "It failed: a line [ERROR] on stderr says why, and a line [HINT] what to do."),
+    ("126, 127", "start, exec: the command cannot be run, or is not there. Else its own status counts."),
+    ("128+N", "start --pid, exec: the command was ended by signal N."),
+    ("130", "Interrupted."),
+)
+
+
+def write(root: click.Group, directory: str) -> list[str]:
+    """Write the pages to man1 and man5 of ``directory``, and return their paths. Raises OSError."""
+    written = []
+    for name, text in pages(root):
+        folder = f"{directory}/man{name[-1]}"
+        os.makedirs(folder, exist_ok=True)
+        with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
+            f.write(text)
+        written.append(f"{folder}/{name}")
+    return written
+
+
+def pages(root: click.Group) -> Iterator[tuple[str, str]]:
+    """Name and source of every page."""
+    yield "penroot.1", _main_page(root)
+    for verb, command in sorted(root.commands.items()):
+        if not command.hidden:
+            yield f"penroot-{verb}.1", _verb_page(verb, command)
+    yield "penroot.yaml.5", _settings_page()
+
+
+def _main_page(root: click.Group) -> str:
+    verbs = [(verb, command) for verb, command in sorted(root.commands.items()) if not command.hidden]
+    return "".join(
+        (
+            _title("penroot", 1, "containers without root or daemon"),
+            _section("SYNOPSIS", _bold("penroot") + " COMMAND [OPTION...] [ARGUMENT...]\n"),
+            _section("DESCRIPTION", _text(root.help or "")),
+            _section("COMMANDS", _list((f"{v}", f"{c.get_short_help_str(200)} See penroot-{v}(1).") for v, c in verbs)),
+            _section("EXIT STATUS", _list(STATUS)),
+            _section("ENVIRONMENT", _text("Every setting is a variable ENROOT_*, see penroot.yaml(5).")),
+            _section("FILES", _list(FILES)),
+            _section("SEE ALSO", _text(", ".join(f"penroot-{v}(1)" for v, _ in verbs) + ", penroot.yaml(5)")),
+        )
+    )
+
+
+def _verb_page(verb: str, command: click.Command) -> str:
+    if verb in ("start", "batch"):
+        usage, help_text, options = _of_start(verb)
+    else:
+        context = click.Context(command, info_name=f"penroot {verb}")
+        usage = [" ".join((f"penroot {verb}", *command.collect_usage_pieces(context)))]
+        help_text = command.help or ""
+        options = _options(command, context)
+        for name, inner in sorted(getattr(command, "commands", {}).items()):
+            within = click.Context(inner, info_name=name, parent=context)
+            usage.append(" ".join((f"penroot {verb} {name}", *inner.collect_usage_pieces(within))))
+            options += [(f"{name}", inner.help or "")]
+            options += [(f"{name} {option}", said) for option, said in _options(inner, within)]
+    parts = [
+        _title(f"penroot-{verb}", 1, (command.get_short_help_str(200) or "").rstrip(".")),
+        _section("SYNOPSIS", "\n.br\n".join(map(_escape, usage)) + "\n"),
+        _section("DESCRIPTION", _text(help_text)),
+        _section("OPTIONS", _list(options)),
+    ]
+    if verb in EXAMPLES:
+        parts.append(_section("EXAMPLES", _list(EXAMPLES[verb])))
+    return "".join((*parts, _section("SEE ALSO", _text("penroot(1), penroot.yaml(5)"))))
+
+
+def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+    found = (parameter.get_help_record(context) for parameter in command.get_params(context))
+    return [record for record in found if record is not None]
+
+
+def _of_start(verb: str) -> tuple[list[str], str, list[tuple[str, str]]]:
+    """Usage, description and options out of the help text of start."""
+    head, _, table = start.USAGE.partition("\n Options:\n")
+    usage_lines, _, text = head.partition("\n\n")
+    usage = [line.replace("Usage:", "").strip() for line in usage_lines.splitlines() if f"penroot {verb} " in line]
+    options: list[tuple[str, str]] = []
+    for line in table.splitlines():
+        found = re.match(r" {3,8}(-\S.*?)(?: {2,}(.*))?$", line)
+        if found:
+            options.append((found[1], found[2] or ""))
+        elif line.strip():
+            name, said = options[-1]
+            options[-1] = name, f"{said} {line.strip()}".strip()
+    return usage, text, options
+
+
+def _settings_page() -> str:
+    entries = []
+    for variable, setting in SETTINGS.items():
+        default = f'"{setting.default}"' if setting.default else "empty"
+        entries.append(
+            (f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}.")
+        )
+    unused = [(name, why) for name, why in settings.UNUSED.items()]
+    example = "data_path: /local/${USER}/containers\ncache_limit: 200G\nmount_home: yes\n"
+    example += "environment:\n  MELLANOX_VISIBLE_DEVICES: all\n"
+    return "".join(
+        (
+            _title("penroot.yaml", 5, "settings of penroot"),
+            _section(
+                "DESCRIPTION",
+                _text(
+                    "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
+                    f"{', '.join(f'$({command})' for command in settings.COMMANDS)} are replaced; no shell is run. "
+                    "The key environment maps what hooks and clients are told: MELLANOX_*, NVIDIA_*, SSL_CERT_*, "
+                    "proxies and ENROOT_* variables of the site's own.\n\n"
+                    "A key that is none and a value that does not fit are errors with file and line.\n\n"
+                    "enroot.conf says the same in lines KEY VALUE or KEY=VALUE, with the names of the variables.\n\n"
+                    "What goes before, from first to last: options of the command line, directives #ENROOT_X=Y of a "
+                    "configuration script, variables of the environment, the user's penroot.yaml.d, penroot.yaml, "
+                    "enroot.conf.d and enroot.conf, those of the system, the default. penroot info shows where each "
+                    "value comes from."
+                ),
+            ),
+            _section("SETTINGS", _list(entries)),
+            _section("ACCEPTED WITHOUT EFFECT", _list(unused)),
+            _section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
+            _section("SEE ALSO", _text("penroot(1)")),
+        )
+    )
+
+
+def _title(name: str, section: int, what: str) -> str:
+    return (
+        f'.TH {name.upper()} {section} "" "penroot {__version__}" "penroot"\n'
+        f".SH NAME\n{_escape(name)} \\- {_escape(what[:1].lower() + what[1:])}\n"
+    )
+
+
+def _section(name: str, body: str) -> str:
+    return f".SH {name}\n{body}"
+
+
+def _list(entries: Iterable[tuple[str, str]]) -> str:
+    return "".join(f".TP\n{_bold(name)}\n{_escape(said)}\n" for name, said in entries)
+
+
+def _text(text: str) -> str:
+    """Paragraphs, separated by blank lines."""
+    return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in text.split("\n\n") if part.strip())
+
+
+def _bold(text: str) -> str:
+    return f"\\fB{_escape(text)}\\fR"
+
+
+def _escape(text: str) -> str:
+    out = (
+        text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("^", "\\(ha").replace("'", "\\(aq")
+    )
+    return "\n".join("\\&" + line if line.startswith(".") else line for line in out.split("\n"))

@@ -1,0 +1,64 @@
+"""Manual pages say what there is: every verb, every option, every setting."""
+
+import pathlib
+import re
+
+import click
+import pytest
+
+from enroot_py import manual, start
+from enroot_py.cli import penroot
+from enroot_py.settings import SETTINGS
+
+PAGES = dict(manual.pages(penroot))
+
+
+def plain(name: str) -> str:
+    """A page without its markup."""
+    text = PAGES[name].replace("\\-", "-").replace("\\&", "").replace("\\(aq", "'")
+    return re.sub(r"\\f[BR]", "", text)
+
+
+def test_every_verb_has_a_page_and_is_in_the_first_one() -> None:
+    verbs = {verb for verb, command in penroot.commands.items() if not command.hidden}
+    assert set(PAGES) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
+    for verb in verbs:
+        assert f"penroot-{verb}(1)" in plain("penroot.1")
+
+
+@pytest.mark.parametrize("verb", sorted(set(penroot.commands) - {"start", "batch", "manual"}))
+def test_every_option_is_in_the_page_of_its_verb(verb: str) -> None:
+    page = plain(f"penroot-{verb}.1")
+    for parameter in penroot.commands[verb].params:
+        if isinstance(parameter, click.Option):
+            assert all(spelling in page for spelling in parameter.opts), parameter.name
+
+
+@pytest.mark.parametrize("verb", ["start", "batch"])
+def test_every_option_of_a_start_is_in_its_page(verb: str) -> None:
+    page = plain(f"penroot-{verb}.1")
+    for option in (*start.FLAGS, *start.VALUES, "--explain"):
+        assert re.search(rf"^(-\S+, )*{option}\b", page, re.M), option
+    assert f"penroot {verb} [options]" in page
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_every_setting_is_explained(setting: object) -> None:
+    page = plain("penroot.yaml.5")
+    assert f"{setting.name} (" in page  # type: ignore[attr-defined]
+    assert setting.doc in page  # type: ignore[attr-defined]
+    assert setting.variable in page  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_well_formed(name: str) -> None:
+    for line in PAGES[name].splitlines():
+        assert not line.startswith("'")
+        assert not line.startswith(".") or re.match(r"\.(TH|SH|TP|PP|nf|fi|br)( |$)", line), line
+    assert PAGES[name].splitlines()[1] == ".SH NAME"
+
+
+def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
+    written = manual.write(penroot, str(tmp_path))
+    assert str(tmp_path / "man1/penroot-start.1") in written
+    assert (tmp_path / "man5/penroot.yaml.5").read_text().startswith(".TH PENROOT.YAML 5")

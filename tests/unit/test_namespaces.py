@@ -1,0 +1,61 @@
+"""What a user is told where the kernel makes him no namespaces, by what its /proc says."""
+
+import errno
+import os
+import pathlib
+import re
+
+import pytest
+
+from enroot_py import namespaces
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+EPERM = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
+    """The advice for a kernel with these values in /proc/sys."""
+    defaults = {"user/max_user_namespaces": "5000", "kernel/unprivileged_userns_clone": "1"}
+    for name, value in {**defaults, **{key.replace("__", "/"): value for key, value in values.items()}}.items():
+        path = proc / "sys" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value + "\n")
+    return namespaces._advice(error, str(proc))
+
+
+def test_apparmor_that_restricts_namespaces_is_seen_and_the_fix_printed(tmp_path: pathlib.Path) -> None:
+    said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="1")
+    profile = re.search(r"install -m 644 (\S+) /etc/apparmor.d/penroot", said)
+    assert profile, said
+    assert pathlib.Path(profile[1]).read_text().count("userns,") >= 3
+    assert "apparmor_parser --replace /etc/apparmor.d/penroot" in said
+    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in said
+    assert os.uname().nodename in said
+
+
+def test_apparmor_that_restricts_nothing_is_not_blamed(tmp_path: pathlib.Path) -> None:
+    assert "apparmor" not in advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("user__max_user_namespaces", "user.max_user_namespaces=65536"),
+        ("kernel__unprivileged_userns_clone", "kernel.unprivileged_userns_clone=1"),
+    ],
+)
+def test_settings_of_the_kernel_are_named(tmp_path: pathlib.Path, name: str, fix: str) -> None:
+    assert f"sysctl -w {fix}" in advice(tmp_path, **{name: "0"})
+
+
+def test_without_a_setting_to_blame_the_error_is_explained(tmp_path: pathlib.Path) -> None:
+    assert "seccomp" in advice(tmp_path)
+    assert "too many namespaces" in advice(tmp_path, OSError(errno.ENOSPC, ""))
+    assert advice(tmp_path, OSError(errno.EINVAL, "")) == ""
+
+
+def test_profile_covers_every_program_that_makes_namespaces() -> None:
+    text = (ROOT / "configs/apparmor/penroot").read_text()
+    for program in ("@PREFIX@/bin/penroot", "/libexec/penroot/penroot-unshare", "slurmstepd", "penroot-runfile"):
+        assert re.search(rf"^profile \S+ \S*{re.escape(program)} flags=\(unconfined\) {{$", text, re.M), program
+    assert text.count("{\n") == text.count("\n}\n")
