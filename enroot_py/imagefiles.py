@@ -65,10 +65,13 @@ def _unescape(text: str) -> str:
 
 
 def rc(provenance: str, labels: "Mapping[str, str]", run: "Exec") -> str:
-    """/etc/rc: provenance and labels as comments, then what the image runs, every word quoted."""
-    workdir = quote(run.workdir)
-    entrypoint = "".join(" " + quote(word) for word in run.entrypoint)
-    command = "".join(" " + quote(word) for word in run.command)
+    """/etc/rc: provenance and labels as comments, then what the image runs, every word quoted.
+
+    Byte for byte what enroot writes, where that means what the config says.
+    """
+    workdir = f'"{run.workdir}"' if not set(run.workdir) & set('"$`\\\n') else quote(run.workdir)
+    entrypoint = " ".join(map(quote, run.entrypoint))
+    command = " ".join(map(quote, run.command))
     comments = [f"enroot-provenance: {provenance}", *(f"{key} {value}" for key, value in labels.items())]
     return (
         "".join(f"# {_one_line(comment)}\n" for comment in comments)
@@ -81,9 +84,9 @@ if [ -s /etc/rc.local ]; then
 fi
 
 if [ $# -gt 0 ]; then
-    exec{entrypoint} "$@"
+    exec {entrypoint} "$@"
 else
-    exec{entrypoint}{command}
+    exec {entrypoint} {command}
 fi
 """
     )
@@ -98,7 +101,7 @@ RC_LOCAL = """\
 def fstab(volumes: "Iterable[str]") -> str:
     """/etc/fstab: each volume is a writable bind mount of itself."""
     lines = []
-    for volume in volumes:
+    for volume in sorted(volumes):
         path = _fstab_word("/" + volume.strip("/"))
         lines.append(f"${{ENROOT_ROOTFS}}{path} {path} none x-create=dir,bind,rw,nosuid,nodev\n")
     return "".join(lines)

@@ -439,7 +439,7 @@ def _head(
     for name, data in files.items():
         with open(f"{etc}/{name}", "xb") as f:
             f.write(data)
-        os.chmod(f"{etc}/{name}", 0o755 if name == "rc" else 0o644)
+        os.chmod(f"{etc}/{name}", 0o644)
         os.utime(f"{etc}/{name}", (created, created))
     for here, (mode, mtime) in sorted(made.items(), reverse=True):
         os.chmod(here, mode)

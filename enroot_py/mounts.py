@@ -148,6 +148,8 @@ class Mount:
             finally:
                 os.close(target)
             return
+        if self._on_itself and not os.path.lexists(self.source):
+            os.close(self._target(root, 0o755))
         mount = self._change(root) if "remount" in self.words or not self._creates else self._create()
         if mount < 0:
             return
@@ -199,12 +201,21 @@ class Mount:
             raise
         return tree
 
-    def _target(self, root: int) -> int:
+    @property
+    def _on_itself(self) -> bool:
+        """Whether it may be a volume of the image: a directory of the container, mounted where it is."""
+        return self._binds and self.source != self.target and self.source.endswith("/" + self.target.strip("/"))
+
+    def _target(self, root: int, mode: int = 0) -> int:
+        """What is mounted on, made where the options say so.
+
+        That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
+        """
         for word in self.words:
             if word.startswith("x-create="):
                 kind = word.removeprefix("x-create=")
                 directory = kind == "dir" or (kind == "auto" and self._source_is_directory())
-                return paths.create(root, self.target, directory=directory)
+                return paths.create(root, self.target, directory=directory, mode=mode)
         return paths.open_in(root, self.target)
 
     def _source_is_directory(self) -> bool:

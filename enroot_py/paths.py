@@ -33,7 +33,7 @@ def read(root: int, path: str) -> bytes:
 
 
 def create(root: int, path: str, *, directory: bool, mode: int = 0o755, _depth: int = 0) -> int:
-    """Open ``path`` beneath ``root`` with O_PATH; make it and its parents where they are missing.
+    """Open ``path`` beneath ``root`` with O_PATH; make it, with ``mode``, and its parents where they are missing.
 
     A dangling symlink is followed: what it points to is made. Raises OSError.
     """
@@ -52,7 +52,7 @@ def create(root: int, path: str, *, directory: bool, mode: int = 0o755, _depth: 
             if directory:
                 os.mkdir(name, mode, dir_fd=parent)
             else:
-                os.mknod(name, stat.S_IFREG | 0o644, dir_fd=parent)
+                os.mknod(name, stat.S_IFREG | mode & 0o666, dir_fd=parent)
         except FileExistsError:
             try:
                 target = os.readlink(name, dir_fd=parent)

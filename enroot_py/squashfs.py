@@ -162,6 +162,8 @@ def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settin
         with open(_SCRATCH + "/modes", "wb") as f:
             f.writelines(b"%s m %o 0 0\n" % (_pseudo_name(path), mode) for path, mode in modes if "\n" not in path)
         command += ["-pf", _SCRATCH + "/modes"]
+    # Mount points that are left over: directories and empty files that nobody may open.
+    command += ["-action", "exclude@perm(0) && (type(d) || (type(f) && filesize(0)))"]
     command += ["-wildcards", "-e", "dev/*", ".enroot", ".lock"]
     environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
     try:

@@ -1,0 +1,163 @@
+"""What enroot writes is used here, and what is written here is what enroot writes: images and containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+from tests import images
+from tests.images import Image, Layer, directory, entry
+from tests.kernel.conftest import User, require
+from tests.kernel.registry import serve
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "unit/enroot"
+CONFIGS = sorted(path.stem for path in GOLDEN.glob("*.json"))
+# The options of enroot's own mksquashfs, by default.
+ENROOTS = ("-all-root", "-comp", "lzo", "-noD")
+ENTRY = b'#!/bin/sh\necho "$PWD" "$A" "$#" "$@"\n'
+
+
+def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
+    """An image by unsquashfs alone, owners and modes as they are, where root asks."""
+    target = user.home / f"{image.name}.tree"
+    command = ["unsquashfs", "-quiet", "-no-progress", "-d", str(target), str(image)]
+    subprocess.run(command, check=True, capture_output=True)
+    return target
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
+    require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
+    config = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
+    with serve(user.home / "registry") as server:
+        server.pusher.image(f"library/{name}", "1", Image([Layer(images.tar([directory("bin")]))], config))
+        user.own(user.home)
+        uri = f"docker://{server.host}#library/{name}:1"
+        user.penroot("import", "-o", "image.sqsh", uri, env={"ENROOT_ALLOW_HTTP": "y"})
+    etc = unpacked(user, user.home / "image.sqsh") / "etc"
+    assert sorted(path.name for path in etc.iterdir()) == ["environment", "fstab", "rc", "rc.local"]
+    for file in ("rc", "fstab", "environment"):
+        expected = (GOLDEN / f"{name}.{file}").read_bytes()
+        expected = expected.replace(f"docker://registry-1.docker.io#library/{name}:1".encode(), uri.encode())
+        assert (etc / file).read_bytes() == expected, file
+    assert all(line.startswith("#") for line in (etc / "rc.local").read_text().splitlines())
+    for path in etc.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        assert os.geteuid() != 0 or path.stat().st_uid == path.stat().st_gid == 0
+
+
+@pytest.fixture
+def tree(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """The root file system of an image as enroot makes it of the config ``full``."""
+    for file in ("rc", "fstab", "environment"):
+        shutil.copy(GOLDEN / f"full.{file}", rootfs / "etc" / file)
+    (rootfs / "etc/rc.local").write_text("# nothing\n")
+    (rootfs / "entry.sh").write_bytes(ENTRY)
+    (rootfs / "entry.sh").chmod(0o755)
+    for name in ("srv/app", "data", "var/lib/db"):
+        (rootfs / name).mkdir(parents=True)
+    os.setxattr(rootfs / "entry.sh", "user.note", b"kept")
+    user.own(rootfs)
+    return rootfs
+
+
+@pytest.fixture
+def enroots(user: User, tree: pathlib.Path) -> pathlib.Path:
+    require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
+    if os.geteuid() == 0:
+        os.chmod("/dev/fuse", 0o666)
+    path = user.home / "full.sqsh"
+    subprocess.run(["mksquashfs", str(tree), str(path), *ENROOTS, "-quiet", "-no-progress"], check=True)
+    user.own(path)
+    shutil.rmtree(tree)
+    return path
+
+
+def check_what_runs(user: User, target: str) -> None:
+    assert user.start(target) == "/srv/app b c 4 --flag serve it's two words\n"
+    assert user.start(target, "own", "words") == "/srv/app b c 3 --flag own words\n"
+    script = user.home / "rc"
+    script.write_text('echo "$A|$EMPTY|$EQ"; touch /data/volume /var/lib/db/volume && echo writable; ! touch /x\n')
+    assert user.start("--rc", str(script), target) == "b c||a=b\nwritable\n"
+
+
+def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
+    check_what_runs(user, str(enroots))
+
+
+def test_image_of_enroot_becomes_the_container_that_enroot_makes(user: User, enroots: pathlib.Path) -> None:
+    user.penroot("create", "-n", "made", str(enroots))
+    check_what_runs(user, "made")
+    # As unsquashfs -user-xattrs makes it, and nothing more: enroot asks for no more.
+    assert os.getxattr(user.data / "made/entry.sh", "user.note") == b"kept"
+    assert os.listdir(user.data) == ["made"]
+    theirs = unpacked(user, enroots)
+    assert outline(user.data / "made") == outline(theirs)
+
+
+def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of all that is in a tree."""
+    found = {}
+    for path in sorted(tree.rglob("*")):
+        kind = path.lstat().st_mode
+        content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(tree))] = (kind, content)
+    return found
+
+
+def test_container_of_enroot_is_used_and_exported_without_what_enroot_left(user: User, tree: pathlib.Path) -> None:
+    """enroot leaves /.lock, mount points that nobody may open, and in bundles /.enroot."""
+    (tree / ".lock").write_text("")
+    (tree / ".enroot/bin").mkdir(parents=True)
+    (tree / "mnt/point").mkdir(parents=True)
+    (tree / "mnt/file").write_text("")
+    (tree / "mnt/empty").write_text("")
+    (tree / "mnt/secret").write_text("not empty")
+    user.own(tree)
+    for name in ("point", "file", "secret"):
+        (tree / "mnt" / name).chmod(0)
+    assert user.penroot("list").stdout == "box\n"
+    check_what_runs(user, "box")
+    user.start("--rw", "-m", "/usr/share:/mnt/ours/deep", "-m", "/etc/hosts:/mnt/hosts", "box", "x")
+    user.penroot("export", "--output", "again.sqsh", "box")
+    names = set(outline(unpacked(user, user.home / "again.sqsh")))
+    assert not names & {".lock", ".enroot", "mnt/point", "mnt/file", "mnt/ours/deep", "mnt/hosts"}
+    assert {"mnt/empty", "mnt/secret", "entry.sh", "etc/rc"} <= names
+    user.penroot("create", "again.sqsh")
+    check_what_runs(user, "again")
+
+
+def test_volume_that_is_missing_is_made_and_usable(user: User, tree: pathlib.Path) -> None:
+    (tree / "data").rmdir()
+    script = user.home / "rc"
+    script.write_text("touch /data/volume && echo writable\n")
+    assert user.start("--rc", str(script), "box") == "writable\n"
+
+
+def test_exported_image_is_owned_by_root_and_of_the_users_choice(user: User, tree: pathlib.Path) -> None:
+    user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp lzo -noD -exit-on-error"})
+    said = subprocess.run(["unsquashfs", "-s", str(user.home / "box.sqsh")], capture_output=True, text=True).stdout
+    assert "Compression lzo" in said
+    assert "Data is uncompressed" in said or "not compressed" in said
+    listed = subprocess.run(["unsquashfs", "-ll", str(user.home / "box.sqsh")], capture_output=True, text=True).stdout
+    assert {line.split()[1] for line in listed.splitlines() if line[:1] in "-dl" and "/" in line} == {"root/root"}
+    check_what_runs(user, "box.sqsh")
+
+
+def test_layers_are_files_of_the_image(user: User) -> None:
+    """A file of /etc that the image has gives way to the config's, as in enroot's images."""
+    layer = Layer(images.tar([directory("etc"), entry("etc/rc", b"old"), entry("etc/environment", b"OLD=1\n")]))
+    with serve(user.home / "registry") as server:
+        server.pusher.image("library/x", "1", Image([layer], {"Env": ["NEW=1"], "Cmd": ["/bin/sh"]}))
+        user.own(user.home)
+        uri = f"docker://{server.host}#library/x:1"
+        user.penroot("import", "-o", "x.sqsh", uri, env={"ENROOT_ALLOW_HTTP": "y"})
+    etc = unpacked(user, user.home / "x.sqsh") / "etc"
+    assert (etc / "environment").read_text() == "NEW=1\n"
+    assert "old" not in (etc / "rc").read_text()
