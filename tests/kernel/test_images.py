@@ -284,7 +284,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
     registry.pusher.image("test/empty", "1", Image([], {"WorkingDir": "/w"}))
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/empty:1")
     assert {"etc/rc", "w"} <= set(listing(user.home / "x.sqsh"))
-    assert "exec '/bin/sh'" in content(user.home / "x.sqsh", "etc/rc").decode()
+    assert "exec  '/bin/sh'" in content(user.home / "x.sqsh", "etc/rc").decode()
 
 
 def test_hundred_layers(user: User, registry: Server) -> None:
