@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from enroot_py import log
 from enroot_py.errors import ImageError
-from enroot_py.tar import Entry, Stream, Tar, crc32
+from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros
 
 _MAX_DEPTH = 256  # directories in one path: real images stay below 30, and a removal must not run out of stack
 _MAX_SYMLINKS = 40  # path_resolution(7)
@@ -105,8 +105,8 @@ def _sums(directory: bytes, inside: bytes, known: Mapping[int, int]) -> Iterator
             elif stat.S_ISLNK(found.st_mode):
                 kind, crc = "l", crc32(os.readlink(entry.path))
             elif stat.S_ISDIR(found.st_mode):
-                kind = "D" if _is_opaque(os.fsdecode(entry.path)) else "d"
-            elif _is_whiteout(found):
+                kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
+            elif is_whiteout(found):
                 kind = "w"
             path = inside + entry.name
             yield f"{kind} {mode:o} {size} {mtime} {crc:08x} ".encode() + _escape(path) + b"\n"
@@ -145,10 +145,26 @@ def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
 
 
 def _checksum(path: bytes) -> int:
-    crc = 0
+    """The CRC-32 of a file, whose holes are not read: a sparse file may say that it is larger than all disks."""
+    crc = at = 0
     with open(path, "rb", buffering=0) as f:
-        while data := f.read(1 << 20):
-            crc = crc32(data, crc)
+        end = os.fstat(f.fileno()).st_size
+        while at < end:
+            try:
+                start = os.lseek(f.fileno(), at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno != errno.ENXIO:
+                    raise
+                start = end  # nothing but a hole is left
+            crc = crc32_of_zeros(start - at, crc)
+            at = min(os.lseek(f.fileno(), start, os.SEEK_HOLE), end) if start < end else end
+            f.seek(start)
+            while start < at:
+                data = f.read(min(1 << 20, at - start))
+                if not data:
+                    return crc  # it was truncated meanwhile
+                crc = crc32(data, crc)
+                start += len(data)
     return crc
 
 
@@ -303,7 +319,7 @@ class Tree:
                             names.clear()
                         pending.extend(target.split(b"/")[::-1])
                         continue
-                    if not _is_whiteout(found) or mtime is None:
+                    if not is_whiteout(found) or mtime is None:
                         raise
                     os.unlink(name, dir_fd=stack[-1])
                     fd = self._mkdir(stack[-1], name)
@@ -333,7 +349,7 @@ class Tree:
 
     def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
         found = _lstat(parent, name)
-        hidden = found is not None and _is_whiteout(found)
+        hidden = found is not None and is_whiteout(found)
         if found is not None and not stat.S_ISDIR(found.st_mode):
             self._remove(parent, name)
             found = None
@@ -384,7 +400,7 @@ class Tree:
                 same = _lstat(parent, name)
                 if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
                     return
-                if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
+                if stat.S_ISDIR(found.st_mode) or is_whiteout(found):
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 os.link(target[-1], name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
@@ -481,7 +497,7 @@ def _lstat(parent: int, name: bytes) -> os.stat_result | None:
         return None
 
 
-def _is_whiteout(found: os.stat_result) -> bool:
+def is_whiteout(found: os.stat_result) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
@@ -570,12 +586,12 @@ def look(lowerdirs: Sequence[str], path: str) -> Found | None:
                 this = os.lstat(candidate)
             except FileNotFoundError:
                 continue
-            if _is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
+            if is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
                 break
             if not holders:
                 status = this
             holders.append((number, candidate))
-            if not stat.S_ISDIR(this.st_mode) or _is_opaque(candidate):
+            if not stat.S_ISDIR(this.st_mode) or is_opaque(candidate):
                 break
         if not holders:
             return None
@@ -583,7 +599,7 @@ def look(lowerdirs: Sequence[str], path: str) -> Found | None:
     return Found(here, status)
 
 
-def _is_opaque(directory: str) -> bool:
+def is_opaque(directory: str) -> bool:
     try:
         return os.getxattr(directory, "user.overlay.opaque", follow_symlinks=False) == b"y"
     except OSError:

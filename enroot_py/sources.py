@@ -254,7 +254,7 @@ class Layout:
         index = _json(self._files, "index.json", self._reference)
         entries = index.get("manifests") if isinstance(index, dict) else None
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-        titles = [str((e.get("annotations") or {}).get(_TITLE) or "") for e in entries]
+        titles = [str(manifests.fields(e.get("annotations")).get(_TITLE) or "") for e in entries]
         wanted = self._reference.name
         if wanted:
             entries = [e for e, title in zip(entries, titles, strict=True) if title == wanted]
@@ -341,7 +341,8 @@ class DockerArchive:
 
     def _choose(self, entries: Any) -> dict[str, Any]:
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-        tags = [[str(tag) for tag in e.get("RepoTags") or ()] for e in entries]
+        said = [e.get("RepoTags") for e in entries]
+        tags = [[str(tag) for tag in some] if isinstance(some, list) else [] for some in said]
         if self._reference.name:
             # Some write docker.io/library/x:latest, others x:latest.
             wanted = parse(self._reference.name)

@@ -26,6 +26,27 @@ _AHEAD = 4  # pieces that wait to be written
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
 
 
+def crc32_of_zeros(count: int, crc: int = 0) -> int:
+    """crc32() of so many zeros, in no time however many: they multiply the register by x**8 each, modulo the CRC's
+    polynomial. Source: RFC 1952, "CRC-32"; bit 31 is x**0, as there."""
+    factor, power = 1 << 31, 1 << 23  # x**0, x**8
+    while count:
+        if count & 1:
+            factor = _times(factor, power)
+        power, count = _times(power, power), count >> 1
+    return _times(crc ^ 0xFFFFFFFF, factor) ^ 0xFFFFFFFF
+
+
+def _times(a: int, b: int) -> int:
+    """The product of two polynomials modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
+    return product
+
+
 class Stream(Protocol):
     """What a blob is read from."""
 
@@ -376,7 +397,7 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         space = data.find(b" ", at, at + 21)
         length = _decimal(data[at:space]) if space > at else 0
         record = data[space + 1 : at + length - 1]
-        if length <= space - at + 2 or at + length > len(data) or data[at + length - 1 : at + length] != b"\n":
+        if not 0 < space - at + 2 < length <= len(data) - at or data[at + length - 1] != ord("\n"):
             raise ImageError("a damaged pax header in the layer's tar")
         key, equals, value = record.partition(b"=")
         if not equals:
@@ -456,7 +477,9 @@ def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
     count = _decimal(text.split(b"\n", 1)[0])
     if count > _MAX_EXTENSION:
         raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse map of {count} segments")
-    while text.count(b"\n") < 2 * count + 1:
-        text += read(_BLOCK)
-    numbers = [_decimal(n) for n in text.split(b"\n")[1 : 2 * count + 1]]
+    blocks, lines = [text], text.count(b"\n")
+    while lines < 2 * count + 1:
+        blocks.append(read(_BLOCK))
+        lines += blocks[-1].count(b"\n")
+    numbers = [_decimal(n) for n in b"".join(blocks).split(b"\n")[1 : 2 * count + 1]]
     entry.segments = list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -142,6 +142,15 @@ def index(entries: Iterable[tuple[Image, Mapping[str, str]]], kinds: Mapping[str
     return json.dumps({"schemaVersion": 2, "mediaType": kinds["index"], "manifests": manifests}).encode()
 
 
+def write_layout(place: pathlib.Path, blobs: Iterable[bytes], index: bytes) -> None:
+    """An OCI layout: OCI image specification, "Image Layout"."""
+    directory = place / "blobs/sha256"
+    directory.mkdir(parents=True, exist_ok=True)
+    for blob in blobs:
+        (directory / digest(blob).partition(":")[2]).write_bytes(blob)
+    (place / "index.json").write_bytes(index)
+
+
 class Pusher:
     """Pushes to the registry at ``url`` (http://HOST:PORT): OCI distribution specification, "Push"."""
 

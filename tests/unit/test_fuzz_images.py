@@ -1,0 +1,253 @@
+"""Hostile images: mutants of layers and documents are refused in words, in bounded time, and stay inside."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import random
+import signal
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enroot_py import images as engine
+from enroot_py import layers, settings
+from enroot_py.errors import PenrootError
+from enroot_py.reference import LocalImage
+from enroot_py.store import architecture
+from tests import images
+from tests.images import digest, directory, entry, hardlink, symlink
+
+pytestmark = pytest.mark.soak
+
+SECONDS = 150  # of each with --soak: together ten minutes
+PATIENCE = 60  # seconds for one mutant, of which each takes milliseconds
+
+
+class Hang(BaseException):
+    """One mutant took too long."""
+
+
+@pytest.fixture
+def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
+    """Numbers of rounds: a few, or as many as there is time for; each has to end soon."""
+
+    def count(few: int) -> Iterator[int]:
+        def late(number: int, frame: object) -> None:
+            raise Hang(f"more than {PATIENCE} s")
+
+        before = signal.signal(signal.SIGALRM, late)
+        end = time.monotonic() + SECONDS
+        number = 0
+        try:
+            while time.monotonic() < end if soak else number < few:
+                signal.alarm(PATIENCE)
+                yield number
+                number += 1
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+    return count
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory in which nothing but ``in`` may change."""
+    (tmp_path / "in").mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("untouched")
+    before = os.stat(outside / "file"), os.stat(outside).st_mtime_ns
+    yield tmp_path / "in"
+    assert sorted(os.listdir(tmp_path)) == ["in", "outside"]
+    assert os.listdir(outside) == ["file"]
+    assert (outside / "file").read_text() == "untouched"
+    assert (os.stat(outside / "file").st_mode, os.stat(outside).st_mtime_ns) == (before[0].st_mode, before[1])
+
+
+# -- layers
+
+
+def sparse(name: str, version: str) -> bytes:
+    """A sparse file as GNU tar writes it: one piece of data in the middle of a hole."""
+    if version == "old":
+        header = bytearray(images.tar([entry(name, b"d" * 512)], tarfile.GNU_FORMAT)[:1024])
+        header[156:157] = b"S"
+        header[386:410] = b"%011o\0%011o\0" % (4096, 512)
+        header[483:495] = b"%011o\0" % 65536
+        return reseal(header)
+    maps = {
+        "0.1": ({"GNU.sparse.size": "65536", "GNU.sparse.map": "4096,512"}, b"d" * 512),
+        "1.0": ({"GNU.sparse.realsize": "65536"}, b"1\n4096\n512\n".ljust(512, b"\0") + b"d" * 512),
+    }
+    records, data = maps[version]
+    major, minor = version.split(".")
+    names = {"GNU.sparse.major": major, "GNU.sparse.minor": minor, "GNU.sparse.name": name}
+    return unended(images.tar([entry(name, data, pax_headers={**names, **records})]))
+
+
+def unended(tar: bytes) -> bytes:
+    """A tar without its end mark, so that another may follow."""
+    used = len(tar.rstrip(b"\0"))
+    return tar[: -(-used // 512) * 512]
+
+
+def reseal(tar: bytearray) -> bytes:
+    """The checksums of headers put right."""
+    for at in range(0, len(tar) - 511, 512):
+        if tar[at + 257 : at + 262] == b"ustar":
+            tar[at + 148 : at + 156] = b" " * 8
+            tar[at + 148 : at + 156] = b"%06o\0 " % sum(tar[at : at + 512])
+    return bytes(tar)
+
+
+def seed() -> bytes:
+    pax = {"SCHILY.xattr.user.x": "1", "mtime": "1.5"}
+    entries = [directory("a"), entry("a/b", b"data" * 300), symlink("a/l", ".."), hardlink("h", "a/b")]
+    entries += [symlink("out", "../../../outside"), entry("out/file", b"reached"), entry("n" * 150, b"1")]
+    entries += [entry("a/.wh.c"), entry("a/.wh..wh..opq"), entry("x", b"1", pax_headers=pax)]
+    entries += [entry("fifo", type=tarfile.FIFOTYPE), entry("long", type=tarfile.SYMTYPE, linkname="l" * 200)]
+    parts = [unended(images.tar(entries[:8])), unended(images.tar(entries[8:], tarfile.GNU_FORMAT))]
+    return b"".join(parts) + b"".join(sparse(f"sparse{v}", v) for v in ("old", "0.1", "1.0")) + bytes(1024)
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(out))
+        kind = rng.random()
+        if kind < 0.5:
+            out[at] = rng.randrange(256)
+        elif kind < 0.8:
+            some = rng.choice((b"7" * 11, b"9" * 20, b"\x80" + bytes(7), b"\xff" * 12, b"../", b"S", b"\0", b"-1"))
+            out[at : at + len(some)] = some
+        elif kind < 0.9:
+            block = at // 512 * 512
+            out[block:block] = out[(other := rng.randrange(len(out)) // 512 * 512) : other + 512]
+        else:
+            del out[at : at + rng.randint(1, len(out) // 2 + 1)]
+            out += b"}" * (not out)
+    return bytes(out)
+
+
+def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
+    tar = seed()
+    layers.unpack(io.BytesIO(tar), str(place))
+    assert (place / "fs/sparseold").stat().st_size == 65536 == (place / "fs/sparse1.0").stat().st_size
+    for number in rounds(300):
+        data = mutated(tar, rng)
+        if rng.random() < 0.9:  # most shall get past the checksum
+            data = reseal(bytearray(data))
+        if rng.random() < 0.3:
+            data = images.COMPRESSIONS[rng.choice(("gzip", "bzip2", "xz"))](data)
+            data = mutated(data, rng) if rng.random() < 0.5 else data
+        layer = place / "layer"
+        layer.mkdir()
+        try:
+            layers.unpack(io.BytesIO(data), str(layer))
+            assert next(layers.differences(str(layer)), None) is None
+        except PenrootError as e:
+            assert str(e)
+        except BaseException as e:
+            (place.parent / "in/mutant").write_bytes(data)
+            raise AssertionError(f"round {number}: {place}/mutant") from e
+        finally:
+            remove(place, "layer")
+
+
+def remove(place: Path, name: str) -> None:
+    parent = os.open(place, os.O_RDONLY)
+    try:
+        layers.remove_tree(parent, name)
+    finally:
+        os.close(parent)
+
+
+# -- documents
+
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1, 2**63, 10**30, 1.5, 1e308, "", "x", "../../outside", "a\0b", "\ud800", "sha256:", "é\n"),
+    *("sha256:" + "0" * 64, "sha256:" + "../" * 21 + "a", [], {}, [[]], [None], {"": ""}, ["a"] * 3, "9" * 40),
+)
+
+
+def spots(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) in a document."""
+    keys = document.keys() if isinstance(document, dict) else range(len(document) if isinstance(document, list) else 0)
+    for key in list(keys):
+        yield document, key
+        yield from spots(document[key])
+
+
+def disturbed(document: Any, rng: random.Random) -> bytes:
+    document = json.loads(json.dumps(document))
+    for _ in range(rng.randint(1, 3)):
+        found = list(spots(document))
+        if not found:
+            break
+        container, key = rng.choice(found)
+        kind = rng.random()
+        if kind < 0.6:
+            container[key] = copy.deepcopy(rng.choice(ODD))
+        elif kind < 0.8:
+            del container[key]
+        elif isinstance(container, list):
+            container *= 2
+        else:
+            container[rng.choice(("size", "digest", "config", "layers", "manifests"))] = container.pop(key)
+    data = json.dumps(document).encode()
+    if rng.random() < 0.2:
+        data = mutated(data, rng)
+    return data
+
+
+def index(manifest: bytes) -> bytes:
+    """An index.json of an image for this machine and another."""
+    named = {"mediaType": images.OCI["manifest"], "digest": digest(manifest), "size": len(manifest),
+             "annotations": {"org.opencontainers.image.ref.name": "a"}}  # fmt: skip
+    platforms = [{"os": "linux", "architecture": name} for name in (architecture(), "s390x")]
+    return json.dumps({"schemaVersion": 2, "manifests": [{**named, "platform": each} for each in platforms]}).encode()
+
+
+@pytest.mark.parametrize("kind", ["index", "manifest", "config"])
+def test_mutated_documents(place: Path, kind: str, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
+    layer = images.Layer(images.tar([directory("etc"), entry("etc/passwd", b"root"), symlink("w", "../outside")]))
+    said = {"Env": ["A=1", "B"], "Cmd": ["a", "b"], "Entrypoint": ["c"], "WorkingDir": "/w/x", "User": "u",
+            "Labels": {"k": "v"}, "Volumes": {"/vol": {}}}  # fmt: skip
+    image = images.Image([layer, layer], said, images.OCI)
+    values = settings.load({"HOME": str(place), "ENROOT_CACHE_PATH": str(place / "store"), "TMPDIR": str(place)})
+    whole = 0
+    for number in rounds(40):
+        config, manifest = image.config(), image.manifest()
+        if kind == "config" and number:
+            config = disturbed(json.loads(config), rng)
+            changed = json.loads(manifest)
+            changed["config"] |= {"digest": digest(config), "size": len(config)}
+            manifest = json.dumps(changed).encode()
+        elif kind == "manifest" and number:
+            manifest = disturbed(json.loads(manifest), rng)
+        data = index(manifest)
+        data = disturbed(json.loads(data), rng) if kind == "index" and number else data
+        images.write_layout(place / "layout", (config, manifest, layer.blob), data)
+        try:
+            pulled = engine.pull(LocalImage("oci:", str(place / "layout"), rng.choice(("a", ""))), values)
+            pulled.release()
+            assert all(Path(path).is_relative_to(place / "store") for path in pulled.lowerdirs)
+            whole += 1
+        except PenrootError as e:
+            assert str(e)
+        except BaseException as e:
+            raise AssertionError(f"round {number}: {data!r} {manifest!r} {config!r}") from e
+        finally:
+            remove(place, "layout")
+            if number % 100 == 99:
+                remove(place, "store")
+        assert not (place / "store/tmp").exists() or os.listdir(place / "store/tmp") == []
+    assert whole  # the first is no mutant
