@@ -127,9 +127,10 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
             document = _config(config, reference)
             diff_ids = _diff_ids(document, manifest, reference)
             fetched = _layers(store, source, reference, manifest, diff_ids, settings)
+            names, indexes = _stack(store, reference, diff_ids)
             if not build.done:  # else only a layer of it had gone
-                _compose(store, build.path, reference, manifest, config, document, diff_ids)
-            store.settle(diff_ids)
+                _compose(store, build.path, reference, manifest, config, document, names, indexes)
+            store.settle({*diff_ids, *names})
             if not build.done:
                 build.publish()
         image = store.image(manifest.digest)
@@ -314,6 +315,31 @@ def _words(value: object, what: str) -> "tuple[str, ...]":
     return tuple(value)
 
 
+def _stack(
+    store: Store, reference: "AnyImage", diff_ids: "Sequence[str]"
+) -> "tuple[Sequence[str], Sequence[layers.Index]]":
+    """The layers that show an image, top first, and what their indexes say."""
+    from enroot_py import layers, merge
+
+    names: list[str] = []  # top first
+    indexes: list[layers.Index] = []
+    for diff_id in reversed(diff_ids):
+        directory = store.layer_path(diff_id)
+        if directory is None:
+            raise ImageError(f"{reference}: the layer {diff_id} vanished from the store", hint="try again")
+        if diff_id not in names:  # a layer that is listed twice: what it says again below, it says above
+            names.append(diff_id)
+            indexes.append(layers.read_index(directory))
+        if indexes[-1].opaque:
+            break
+    if len(names) > merge.MAX_LAYERS:
+        lowest = slice(merge.MAX_LAYERS - 1, None)
+        log.info(f"{reference}: {len(names)} layers: making one of the lowest {len(names[lowest])}")
+        names[lowest] = [_merged(store, names[lowest], indexes[lowest])]
+        indexes[lowest] = [layers.Index()]
+    return names, indexes
+
+
 def _compose(
     store: Store,
     path: str,
@@ -321,24 +347,14 @@ def _compose(
     manifest: "Manifest",
     config: bytes,
     document: "dict[str, Any]",
-    diff_ids: "Sequence[str]",
+    names: "Sequence[str]",
+    indexes: "Sequence[layers.Index]",
 ) -> None:
     """Write everything of ``images/DIGEST`` into ``path``."""
-    from enroot_py import imagefiles, layers
+    from enroot_py import imagefiles
     from enroot_py.rc import Exec
 
-    stack: list[str] = []
-    indexes: list[layers.Index] = []
-    for diff_id in reversed(diff_ids):
-        directory = store.layer_path(diff_id)
-        if directory is None:
-            raise ImageError(f"{reference}: the layer {diff_id} vanished from the store", hint="try again")
-        lower = os.path.relpath(directory, store.root) + "/fs"
-        if lower not in stack:  # a layer that is listed twice: what it says again below, it says above
-            stack.append(lower)
-            indexes.append(layers.read_index(directory))
-        if indexes[-1].opaque:
-            break
+    stack = [f"layers/{name.partition(':')[2]}/fs" for name in names]
     lowerdirs = [f"{store.root}/{lower}" for lower in stack]
 
     said = document.get("config") or {}
@@ -372,6 +388,24 @@ def _compose(
                 f.write(data)
     except OSError as e:
         raise ImageError(f"cannot store {reference} in {path}: {e.strerror}", hint="see df and df -i") from e
+
+
+def _merged(store: Store, diff_ids: "Sequence[str]", indexes: "Sequence[layers.Index]") -> str:
+    """One layer in the store that shows what several do, top first; returns its name."""
+    from enroot_py import cache, merge
+
+    name = merge.chain_id(diff_ids[::-1])
+    with store.build("layers", name) as build:
+        if not build.done:
+            names = [diff_id.partition(":")[2] for diff_id in diff_ids]
+            size = sum(cache.layer_size(store, each) for each in names)
+            lowerdirs = [f"{store.root}/layers/{each}/fs" for each in names]
+            try:
+                merge.merge(lowerdirs, indexes, build.path, name, size)
+            except OSError as e:
+                raise ImageError(f"cannot merge layers in {build.path}: {e.strerror}", hint="see df and df -i") from e
+            build.publish()
+    return name
 
 
 def _created(document: "dict[str, Any]") -> float:

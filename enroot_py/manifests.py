@@ -13,7 +13,7 @@ from typing import Any
 from enroot_py.errors import ImageError
 from enroot_py.store import architecture
 
-_MAX_LAYERS = 499  # overlayfs takes 500 lower directories, and one is ours
+_MAX_LAYERS = 1000  # engines make 127 at most; beyond what overlayfs stacks, the lowest are merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
             hint="push it again with a current docker or skopeo",
         )
     return document
+
+
+def fields(document: object) -> dict[str, Any]:
+    """An object of a document; what is none has no fields."""
+    return document if isinstance(document, dict) else {}
 
 
 def choose(manifests: object, arch: str | None, name: object) -> str:
@@ -102,7 +107,7 @@ def manifest(digest: str, named: str, data: bytes, document: dict[str, Any], nam
             )
     if len(layers) > _MAX_LAYERS:
         raise ImageError(
-            f"{name}: {len(layers)} layers, and overlayfs takes {_MAX_LAYERS}", hint="build it with fewer: --squash"
+            f"{name}: {len(layers)} layers, of at most {_MAX_LAYERS}", hint="build it with fewer: --squash"
         )
     return Manifest(digest, named, data, config, layers)
 

@@ -248,14 +248,15 @@ def shared(registry: Server) -> tuple[str, list[str]]:
     image = images.busybox(entry("number", b"7"), fill, entry("id", os.urandom(8)))
     image.layers.append(images.Layer(images.tar([entry("more", os.urandom(2_000_000))])))
     registry.pusher.image("test/shared", "1", image)
-    return f"docker://{registry.host}/test/shared:1", [images.digest(layer.blob) for layer in image.layers]
+    blobs = [*(layer.blob for layer in image.layers), image.config()]
+    return f"docker://{registry.host}/test/shared:1", [images.digest(blob) for blob in blobs]
 
 
 def test_four_nodes_fetch_each_blob_once(user: User, registry: Server, shared: tuple[str, list[str]]) -> None:
     uri, blobs = shared
     before = [registry.fetched(blob) for blob in blobs]
     nodes(user, uri)
-    assert [registry.fetched(blob) - n for blob, n in zip(blobs, before, strict=True)] == [1, 1, 1]
+    assert [registry.fetched(blob) - n for blob, n in zip(blobs, before, strict=True)] == [1] * 4
     kept = sorted(path.name for path in (user.home / "all/sha256").iterdir())
     assert kept == sorted(blob.removeprefix("sha256:") for blob in blobs)
     assert list((user.home / "all/tmp").iterdir()) == []
@@ -288,3 +289,24 @@ def test_damaged_shared_blob_is_not_believed(user: User, shared: tuple[str, list
 def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, list[str]]) -> None:
     said = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
     assert "/proc/none" in said and "ENROOT_SHARED_BLOBS" in said
+
+
+def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:
+    image = images.busybox()
+    for number in range(600):
+        more = [entry(f"f{number % 300}", b"%d\n" % number), entry(f"d{number % 7}/e{number}", mode=0o4755)]
+        more += [entry(f".wh.f{number - 301}")] if number > 300 and number % 50 == 1 else []
+        image.layers.append(images.Layer(images.tar(more), "none"))
+    blobs = [image.config(), image.manifest(), *(layer.blob for layer in image.layers)]
+    images.write_layout(user.home / "many", blobs, images.index([(image, {"os": "linux", "architecture": "amd64"})]))
+    user.own(user.home / "many")
+    script = "cat f2 f299; set -- f*; echo $#; set -- d3/*; echo $#; ls f50 || ls f250 || ls f51"
+    said = user.start(f"oci:{user.home}/many", "sh", "-c", script).split()
+    assert said == ["302", "599", "294", "86", "f51"]
+    before = {path.name for path in (user.home / "cache/layers").iterdir()}
+    assert len(before) == 602
+    user.penroot("cache", "verify")
+    user.penroot("create", "--name", "many", f"oci:{user.home}/many")
+    user.penroot("cache", "prune")
+    assert len(list((user.home / "cache/layers").iterdir())) == 200  # what is merged is there once
+    assert user.start("--rw", "many", "sh", "-c", "echo 1 >f2; cat f2 f3").split() == ["1", "303"]

@@ -18,7 +18,7 @@ LAYERS = (
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
      "fuseoverlay"},
     {"devices", "cdi", "nvidia", "nvml"},
-    {"tags", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
+    {"tags", "merge", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual"},
     {"cli"},
     {"main"},
