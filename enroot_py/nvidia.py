@@ -39,6 +39,7 @@ LIBRARIES["display"] = LIBRARIES["graphics"]
 # Those with a version of their own, not the driver's.
 _OWN_VERSION = ("libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-xcb", "libnvidia-egl-xlib")
 _PREFIXES = (b"libcuda", b"libnvidia-", b"libnvcuvid", b"libnvoptix", b"libvdpau_nvidia", b"libGL", b"libEGL_nvidia")
+_MAIN = ("libcuda.so.1", "libnvidia-ml.so.1")
 # Programs look for these too, and packages for developers are not in an image.
 _MORE_LINKS = {
     "libcuda.so": "libcuda.so.1",
@@ -266,15 +267,19 @@ class Driver:
 
     @property
     def libraries(self) -> "list[ldcache.Library]":
-        """Libraries that the loader of the host knows; else those of the usual directories."""
+        """Libraries that the loader of the host knows; else, as in a container, those of the usual directories."""
         if self._found is None:
             try:
                 self._found = ldcache.find(self.tree.read("/etc/ld.so.cache"), _PREFIXES)
             except ldcache.DAMAGE:
                 self._found = []
-            if not any(name.startswith(("libcuda.so", "libnvidia-ml.so")) for _, name, _ in self._found):
+            if not any(self._is_ours(path) for _, name, path in self._found if name in _MAIN):
                 self._found = list(self._scan())
         return self._found
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether a library is of the kernel's version, and not of CUDA's compatibility package, say."""
+        return not self.version or self.tree.real(path).endswith("." + self.version)
 
     def _scan(self) -> "list[ldcache.Library]":
         flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import pathlib
@@ -29,6 +30,8 @@ class Box:
         self.mounts: list[str] = []
         busybox_rootfs(self.root)
         user.own(user.data)
+        # What the driver's libraries need comes from the image, as on every system.
+        self.copy(libraries(driver()))
 
     def add(self, program: pathlib.Path | str) -> None:
         """A program at its own path, with the libraries that it needs but not the driver's."""
@@ -42,14 +45,33 @@ class Box:
                 shutil.copy(path, target)
         self.user.own(self.root)
 
+    def tree(self, path: str) -> None:
+        """A directory at its own path: mounted, or copied where the user may not read it outside."""
+        if self.user.run("sh", "-c", 'test -r "$0" && echo yes; true', path).stdout:
+            self.mounts.append(path)
+        else:
+            shutil.copytree(path, self.root / path.lstrip("/"), symlinks=True, dirs_exist_ok=True)
+            self.user.own(self.root)
+
     def run(self, *command: str, env: dict[str, str] | None = None) -> str:
         variables = {"NVIDIA_VISIBLE_DEVICES": "all", **(env or {})}
         options = [word for mount in self.mounts for word in ("--mount", f"{mount}:{mount}:none:x-create=dir,rbind,ro")]
         return self.user.start(*options, "box", *command, env=variables)
 
 
+def driver() -> list[str]:
+    """Libraries of the driver that programs load, wherever this machine has them."""
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    paths = {line.rpartition(" => ")[2] for line in known.splitlines() if " => " in line}
+    paths.update(glob.glob("/usr/local/nvidia/lib64/*.so.1"))
+    names = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libcudadebugger.so.1")
+    return sorted(path for path in paths if os.path.basename(path) in names)
+
+
 def libraries(programs: list[str]) -> set[str]:
     """What the loader finds for programs on this machine, without the driver."""
+    if not programs:
+        return set()
     done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
     found = set()
     for line in done.stdout.splitlines():
@@ -80,11 +102,20 @@ sysconfig.get_path('stdlib'), torch.__path__[0]]))"
     done = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"{PYTHON} has no PyTorch; name another in PENROOT_TORCH_PYTHON")
-    executable, prefix, base, stdlib, torch = json.loads(done.stdout)
-    box.add(os.path.realpath(executable))
-    trees = {stdlib, prefix if prefix != base else os.path.dirname(torch)}
+    executable, prefix, base, stdlib, torch = json.loads(done.stdout.splitlines()[-1])
+    trees = [stdlib, prefix if prefix != base else os.path.dirname(torch)]
     objects = [str(path) for path in pathlib.Path(stdlib).rglob("*.so")]
     objects += [str(path) for path in pathlib.Path(torch, "lib").glob("*.so*")]
     box.copy(path for path in libraries(objects) if not path.startswith(tuple(trees)))
-    box.mounts += sorted(trees)
-    return box, executable if prefix != base else os.path.realpath(executable)
+    for tree in trees:
+        box.tree(tree)
+    # The interpreter of a virtual environment is a link, or a chain of them.
+    link = executable
+    while os.path.islink(link):
+        if not link.startswith(tuple(trees)):
+            place = box.root / link.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(os.readlink(link))
+        link = os.path.join(os.path.dirname(link), os.readlink(link))
+    box.add(link)
+    return box, executable

@@ -350,6 +350,16 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
     assert libraries(every) == set(fakehost.LIBRARIES) | set(fakehost.INTERNAL)
 
 
+def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """An image for CUDA on a rented machine: its compatibility package is in the cache, the driver is not."""
+    host = fakehost.consumer(tmp_path / "host")
+    host.library("/usr/local/cuda/compat/libcuda.so.575.51.03", "libcuda.so.1")
+    host.ldconfig("", "/usr/local/cuda/compat")
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/local/nvidia/lib64/libcuda.so.{VERSION}")
+    assert f"{LIB}/libcuda.so.575.51.03" not in edits.files
+
+
 def test_libraries_of_an_older_driver_are_left_out(
     tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
