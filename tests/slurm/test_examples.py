@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -9,10 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py import configs, mounts, settings
+from enroot_py import configs, mounts, registries, settings
+from enroot_py.reference import DOCKER_HUB
+from pyxis_py import settings as plugin_settings
 from tests.slurm.lab import Lab
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
+HELLO = pathlib.Path(__file__).parent / "lab/hello.c"
 MINIMAL = "registry:5000#minimal:1"
 MPI = "registry:5000#mpi:1"
 
@@ -26,7 +30,7 @@ def home(lab: Lab) -> Iterator[pathlib.Path]:
         if path.is_file():
             shutil.copy(path, copied)
     yield copied
-    lab.run(["rm", "-rf", "examples"])
+    shutil.rmtree(copied)
 
 
 def sbatch(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) -> str:
@@ -65,6 +69,76 @@ def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
     assert "mpirun-" not in lab.run(["penroot", "list"], node="n1").stdout
 
 
+def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
+    """MPI ranks that share the GPUs of two nodes, with what NCCL and UCX are told."""
+    program = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES && hello'
+    options = ["--gpus-per-node=2", "--ntasks-per-node=2"]
+    out = sbatch(lab, home, "nccl-tests.sbatch", *options, IMAGE=MPI, COMMAND=program).splitlines()
+    assert out.count("rc,sm 0,1") == 4
+    assert "sum 6" in out
+
+
+def test_pytorch_finds_its_ranks(lab: Lab, home: pathlib.Path) -> None:
+    options = ["--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=1"]
+    program = "ls pytorch-ddp.py && echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR"
+    variables = {"PYTORCH_VERSION": "2.4.0", "IMAGE": MINIMAL, "COMMAND": program}
+    out = sbatch(lab, home, "pytorch-ddp.sbatch", *options, **variables).splitlines()
+    assert out.count("pytorch-ddp.py") == 4
+    ranks = sorted(line for line in out if line[0].isdigit())
+    assert ranks == ["0 0 4 n1", "1 1 4 n1", "2 0 4 n1", "3 1 4 n1"]
+
+
+def test_script_of_pytorch_is_python() -> None:
+    compile((EXAMPLES / "pytorch-ddp.py").read_text(), "pytorch-ddp.py", "exec")
+
+
+def test_jupyter_answers(lab: Lab, home: pathlib.Path) -> None:
+    """A server of files stands for Jupyter; it is reached as the job says."""
+    server = "echo notebook > /tmp/index.html && exec busybox httpd -f -p 28888 -h /tmp"
+    env = {"IMAGE": MINIMAL, "PORT": "28888", "COMMAND": server}
+    command = ["sbatch", "--parsable", "-w", "n2", "--gpus=1", "--cpus-per-task=1", "--output=out", "jupyter.sbatch"]
+    job = lab.run(command, cwd="/home/alice/examples", env=env).stdout.strip()
+    try:
+        fetched = lab.run(["sh", "-c", FETCH], node="ctl", check=False)
+        out = (home / "out").read_text()
+        assert fetched.stdout == "notebook\n", out + fetched.stderr
+        assert "ssh -N -L 28888:n2:28888" in out
+    finally:
+        lab.run(["scancel", job])
+
+
+FETCH = "for i in $(seq 300); do curl -fs http://n2:28888/ && exit; sleep 0.1; done; exit 1"
+
+
+@pytest.fixture
+def mpi_home(lab: Lab, home: pathlib.Path) -> str:
+    """The machine's Open MPI as a site has it: all in one directory, none of it in an image."""
+    lib = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
+    made = home / "openmpi"
+    inside = made / "lib" / lib.name / "openmpi/lib"
+    inside.mkdir(parents=True)
+    shutil.copytree(lib / "openmpi/lib/openmpi3", inside / "openmpi3")
+    shutil.copytree("/usr/share/openmpi", made / "share/openmpi")
+    shutil.copytree(lib / "pmix2", made / "pmix2", symlinks=True)
+    subprocess.run(["mpicc", "-o", home / "hello", HELLO], check=True)
+    plugins = [str(path) for path in (inside / "openmpi3").glob("*.so")]
+    listed = subprocess.run(["ldd", home / "hello", *plugins], capture_output=True, text=True, check=False).stdout
+    for path in {line.split()[2] for line in listed.splitlines() if " => /" in line}:
+        # The C library is the image's.
+        if not path.rpartition("/")[2].startswith(("libc.", "libm.", "libdl.", "libpthread.", "librt.", "ld-")):
+            shutil.copy(path, made / "lib")
+    return "/home/alice/examples/openmpi"
+
+
+def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
+    """In an image that has none."""
+    variables = {"IMAGE": MINIMAL, "MPI_HOME": mpi_home, "COMMAND": "./hello"}
+    more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
+    out = sbatch(lab, home, "host-mpi.sbatch", **variables, **more)
+    assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
+    assert "sum 6" in out.splitlines()
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.sbatch")))
 def test_slurm_takes_the_job(lab: Lab, home: pathlib.Path, name: str) -> None:
     subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
@@ -79,5 +153,40 @@ def test_site_configuration_is_understood() -> None:
     loaded = settings.load(environ)
     assert loaded.data_path.startswith("/raid/enroot/data-")
     assert loaded.passed_on["MELLANOX_VISIBLE_DEVICES"] == "all"
+    assert loaded.passed_on["https_proxy"] == "http://proxy.example.com:3128"
+    assert "registry.example.com" in loaded.passed_on["no_proxy"]
+    known = {name: registries.site(name, loaded, environ) for name in ("nvcr.io", DOCKER_HUB, "ghcr.io")}
+    assert known["nvcr.io"].mirrors == ("registry.example.com:5000",)
+    assert len(known[DOCKER_HUB].mirrors) == 2
+    assert known["ghcr.io"] == registries.Site()
+    assert registries.site("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
     for _, text in configs.fragments((str(EXAMPLES / "site/mounts.d"),), ".fstab", {}):
         assert [mount.target for mount in mounts.parse_file(text, {}, "site")] == ["/scratch", "/data"]
+
+
+def test_mirror_behind_an_air_gap(lab: Lab) -> None:
+    """No name of the world is known in the lab; the site's mirror has what its users ask for."""
+    text = (EXAMPLES / "site/registries.conf").read_text()
+    lab.run(["mkdir", "-p", ".config/enroot"])
+    conf = pathlib.Path(lab.root, "home/alice/.config/enroot/registries.conf")
+    srun = ["srun", "--container-image=nvcr.io#minimal:1", "printenv", "IMAGE_NAME"]
+    assert lab.run(srun, check=False).returncode != 0
+    try:
+        # The lab's registry speaks HTTP on this port, and needs no authority.
+        lines = [line for line in text.splitlines() if "ca=" not in line]
+        conf.write_text("\n".join(lines).replace("registry.example.com:5000", "registry:5000") + "\n")
+        assert lab.run(srun).stdout.split() == ["minimal"]
+        lab.run(["penroot", "import", "-o", "carried.sqsh", "docker://nvcr.io#minimal:1"])
+        done = lab.run(["srun", "--container-image=./carried.sqsh", "printenv", "IMAGE_NAME"])
+        assert done.stdout.split() == ["minimal"]
+    finally:
+        lab.run(["rm", "-rf", ".config/enroot", "carried.sqsh"])
+
+
+def test_line_of_plugstack_is_understood() -> None:
+    [line] = [x for x in (EXAMPLES / "site/plugstack.conf").read_text().splitlines() if not x.startswith("#")]
+    required, library, *arguments = line.split()
+    assert required == "required"
+    assert library.endswith("/spank_pyxis.so")
+    read = plugin_settings.load(arguments)
+    assert (read.runtime_path, read.container_scope) == ("/run/pyxis", "job")
