@@ -24,6 +24,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NoReturn
 
 from enroot_py import log
@@ -33,6 +34,10 @@ from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros
 _MAX_DEPTH = 256  # directories in one path: real images stay below 30, and a removal must not run out of stack
 _MAX_SYMLINKS = 40  # path_resolution(7)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = 64  # directories at a time
+# The least that a tree needs of a mode, by the kind of entry: for the owner to read what is in it.
+_FLOOR = {b"5": 0o700, b"0": 0o400, b"6": 0o600}
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 
@@ -58,18 +63,22 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
     """
     os.mkdir(directory + "/fs", 0o755)
     root = os.open(directory + "/fs", _DIRECTORY)
-    with Tree(root) as tree, Tar(stream, progress) as tar:
-        os.fchmod(root, 0o755)
-        path = b""
-        try:
-            for entry in tar.entries():
-                path = entry.path
-                tree.add(entry, tar)
+    umask = os.umask(0)  # what is made has its mode at once
+    try:
+        with Tree(root) as tree, Tar(stream, progress) as tar:
+            os.fchmod(root, 0o755)
             path = b""
-            tree.finish()
-        except OSError as e:
-            _cannot_store(e, path, directory)
-        tar.drain()
+            try:
+                for entry in tar.entries():
+                    path = entry.path
+                    tree.add(entry, tar)
+                path = b""
+                tree.finish()
+            except OSError as e:
+                _cannot_store(e, path, directory)
+            tar.drain()
+    finally:
+        os.umask(umask)
     layer = Layer(tar.diff_id(), tar.blob_digest(), tar.blob_size, tar.size, tree.count, tree.opaque)
     try:
         with open(directory + "/index", "xb") as f:
@@ -90,28 +99,31 @@ def sums(root: str, known: Mapping[int, int] | None = None) -> Iterator[bytes]:
     an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. Raises OSError.
     """
     known = known or {}
-    yield from _sums(os.fsencode(root), b"", known)
+    base = os.fsencode(root)
+    pending = _scan(base, b"")
+    while pending:
+        path, entry = pending.pop()
+        found = entry.stat(follow_symlinks=False)
+        kind, size, crc = "o", 0, 0
+        if stat.S_ISREG(found.st_mode):
+            kind, size = "f", found.st_size
+            at = known.get(found.st_ino)
+            crc = _checksum(entry.path) if at is None else at
+        elif stat.S_ISLNK(found.st_mode):
+            kind, crc = "l", crc32(os.readlink(entry.path))
+        elif stat.S_ISDIR(found.st_mode):
+            kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
+            pending += _scan(entry.path, path + b"/")
+        elif is_whiteout(found):
+            kind = "w"
+        line = f"{kind} {found.st_mode & 0o7777:o} {size} {found.st_mtime_ns} {crc:08x} "
+        yield line.encode() + _escape(path) + b"\n"
 
 
-def _sums(directory: bytes, inside: bytes, known: Mapping[int, int]) -> Iterator[bytes]:
+def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
+    """What is in a directory, by path in the tree, the last name first."""
     with os.scandir(directory) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            found = entry.stat(follow_symlinks=False)
-            kind, mode, size, mtime, crc = "o", found.st_mode & 0o7777, 0, found.st_mtime_ns, 0
-            if stat.S_ISREG(found.st_mode):
-                kind, size = "f", found.st_size
-                at = known.get(found.st_ino)
-                crc = _checksum(entry.path) if at is None else at
-            elif stat.S_ISLNK(found.st_mode):
-                kind, crc = "l", crc32(os.readlink(entry.path))
-            elif stat.S_ISDIR(found.st_mode):
-                kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
-            elif is_whiteout(found):
-                kind = "w"
-            path = inside + entry.name
-            yield f"{kind} {mode:o} {size} {mtime} {crc:08x} ".encode() + _escape(path) + b"\n"
-            if kind in "dD":
-                yield from _sums(entry.path, path + b"/", known)
+        return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
 
 
 def differences(path: str) -> Iterator[str]:
@@ -185,14 +197,15 @@ class Tree:
     """A layer's tree. Every name is resolved one component at a time beneath ``root``, by descriptor.
 
     A symlink among the parents is followed as chroot(2) would, so it leads to another
-    place in this layer and never out of it.
+    place in this layer and never out of it. Paths here have no "." nor "..", and no
+    slash at either end: see _normal().
     """
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._open: dict[tuple[bytes, ...], int] = {}
-        self._times: dict[tuple[bytes, ...], int] = {}
-        self._implicit: dict[tuple[bytes, ...], None] = {}
+        self._open: dict[bytes, int] = {}  # directories, by the path that led there
+        self._times: dict[bytes, int] = {}
+        self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
         self.checksums: dict[int, int] = {}  # of files, by inode
         self.opaque = False
@@ -206,38 +219,38 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        for key, fd in list(self._open.items()):
+        """Close what is open, for what is at its path may have become another directory."""
+        for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
-                del self._open[key]
+                del self._open[path]
 
     def add(self, entry: Entry, data: Tar) -> None:
         """Put one entry in the tree. Raises ImageError for one that no layer may have, and OSError."""
-        parts = _parts(entry.path)
-        if len(parts) > 1 and parts[0] == b"dev":
+        path = _normal(entry.path)
+        if path.startswith(b"dev/"):
             return  # /dev is the runtime's
         self.count += 1
-        entry.parts = parts
-        if not parts:
+        if not path:
             if entry.kind == b"5":
-                self._times[()] = entry.mtime
+                self._times[path] = entry.mtime
             return
-        parent = self._directory(parts[:-1], entry.mtime)
-        name = parts[-1]
+        above, _, name = path.rpartition(b"/")
+        parent = self._open.get(above, -1)
+        if parent < 0:
+            parent = self._directory(above, entry.mtime)
         if name.startswith(_WHITEOUT):
-            self._whiteout(parent, parts, entry.mtime)
+            self._whiteout(parent, path, name, entry.mtime)
             return
-        if entry.kind == b"5":
-            self._make_directory(parent, name, entry)
-        elif entry.kind == b"0":
+        if entry.kind == b"0":
             self._make_file(parent, name, entry, data)
+        elif entry.kind == b"5":
+            self._make_directory(parent, path, name, entry)
         elif entry.kind == b"1":
-            self._make_link(parent, name, entry)
+            self._make_link(parent, path, name, entry)
             return  # the records are those of its other name
         elif entry.kind == b"2":
-            self._remove(parent, name)
-            os.symlink(entry.link, name, dir_fd=parent)
-            os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+            self._make_symlink(parent, name, entry)
         elif entry.kind == b"6":
             self._remove(parent, name)
             os.mkfifo(name, 0o600, dir_fd=parent)
@@ -246,42 +259,51 @@ class Tree:
             self._remove(parent, name)
         else:
             raise ImageError(f"/{os.fsdecode(entry.path)}: unknown tar entry type {entry.kind!r}")
-        self._record(parts, entry)
+        self._record(path, entry)
 
     def finish(self) -> None:
         """Set the times of directories, which every new entry had changed."""
-        for parts, mtime in sorted(self._times.items(), reverse=True):
+        for path, mtime in sorted(self._times.items(), reverse=True):
             try:
-                fd = self._walk(parts, None)
+                os.utime(self._directory(path, None), ns=(mtime, mtime))
             except (FileNotFoundError, NotADirectoryError, ImageError):
                 continue  # a later entry replaced it
-            try:
-                os.utime(fd, ns=(mtime, mtime))
-            finally:
-                os.close(fd)
 
     def index(self, layer: Layer) -> Iterator[bytes]:
         """The lines of the index file."""
         yield f"penroot-index 1\nlayer {layer.diff_id} {layer.tar_size} {layer.entries}\n".encode()
         if layer.opaque:
             yield b"opaque\n"
-        for parts in self._implicit:
-            yield b"implicit " + _escape(b"/".join(parts)) + b"\n"
+        for path in self._implicit:
+            yield b"implicit " + _escape(path) + b"\n"
         for path, records in self._records.items():
             for record in records:
                 yield record.encode() + b" " + _escape(path) + b"\n"
 
     # -- directories
 
-    def _directory(self, parts: Sequence[bytes], mtime: int) -> int:
-        """An open parent directory, made where it is missing. It stays ours: do not close it."""
-        key = tuple(parts)
-        fd = self._open.get(key)
+    def _directory(self, path: bytes, mtime: int | None) -> int:
+        """An open directory; with ``mtime`` made where it is missing. It stays ours: do not close it."""
+        if not path:
+            return self._root
+        fd = self._open.get(path)
         if fd is None:
-            if len(self._open) >= 64:
-                self._forget()
-            fd = self._open[key] = self._walk(key, mtime)
+            fd = self._enter(path, mtime)
+            self._keep(path, fd)
         return fd
+
+    def _enter(self, path: bytes, mtime: int | None) -> int:
+        above, _, name = path.rpartition(b"/")
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=self._directory(above, mtime))
+        except (FileNotFoundError, NotADirectoryError):
+            return self._walk(path.split(b"/"), mtime)  # something is missing, or a symlink
+
+    def _keep(self, path: bytes, fd: int) -> None:
+        """Keep a directory open, and close the one that has been for longest. No other may be in use."""
+        if len(self._open) >= _OPEN:
+            os.close(self._open.pop(next(iter(self._open))))
+        self._open[path] = fd
 
     def _walk(self, parts: Iterable[bytes], mtime: int | None) -> int:
         """Open a directory; with ``mtime`` make what is missing. Raises ImageError and OSError."""
@@ -334,7 +356,8 @@ class Tree:
             for fd in stack:
                 os.close(fd)
 
-    def _implied(self, path: tuple[bytes, ...], mtime: int) -> None:
+    def _implied(self, names: Sequence[bytes], mtime: int) -> None:
+        path = b"/".join(names)
         self._times.setdefault(path, mtime)
         self._implicit[path] = None
 
@@ -342,68 +365,88 @@ class Tree:
     def _mkdir(parent: int, name: bytes) -> int:
         os.mkdir(name, 0o755, dir_fd=parent)
         fd = os.open(name, _DIRECTORY, dir_fd=parent)
-        os.fchmod(fd, 0o755)  # whatever the umask, a default ACL or a set-gid parent made of it
+        os.fchmod(fd, 0o755)  # whatever a default ACL or a set-gid parent made of it
         return fd
 
     # -- entries
 
-    def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
-        found = _lstat(parent, name)
-        hidden = found is not None and is_whiteout(found)
-        if found is not None and not stat.S_ISDIR(found.st_mode):
-            self._remove(parent, name)
-            found = None
-        fd = self._mkdir(parent, name) if found is None else os.open(name, _DIRECTORY, dir_fd=parent)
+    def _make_directory(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
+        hidden = False
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            found = _lstat(parent, name)
+            if found is None or not stat.S_ISDIR(found.st_mode):
+                hidden = found is not None and is_whiteout(found)
+                self._remove(parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
         try:
             if hidden:  # removed and made again by one layer: nothing below shows through
                 _set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
-            self._set_xattrs(fd, entry)
-        finally:
+            if entry.pax:
+                self._set_xattrs(fd, entry)
+        except BaseException:
             os.close(fd)
-        self._times[tuple(entry.parts)] = entry.mtime
-        self._implicit.pop(tuple(entry.parts), None)
+            raise
+        self._times[path] = entry.mtime
+        self._implicit.pop(path, None)
+        if path in self._open:
+            os.close(fd)
+        else:
+            self._keep(path, fd)  # what comes next is in it, most often
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        mode = entry.mode & 0o777 | 0o400
         try:
-            fd = os.open(name, flags, 0o600, dir_fd=parent)
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         except FileExistsError:
             self._remove(parent, name)
-            fd = os.open(name, flags, 0o600, dir_fd=parent)
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         try:
+            made = os.fstat(fd)
             if entry.segments is None:
-                self.checksums[os.fstat(fd).st_ino] = data.copy(entry.size, fd, 0)
+                self.checksums[made.st_ino] = data.copy(entry.size, fd, 0)
             else:
                 for offset, length in entry.segments:
                     if offset + length > entry.size:
                         raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse segment beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
-                self.checksums.pop(os.fstat(fd).st_ino, None)  # of a file that it replaced, perhaps
-            self._set_xattrs(fd, entry)
-            os.fchmod(fd, entry.mode & 0o777 | 0o400)
+                self.checksums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
+            if entry.pax:
+                self._set_xattrs(fd, entry)
+            if made.st_mode & 0o7777 != mode:  # a default ACL
+                os.fchmod(fd, mode)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
         finally:
             os.close(fd)
 
-    def _make_link(self, parent: int, name: bytes, entry: Entry) -> None:
-        target = _parts(entry.link)
-        if not target or target[0] == b"dev" and len(target) > 1:
-            return
-        if target == entry.parts:
-            return
+    def _make_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
         try:
-            directory = self._walk(target[:-1], None)
+            os.symlink(entry.link, name, dir_fd=parent)
+        except FileExistsError:
+            self._remove(parent, name)
+            os.symlink(entry.link, name, dir_fd=parent)
+        os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+
+    def _make_link(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
+        target = _normal(entry.link)
+        if not target or target.startswith(b"dev/") or target == path:
+            return
+        above, _, other = target.rpartition(b"/")
+        try:
+            directory = self._walk(above.split(b"/"), None)
             try:
-                found = os.stat(target[-1], dir_fd=directory, follow_symlinks=False)
+                found = os.stat(other, dir_fd=directory, follow_symlinks=False)
                 same = _lstat(parent, name)
                 if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
                     return
                 if stat.S_ISDIR(found.st_mode) or is_whiteout(found):
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
-                os.link(target[-1], name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+                os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
             finally:
                 os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -411,18 +454,18 @@ class Tree:
                 f"/{os.fsdecode(entry.path)}: hard link to /{os.fsdecode(entry.link)}, which is not in the layer"
             ) from None
 
-    def _whiteout(self, parent: int, parts: list[bytes], mtime: int) -> None:
-        name = parts[-1][len(_WHITEOUT) :]
-        if parts[-1] == _OPAQUE:
-            if len(parts) == 1:
+    def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:
+        if name == _OPAQUE:
+            if path == _OPAQUE:
                 self.opaque = True  # overlayfs does not look at the root's attribute: the stack ends here
             else:
                 _set_opaque(parent)
             return
+        name = name[len(_WHITEOUT) :]
         if name.startswith(_WHITEOUT):
             return  # aufs keeps its own books under .wh..wh.*
         if name in (b"", b".", b".."):
-            raise ImageError(f"/{os.fsdecode(b'/'.join(parts))}: a whiteout of nothing")
+            raise ImageError(f"/{os.fsdecode(path)}: a whiteout of nothing")
         found = _lstat(parent, name)
         if found is None:
             os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
@@ -441,6 +484,8 @@ class Tree:
             return
         if not stat.S_ISDIR(found.st_mode):
             os.unlink(name, dir_fd=parent)
+            if stat.S_ISLNK(found.st_mode):
+                self._forget(parent)  # it may have led to directories that are open
             return
         self._forget(parent)  # some of it may be beneath the directory that goes
         remove_tree(parent, name)
@@ -455,39 +500,46 @@ class Tree:
             except OSError as e:
                 log.debug(f"/{os.fsdecode(entry.path)}: attribute {os.fsdecode(name)} is lost: {e.strerror}")
 
-    def _record(self, parts: list[bytes], entry: Entry) -> None:
-        path = b"/".join(parts)
+    def _record(self, path: bytes, entry: Entry) -> None:
         records = []
         if entry.kind in b"34":
             kind = "c" if entry.kind == b"3" else "b"
             records.append(f"device {kind} {entry.device[0]} {entry.device[1]} {entry.mode:o}")
         else:
-            floor = {b"5": 0o700, b"0": 0o400, b"6": 0o600}.get(entry.kind, 0o777)
-            kept = entry.mode == (entry.mode & 0o777 | floor) or entry.kind == b"2"
+            kept = entry.mode == (entry.mode & 0o777 | _FLOOR.get(entry.kind, 0o777)) or entry.kind == b"2"
             if not kept or entry.uid or entry.gid:
                 records.append(f"file {entry.mode:o} {entry.uid} {entry.gid}")
-        for name, value in entry.xattrs():
-            if not name.startswith((b"user.", b"trusted.overlay.")):
-                records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
+        if entry.pax:
+            for name, value in entry.xattrs():
+                if not name.startswith((b"user.", b"trusted.overlay.")):
+                    records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
         if records:
             self._records[path] = records
         else:
             self._records.pop(path, None)
 
 
-def _parts(path: bytes) -> list[bytes]:
-    """Components of a name in a tar, ``..`` taken lexically. Raises ImageError for one that leads out."""
-    parts: list[bytes] = []
-    for part in path.split(b"/"):
-        if part == b"..":
-            if not parts:
-                raise ImageError(f"{os.fsdecode(path)}: leads out of the layer", hint="the image is hostile or damaged")
-            parts.pop()
-        elif part not in (b"", b"."):
-            parts.append(part)
-    if len(parts) > _MAX_DEPTH:
+def _normal(path: bytes) -> bytes:
+    """A name in a tar from the layer's root, ``..`` taken lexically. Raises ImageError for one that leads out."""
+    path = path.strip(b"/")
+    if b"//" not in path and b"/." not in path and path[:1] != b".":  # the usual case
+        depth = path.count(b"/") + 1
+    else:
+        parts: list[bytes] = []
+        for part in path.split(b"/"):
+            if part == b"..":
+                if not parts:
+                    raise ImageError(
+                        f"{os.fsdecode(path)}: leads out of the layer", hint="the image is hostile or damaged"
+                    )
+                parts.pop()
+            elif part not in (b"", b"."):
+                parts.append(part)
+        depth = len(parts)
+        path = b"/".join(parts)
+    if depth > _MAX_DEPTH:
         raise ImageError(f"a path of more than {_MAX_DEPTH} directories in the layer")
-    return parts
+    return path
 
 
 def _lstat(parent: int, name: bytes) -> os.stat_result | None:
