@@ -179,7 +179,7 @@ def over(rows: list[Row], times: dict[str, list[float]], budgets: dict[str, floa
     return good
 
 
-BENCHMARKS = {"start": (bench_start, 60), "step": (bench_step, 20), "images": (bench_images, 1)}
+BENCHMARKS = {"start": (bench_start, 60), "step": (bench_step, 20), "images": (bench_images, 2)}
 
 
 def main() -> int:
