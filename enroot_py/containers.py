@@ -59,7 +59,14 @@ def open_container(name: str, settings: Settings) -> Source:
 
 def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
     """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
+    from enroot_py.store import is_usable
+
     store = os.path.dirname(os.path.dirname(image))
+    if os.path.isdir(image) and not is_usable(image):
+        raise ContainerError(
+            f"the image of {name} was damaged when this node went down: {image}",
+            hint="import it again: the container keeps its changes",
+        )
     try:
         with open(image + "/stack", "rb") as f:
             return tuple(f"{store}/{line}" for line in os.fsdecode(f.read()).splitlines())

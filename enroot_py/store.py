@@ -3,7 +3,7 @@
 Beneath its root, which only its owner can enter::
 
     layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (layers.py)
-    layers/DIFF-ID/boot             while it may not be on the disk yet: the boot of the node that wrote it
+    layers/DIFF-ID/boot             while it may not be on the disk yet: see below; images have it too
     images/DIGEST/manifest,config   as the registry sent them
     images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
@@ -17,9 +17,12 @@ over, and a killed maker's lock is free at once. Two more locks keep things from
 pruned: importers hold the root's, shared, and who is about to mount an image holds that
 image's, shared, until its mount can be seen in /proc (Image.hold, cache.py).
 
-An import calls syncfs(2) once, before the image appears; a layer with the mark of another
-boot is compared with its sums before anybody uses it: the node may have crashed. On the
-start path: no json, no re.
+An import waits for no disk: it would take as long again as all the rest. What it made has a
+mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
+With the mark of another boot it is compared with all its sums before anybody uses it, for
+the node may have crashed, and then the mark goes. A store of root is for others, who could
+not take the mark away: there the import calls syncfs(2) and does that at once. On the start
+path: no json, no re.
 """
 
 import errno
@@ -29,7 +32,6 @@ from enroot_py.errors import ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     from enroot_py.rc import Exec
@@ -191,11 +193,10 @@ class Store:
     def image(self, digest: str) -> "Image | None":
         """The image with this manifest digest; None where it or one of its layers is not stored."""
         path = f"{self.root}/images/{_hex(digest)}"
-        try:
-            with open(path + "/stack", "rb") as f:
-                stack = os.fsdecode(f.read()).splitlines()
-        except FileNotFoundError:
+        if not is_usable(path):
             return None
+        with open(path + "/stack", "rb") as f:
+            stack = os.fsdecode(f.read()).splitlines()
         lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
@@ -305,21 +306,19 @@ class Store:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
         return Build(self.root, kind, _hex(digest))
 
-    def settle(self, diff_ids: "Iterable[str]") -> None:
-        """Write all to the disk: then layers need no mark any more. Raises ImageError."""
+    def settle(self, digest: str) -> None:
+        """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
         from enroot_py import linux
 
+        path = f"{self.root}/images/{_hex(digest)}"
         try:
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 linux.syncfs(fd)
             finally:
                 os.close(fd)
-            for diff_id in diff_ids:
-                try:
-                    os.unlink(f"{self.root}/layers/{_hex(diff_id)}/boot")
-                except FileNotFoundError:
-                    continue  # it was there before, or another import was quicker
+            for marked in (path, *_layers_of(path)):
+                _unmark(marked)
         except OSError as e:
             raise ImageError(f"cannot write to the store {self.root}: {e.strerror}") from e
 
@@ -383,7 +382,7 @@ class Build:
                 if _is_at(fd, self.path):
                     _empty(self.path)
                     if os.path.isdir(self.target):
-                        _check_after_crash(self.target, self.path)
+                        _keep_or_drop(self.target, self.path)
                         if _is_whole(self.target):
                             _remove(self.path)
                             continue
@@ -401,9 +400,8 @@ class Build:
     def publish(self) -> None:
         """Rename it into place: from here on it is in the store, whole."""
         try:
-            if "/layers/" in self.target:
-                with open(self.path + "/boot", "w") as f:
-                    f.write(_boot_id())
+            with open(self.path + "/boot", "w") as f:
+                f.writelines((_boot_id() + "\n", *_checksums(self.path)))
             os.rename(self.path, self.target)
         except OSError as e:
             raise ImageError(f"cannot publish {self.target}: {e.strerror}") from e
@@ -425,24 +423,85 @@ def _boot_id() -> str:
         return f.read().strip()
 
 
+def is_usable(image: str) -> bool:
+    """Whether the directory of an image is there, and whole: after a crash that takes a look at all of it."""
+    if _is_whole(image):
+        return True
+    if not os.path.isdir(image):
+        return False
+    from enroot_py import log
+
+    log.info(f"{image} may not have been on the disk when the node went down: checking it")
+    if not _survived(image):
+        return False
+    layers = _layers_of(image)
+    if not all(_is_whole(layer) or os.path.isdir(layer) and _survived(layer) for layer in layers):
+        return False
+    for marked in (image, *layers):
+        _unmark(marked)
+    return True
+
+
+def _layers_of(image: str) -> "list[str]":
+    """The directories of an image's layers."""
+    root = os.path.dirname(os.path.dirname(image))
+    with open(image + "/stack", "rb") as f:
+        stack = os.fsdecode(f.read()).splitlines()
+    return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
+
+
 def _is_whole(path: str) -> bool:
     """Whether something is there, and has not the mark of another boot."""
     try:
         with open(path + "/boot") as f:
-            return f.read() == _boot_id()
+            return f.readline().rstrip("\n") == _boot_id()
     except FileNotFoundError:
         return os.path.isdir(path)
 
 
-def _check_after_crash(layer: str, aside: str) -> None:
-    """A layer that was not known to be on the disk when the node went down: keep it if it is whole."""
-    from enroot_py import layers, log
+def _checksums(path: str) -> "list[str]":
+    """A line NAME CRC for each file of a layer or an image that is not in its tree."""
+    from zlib import crc32
 
-    if next(layers.differences(layer), None) is None:
-        os.unlink(layer + "/boot")
+    lines = []
+    for directory in ("", "head/"):
+        if os.path.isdir(f"{path}/{directory}"):
+            for name in sorted(os.listdir(f"{path}/{directory}")):
+                file = f"{path}/{directory}{name}"
+                if name != "boot" and os.path.isfile(file):
+                    with open(file, "rb") as f:
+                        lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
+    return lines
+
+
+def _survived(path: str) -> bool:
+    """Whether a layer or an image is what it was when it was published."""
+    from enroot_py import layers
+
+    with open(path + "/boot") as f:
+        if f.readlines()[1:] != _checksums(path):
+            return False
+    tree = path if os.path.isdir(path + "/fs") else path + "/head"
+    return next(layers.differences(tree), None) is None
+
+
+def _unmark(path: str) -> None:
+    try:
+        os.unlink(path + "/boot")
+    except OSError as e:  # another was quicker, or it is not ours: then each of us looks
+        if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+
+
+def _keep_or_drop(path: str, aside: str) -> None:
+    """What may not have been on the disk when the node went down: keep it if it is whole."""
+    from enroot_py import log
+
+    if _survived(path):
+        _unmark(path)
         return
-    log.warn(f"{layer} was damaged when the node went down: making it again")
-    os.rename(layer, aside + "/damaged")
+    log.warn(f"{path} was damaged when the node went down: making it again")
+    os.rename(path, aside + "/damaged")
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -206,13 +206,19 @@ def test_reading_the_store_imports_next_to_nothing() -> None:
     assert not {"re", "typing", "json", "urllib3", "subprocess", "dataclasses", "hashlib"} & set(modules)
 
 
+def another_boot(path: Path) -> None:
+    """Make what a store holds look as if the node had gone down since."""
+    _, *rest = (path / "boot").read_text().splitlines(keepends=True)
+    (path / "boot").write_text("".join(["another boot\n", *rest]))
+
+
 def unpacked(store: Store) -> Path:
     """A layer made as an import makes it, in the last boot but not known to be on the disk."""
     with store.build("layers", A) as build:
         layers.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
     path = Path(store.layer_path(A) or "")
-    (path / "boot").write_text("another boot")
+    another_boot(path)
     assert store.layer_path(A) is None
     return path
 
@@ -236,8 +242,50 @@ def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
     assert os.listdir(path / "fs") == [] and temporary(store) == []
 
 
-def test_settled_layer_needs_no_mark(store: Store) -> None:
-    put(store, "layers", A)
-    assert os.path.exists(f"{store.layer_path(A)}/boot")
-    store.settle([A, B])
-    assert not os.path.exists(f"{store.layer_path(A)}/boot")
+@pytest.mark.parametrize("name", ["index", "sums"])
+def test_files_beside_the_tree_are_looked_at_too(store: Store, name: str) -> None:
+    path = unpacked(store)
+    (path / name).write_bytes(b"")
+    with store.build("layers", A) as build:
+        assert not build.done
+
+
+def imaged(store: Store) -> Path:
+    """An image with one layer, both made in the last boot."""
+    layer = unpacked(store)
+    with store.build("images", B) as build:
+        layers.unpack(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
+        hexes = (A.partition(":")[2], B.partition(":")[2])
+        Path(build.path, "stack").write_text(f"images/{hexes[1]}/head/fs\nlayers/{hexes[0]}/fs\n")
+        build.publish()
+    path = Path(store.root) / "images" / B.partition(":")[2]
+    another_boot(path)
+    assert (layer / "boot").exists() and (path / "boot").exists()
+    return path
+
+
+def _directory(path: str) -> str:
+    os.mkdir(path)
+    return path
+
+
+def test_image_that_survived_a_crash_is_used_and_needs_no_mark(store: Store) -> None:
+    path = imaged(store)
+    image = store.image(B)
+    assert image is not None and len(image.lowerdirs) == 2
+    assert not (path / "boot").exists() and store.layer_path(A) is not None
+
+
+@pytest.mark.parametrize("file", ["stack", "head/fs/c", "head/sums", "../../layers/{}/fs/b", "../../layers/{}/sums"])
+def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None:
+    path = imaged(store)
+    (path / file.format(A.partition(":")[2])).write_bytes(b"")
+    assert store.image(B) is None
+    with store.build("images", B) as build:
+        assert build.done == ("layers" in file)  # what is whole is kept
+
+
+def test_settled_image_needs_no_mark(store: Store) -> None:
+    path = imaged(store)
+    store.settle(B)
+    assert not (path / "boot").exists() and not Path(f"{store.layer_path(A)}/boot").exists()
