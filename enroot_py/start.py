@@ -257,6 +257,11 @@ class Container:
     def execute(self, command: "tuple[str, ...]") -> "NoReturn":
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
         argv = self.argv(command)
+        if self.login_shell:
+            try:
+                os.chdir(self.environ["HOME"])
+            except OSError:
+                os.chdir("/")  # as login(1) does
         if self.image is not None and not self.login_shell:
             try:
                 os.chdir(self.image.workdir)
@@ -339,6 +344,11 @@ def enter(
     if image is not None and not paths.exists(root, image.workdir):
         os.close(paths.create(root, image.workdir, directory=True))
     shell = user.pw_shell if paths.exists(root, user.pw_shell) else "/bin/sh"
+    if settings.login_shell:
+        from enroot_py import login
+
+        mask = login.prepare(root, context.environ, user=user, as_root=remap, given=bool(command))
+        umask = umask if mask is None else mask
     if remap:
         environ.complete(context.environ, "root", "/root", shell)
     else:

@@ -219,6 +219,47 @@ def test_login_shell_takes_the_path_of_the_profile_where_the_image_has_none(user
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
 
 
+LOGIN_DEFS = """\
+# comment
+ENV_PATH\tPATH=/bin:/opt/defs
+ENV_SUPATH\tPATH=/bin:/opt/super
+ENV_TZ\tTZ=Europe/Rome
+UMASK\t\t027
+ULIMIT 2048
+MAIL_CHECK_ENAB yes
+MAIL_DIR /var/mail
+LASTLOG_ENAB yes
+MOTD_FILE /etc/motd
+"""
+
+
+def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text("LC_TIME=kept\n")
+    (rootfs / "etc/login.defs").write_text(LOGIN_DEFS)
+    (rootfs / "etc/locale.conf").write_text("LANG=it_IT.UTF-8\nLC_TIME='it_IT'\nOTHER=no\n")
+    (rootfs / "etc/motd").write_text("message of the day\n")
+    (rootfs / "var/log").mkdir(parents=True)
+    (rootfs / "var/log/wtmp").write_text("")
+    user.own(rootfs)
+    login = {"ENROOT_LOGIN_SHELL": "yes"}
+    script = "echo $PATH $TZ $LANG $LC_TIME x$OTHER; umask; ulimit -f; echo ${MAIL##*/}; "
+    script += "test $PWD = $HOME && echo home"
+    out = user.start("--rw", "box", "sh", "-c", script, env=login)
+    assert out.split() == [
+        *("/bin:/opt/defs", "Europe/Rome", "it_IT.UTF-8", "kept", "x", "0027", "2048", f"user{UID}", "home")
+    ]
+    assert (rootfs / "var/log/lastlog").stat().st_size == 292 * (UID + 1)
+    assert (rootfs / "var/log/wtmp").stat().st_size == 384
+    assert user.start("--root", "box", "sh", "-c", "echo $PATH", env=login) == "/bin:/opt/super\n"
+    # Without a login, nothing of all that.
+    assert user.start("box", "sh", "-c", "echo x$TZ; umask").split() == ["x", "0022"]
+    terminal = "echo 'echo hello; exit' | script -qec 'penroot start box' /dev/null"
+    assert "message of the day" in user.run("sh", "-c", terminal, env=login).stdout
+    (rootfs / "etc/nologin").write_text("closed until noon\n")
+    assert "closed until noon" in user.penroot("start", "box", "true", env=login, status=1).stderr
+    user.start("--root", "box", "true", env=login)
+
+
 def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
     conf.write_text("# ENROOT_REMAP_ROOT = yes\n#ENROOT_MAX_PROCESSORS $(nproc)\n#ENROOT_ROOTFS ${BOX}\n")
     own = {"BOX": "box", "ENROOT_REMAP_ROOT": "no"}
