@@ -10,6 +10,7 @@ import errno
 import os
 from _collections_abc import Callable
 
+from enroot_py import mounts
 from enroot_py.errors import ContainerError, PenrootError, UsageError
 from enroot_py.rootfs import Source
 from enroot_py.settings import Settings
@@ -185,6 +186,9 @@ def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container; False where there is none of that name. Raises ContainerError."""
     path = f"{settings.data_path}/{check_name(name)}"
     trash = f"{settings.data_path}/.trash.{os.getpid()}.{name[:200]}"
+    place = _mounted_beneath(path)
+    if place:
+        raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
     try:
         os.rename(path, trash)
     except FileNotFoundError:
@@ -193,6 +197,17 @@ def remove_if_there(name: str, settings: Settings) -> bool:
         raise ContainerError(f"cannot remove {name}: {e.strerror}") from e
     delete(trash)
     return True
+
+
+def _mounted_beneath(directory: str) -> str:
+    """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
+    path = os.path.realpath(directory)
+    with open("/proc/self/mountinfo", "rb") as f:
+        for line in f:
+            place = mounts.unescape(os.fsdecode(line.split()[4]))
+            if place == path or place.startswith(path + "/"):
+                return place
+    return ""
 
 
 def delete(path: str) -> None:

@@ -260,7 +260,7 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
     Raises ConfigError that names ``origin`` (file and line, or the option).
     """
     try:
-        fields = [_unescape(expand(field, variables)) for field in line.split()]
+        fields = [unescape(expand(field, variables)) for field in line.split()]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if len(fields) > 6:
@@ -295,7 +295,7 @@ def _is_options(field: str) -> bool:
     )
 
 
-def _unescape(field: str) -> str:
+def unescape(field: str) -> str:
     """``\\ooo``, three octal digits, is the byte of that number: fstab(5)."""
     if "\\" not in field:
         return field

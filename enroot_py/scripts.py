@@ -7,7 +7,7 @@ capabilities there, as enroot runs them. Source: enroot(1), configuration.
 import os
 from _collections_abc import Mapping
 
-from enroot_py import hooks, linux, mounts
+from enroot_py import __version__, hooks, linux, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -105,6 +105,7 @@ def _environ(context: hooks.Context, scratch: str, files: "dict[str, str]") -> "
             exported[variable] = text
     libexec = next((d for d in (_HERE + "/../../../libexec/penroot",) if os.path.isdir(d)), "")
     exported.update(
+        ENROOT_VERSION=__version__,
         ENROOT_PID=str(os.getpid()),
         ENROOT_ROOTFS=scratch + "/root",
         ENROOT_ENVIRON=files["environ"],

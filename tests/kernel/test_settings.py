@@ -1,0 +1,308 @@
+"""Every ENROOT_* variable, and the directories of the system and the user, by what they do."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests import images
+from tests.images import Image, Layer, entry
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
+from tests.kernel.registry import Fault, Login, faulty, serve
+
+
+def inside(user: User, script: str, **settings: str) -> str:
+    return user.start("box", "sh", "-c", script, env=settings)
+
+
+def test_writable_and_root_by_variable(user: User, rootfs: pathlib.Path) -> None:
+    inside(user, "touch /opt/mine", ENROOT_ROOTFS_WRITABLE="y")
+    assert (rootfs / "opt/mine").exists()
+    assert inside(user, "id -u", ENROOT_REMAP_ROOT="true") == "0\n"
+    assert inside(user, "id -u", ENROOT_REMAP_ROOT="false") == f"{UID}\n"
+
+
+@pytest.mark.parametrize("kind", ["net", "pid", "ipc", "uts"])
+def test_namespaces_by_variable(user: User, rootfs: pathlib.Path, kind: str) -> None:
+    mine = os.readlink(f"/proc/self/ns/{kind}")
+    script = f"readlink /proc/self/ns/{kind}"
+    assert inside(user, script).strip() == mine
+    assert inside(user, script, **{f"ENROOT_UNSHARE_{kind.upper()}": "y"}).strip() != mine
+
+
+@pytest.mark.parametrize("kind", ["net", "pid", "ipc", "uts"])
+def test_namespaces_by_option(user: User, rootfs: pathlib.Path, kind: str) -> None:
+    script = f"readlink /proc/self/ns/{kind}"
+    assert user.start(f"--{kind}", "box", "sh", "-c", script).strip() != os.readlink(f"/proc/self/ns/{kind}")
+
+
+def test_home_by_variable(user: User, rootfs: pathlib.Path) -> None:
+    (user.home / "mine").write_text("at home\n")
+    assert inside(user, "cat $HOME/mine", ENROOT_MOUNT_HOME="y") == "at home\n"
+    assert user.start("--root", "box", "sh", "-c", "cat /root/mine; echo $HOME", env={"ENROOT_MOUNT_HOME": "y"}) == (
+        "at home\n/root\n"
+    )
+
+
+def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path) -> None:
+    hook = user.home / "etc/hooks.d/50-where.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text('#!/bin/sh\necho "WHERE=$ENROOT_ROOTFS" >> "$ENROOT_ENVIRON"\n')
+    hook.chmod(0o755)
+    place = user.home / "my runtime"
+    assert inside(user, "echo $WHERE", ENROOT_RUNTIME_PATH=str(place)) == f"{place}/root\n"
+    assert place.stat().st_mode & 0o077 == 0
+    assert mounts_under(user.home) == []
+
+
+def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
+    """An image that a bundle cannot unpack is converted there, and nothing stays."""
+    require((pathlib.Path(PREFIX) / "libexec/penroot/penroot-runfile").exists(), "the helpers are not installed")
+    image = user.home / "box.sqsh"
+    subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
+    user.own(image)
+    done = user.penroot("bundle", str(image), env={"ENROOT_TEMP_PATH": "/no/such"}, status=1)
+    assert "/no/such" in done.stderr
+    (user.home / "temp").mkdir()
+    user.own(user.home / "temp")
+    user.penroot("bundle", str(image), env={"ENROOT_TEMP_PATH": str(user.home / "temp")})
+    assert os.listdir(user.home / "temp") == []
+
+
+def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: pathlib.Path) -> None:
+    own = {"PENROOT_DEBUG": "1", "ENROOT_SQUASH_OPTIONS": "-comp lz4 -b 64K", "ENROOT_MAX_PROCESSORS": "3"}
+    said = user.penroot("export", "box", env=own).stderr
+    assert "-processors 3" in said
+    assert "-comp lz4 -b 64K" in said
+    shown = subprocess.run(
+        ["unsquashfs", "-s", str(user.home / "box.sqsh")], capture_output=True, text=True, check=True
+    )
+    assert "Compression lz4" in shown.stdout
+    assert "Block size 65536" in shown.stdout
+
+
+def test_force_by_variable(user: User, image: pathlib.Path) -> None:
+    force = {"ENROOT_FORCE_OVERRIDE": "yes"}
+    user.penroot("create", str(image), status=1)
+    user.penroot("create", str(image), env=force)
+    user.penroot("export", "box", status=1)
+    user.penroot("export", "box", env=force)
+    user.penroot("remove", "box", env=force)
+    assert user.penroot("list").stdout == ""
+
+
+def test_bundle_settings(user: User, image: pathlib.Path) -> None:
+    require((pathlib.Path(PREFIX) / "libexec/penroot/penroot-runfile").exists(), "the helpers are not installed")
+    user.penroot("bundle", "-o", "plain.run", str(image))
+    assert "Checksum: " not in user.run("./plain.run", "--info").stdout
+    own = {"ENROOT_BUNDLE_CHECKSUM": "y", "ENROOT_BUNDLE_ALL": "y", "ENROOT_REMAP_ROOT": "y"}
+    user.penroot("bundle", "--output=all.run", str(image), env=own)
+    assert "Checksum: " in user.run("./all.run", "--info").stdout
+    assert user.run("./all.run", "id", "-u").stdout == "0\n"
+    user.penroot("bundle", "-o", "all.run", str(image), status=1)
+    user.penroot("bundle", "--force", "-o", "all.run", str(image))
+    assert user.run("./all.run", "id", "-u").stdout == f"{UID}\n"
+
+
+def layers(count: int) -> list[Layer]:
+    return [Layer(images.tar([entry(f"file{n}", bytes([n]) * 1000)])) for n in range(count)]
+
+
+def test_connections_at_a_time(user: User) -> None:
+    image = Image(layers(3), {"Cmd": ["/bin/sh"]})
+    with serve(user.home / "registry") as server:
+        server.pusher.image("test/x", "1", image)
+        together = threading.Barrier(3)
+        busy, most = 0, 0
+
+        def wait(body: bytes) -> bytes:
+            together.wait(60)  # breaks, and fails the import, where there are fewer at a time
+            return body
+
+        def count(body: bytes) -> bytes:
+            nonlocal busy, most
+            busy += 1
+            most = max(most, busy)
+            time.sleep(0.1)
+            busy -= 1
+            return body
+
+        for connections, change in (("3", wait), ("1", count)):
+            faults = [Fault(f"/blobs/{images.digest(layer.blob)}", 1, change=change) for layer in image.layers]
+            with faulty(server.host, *faults) as front:
+                own = {"ENROOT_MAX_CONNECTIONS": connections, "ENROOT_MAX_PROCESSORS": "3", "ENROOT_ALLOW_HTTP": "y"}
+                own["ENROOT_CACHE_PATH"] = str(user.home / f"cache{connections}")
+                user.penroot("import", "-o", f"{connections}.sqsh", f"docker://{front.host}/test/x:1", env=own)
+        assert most == 1
+
+
+def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
+    image = Image(layers(1), {})
+    with serve(user.home / "registry") as server:
+        server.pusher.image("test/x", "1", image)
+        with faulty(server.host, Fault(f"/blobs/{images.digest(image.layers[0].blob)}", 99, stall_at=0.5)) as front:
+            own = {"ENROOT_TRANSFER_TIMEOUT": "2", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "1000"}
+            uri = f"docker://{front.host}/test/x:1"
+            done = user.penroot("import", "-o", "x.sqsh", uri, env={**own, "ENROOT_ALLOW_HTTP": "y"}, status=1)
+    assert "ENROOT_TRANSFER_TIMEOUT" in done.stderr
+    assert not (user.home / "x.sqsh").exists()
+
+
+def test_directories_of_the_system_then_of_the_user(user: User, rootfs: pathlib.Path) -> None:
+    config = user.home / "config"
+    for directory, word in ((user.home / "etc", "system"), (config, "user")):
+        for kind, name, text in (
+            # By name it would be the other way round.
+            ("environ.d", f"{'9' if word == 'system' else '1'}0-x.env", f"BOTH={word}\n{word}=yes\nCALLER=${{WHO}}\n"),
+            ("mounts.d", "50-x.fstab", f"/usr/share /mnt/{word} none x-create=dir,bind,ro\n"),
+            ("hooks.d", "50-x.sh", f'#!/bin/sh\necho "HOOKS=${{HOOKS-}}{word}" >> "$ENROOT_ENVIRON"\n'),
+        ):
+            (directory / kind).mkdir(parents=True, exist_ok=True)
+            (directory / kind / name).write_text(text)
+            (directory / kind / name).chmod(0o755)
+            (directory / kind / "README").write_text("$(none of these)\n")
+    (config / "hooks.d/60-off.sh").write_text("#!/bin/sh\nexit 9\n")  # not executable: switched off
+    user.own(user.home)
+    own = {"ENROOT_CONFIG_PATH": str(config), "WHO": "me"}
+    out = inside(user, 'echo "$BOTH $system $user $CALLER $HOOKS"; ls /mnt', **own)
+    assert out == "user yes yes me user\nsystem\nuser\n"
+
+
+def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathlib.Path) -> None:
+    hook = user.home / "etc/hooks.d/50-site.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(
+        "#!/bin/bash\nset -eu\nenv | grep ^ENROOT_ >&2; grep CapEff /proc/self/status >&2\n"
+        'grep -q " ${ENROOT_ROOTFS} " /proc/self/mountinfo && test -d /proc/${ENROOT_PID}\n'
+        'test -w "${ENROOT_ENVIRON}" -a -w "${ENROOT_MOUNTS}"\n'
+    )
+    hook.chmod(0o755)
+    said = user.penroot("start", "--root", "box", "true", env={"ENROOT_MOUNT_HOME": "no"}).stderr
+    known = dict(line.split("=", 1) for line in said.splitlines() if line.startswith("ENROOT_"))
+    assert {"ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_ENVIRON", "ENROOT_MOUNTS", "ENROOT_VERSION"} <= set(known)
+    assert {f"ENROOT_{n}_PATH" for n in ("LIBRARY", "SYSCONF", "RUNTIME", "CONFIG", "CACHE", "DATA", "TEMP")} <= set(
+        known
+    )
+    assert known["ENROOT_REMAP_ROOT"] == "y"
+    assert "ENROOT_MOUNT_HOME" not in known  # as enroot has it: what is off is not set
+    caps = next(int(line.split()[1], 16) for line in said.splitlines() if line.startswith("CapEff"))
+    last = int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text())
+    assert caps == (1 << last + 1) - 1
+
+
+@pytest.mark.parametrize("form", ["enroot.conf", "penroot.yaml"])
+def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -> None:
+    (user.home / "etc").mkdir()
+    text = "ENROOT_REMAP_ROOT yes\n" if form == "enroot.conf" else "remap_root: yes\n"
+    (user.home / "etc" / form).write_text(text)
+    for _ in range(2):  # the second time as the first left it parsed
+        assert inside(user, "id -u") == "0\n"
+    (user.home / "etc" / form).write_text(text.replace("yes", "perhaps"))
+    done = user.penroot("start", "box", "true", status=1)
+    assert f"{form}:1: ENROOT_REMAP_ROOT='perhaps' must be yes or no" in done.stderr
+    assert user.penroot("info", status=1).stdout == ""
+
+
+def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> None:
+    """As rm --one-file-system: what is mounted in a container's directory is not deleted with it."""
+    require(os.geteuid() == 0, "mounting needs root")
+    (rootfs / "mnt/other").mkdir(parents=True)
+    script = (
+        f"mount -t tmpfs tmpfs {rootfs}/mnt/other && touch {rootfs}/mnt/other/precious && "
+        f"{PREFIX}/bin/penroot remove -f box; echo $?; find {user.data} -name precious"
+    )
+    command = ["unshare", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=True)
+    status, *found = done.stdout.split()
+    assert status == "1", done.stderr
+    assert len(found) == 1
+
+
+def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None:
+    """The filter brings no mitigation with it, which older kernels would add to every filter."""
+    question = "grep -E '^Speculation' /proc/self/status"
+    assert inside(user, question + " || true") == user.run("sh", "-c", question + " || true").stdout
+
+
+def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User, rootfs: pathlib.Path) -> None:
+    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"] if os.geteuid() == 0 else []
+    command += [
+        f"{PREFIX}/bin/penroot",
+        "start",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "-e",
+        "MINE=1 2",
+        "box",
+        "sh",
+        "-c",
+    ]
+    script = "cd /opt/work; echo ready; exec sleep 1000"
+    process = subprocess.Popen([*command, script], env=user.environ, text=True, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        inner = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+        kinds = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+        script = "pwd; echo $MINE $GIVEN $TAKEN; for n in " + " ".join(kinds) + "; do readlink /proc/self/ns/$n; done"
+        words = ("exec", "-e", "GIVEN=a", "--env=TAKEN", inner, "sh", "-c", script)
+        lines = user.penroot(*words, env={"TAKEN": "b"}).stdout.splitlines()
+        assert lines[:2] == ["/opt/work", "1 2 a b"]
+        assert lines[2:] == [os.readlink(f"/proc/{inner}/ns/{kind}") for kind in kinds]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_load_by_name_architecture_and_force(user: User) -> None:
+    here = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    mine, other = images.busybox(architecture=here), images.busybox(entry("riscv", b""), architecture="riscv64")
+    with serve(user.home / "registry") as server:
+        for image in (mine, other):
+            server.pusher.image("test/x", "", image)
+        entries = [(image, {"os": "linux", "architecture": image.architecture}) for image in (mine, other)]
+        server.pusher.manifest("test/x", "1", images.index(entries))
+        user.own(user.home)
+        user.environ["ENROOT_ALLOW_HTTP"] = "y"
+        uri = f"docker://{server.host}#test/x:1"
+        user.penroot("load", uri)
+        assert user.penroot("list").stdout == "test+x+1\n"
+        user.penroot("load", "--name=own", uri)
+        user.start("--rw", "own", "touch", "/mine")
+        user.penroot("load", "-n", "own", uri, status=1)
+        user.penroot("load", "-n", "own", "--arch", "riscv64", "-f", uri)
+        user.penroot("load", "-n", "a/b", uri, status=1)
+    assert user.start("own", "ls", "/").split().count("riscv") == 1
+    assert "mine" not in user.start("own", "ls", "/").split()
+
+
+class Anybody(Login):
+    """Gives everybody a token that is found nowhere else."""
+
+    def token(self) -> str:
+        token = os.urandom(16).hex()
+        self.tokens[token] = self.uses
+        return token
+
+
+def test_tokens_are_left_nowhere(user: User) -> None:
+    with serve(user.home / "registry") as server:
+        server.pusher.image("test/x", "1", images.busybox())
+        with faulty(server.host, login=Anybody({"": ""})) as front:
+            own = {"ENROOT_ALLOW_HTTP": "y"}
+            user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/x:1", env=own)
+            tokens = {header.split()[1] for _, header in front.authorizations if header.startswith("Bearer ")}
+    assert tokens
+    shutil.rmtree(user.home / "registry")
+    for path in user.home.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert not any(token.encode() in data for token in tokens), path
