@@ -84,17 +84,25 @@ class Context:
         mounts.Mount(source, target, "none", options, -1, "hook").execute(self.root)
 
 
-def run(directory: str, context: Context) -> None:
-    """Run the hooks of a directory, with those of the site and the user, in the order of their names.
+Hook = Callable[[Context], None]
+
+
+def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[tuple[str, Hook]]":
+    """The hooks of a directory, with those of the site and the user, in the order of their names.
 
     Raises HookError.
     """
-    site = (sysconf_path(context.host) + "/hooks.d", context.settings.config_path + "/hooks.d")
-    for path in _sorted(directory, *site):
+    site = (sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d")
+    return [(path, _load(path)) for path in _sorted(directory, *site)]
+
+
+def run(hooks: "list[tuple[str, Hook]]", context: Context) -> None:
+    """Run what load() gave. Raises HookError."""
+    for path, hook in hooks:
         if log.explain:
             log.explain(f"hook     {path}")
         try:
-            _load(path)(context)
+            hook(context)
         except OSError as e:
             raise HookError(f"hook {path} failed: {e}") from e
 
@@ -111,10 +119,13 @@ def _sorted(*directories: str) -> "list[str]":
     return [path for _, path in sorted(found.items())]
 
 
-def _load(path: str) -> "Callable[[Context], None]":
+def _load(path: str) -> "Hook":
     # The loader keeps byte code beside the file, as import does; import itself
     # does not take names such as 10-home.
-    code = SourceFileLoader(path, path).get_code(path)
+    try:
+        code = SourceFileLoader(path, path).get_code(path)
+    except OSError as e:
+        raise HookError(f"hook {path} cannot be read: {e.strerror}") from e
     if code is None:
         raise HookError(f"hook {path} has no code")
     module: dict[str, object] = {"__name__": path, "__file__": path}

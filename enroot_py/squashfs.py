@@ -134,8 +134,9 @@ def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settin
     modes = sorted(layers.special_modes(lowerdirs))
     # Root inside owns every file, so that none is unreadable to mksquashfs.
     namespaces.enter_user(0, 0)
-    server = rootfs.Server(image) if image else None
     namespaces.unshare(linux.CLONE_NEWNS)
+    server = rootfs.Server(image) if image else None
+    namespaces.unshare(linux.CLONE_NEWNS)  # the server stays in the other one
     workers.die_with_parent()
     options = ["userxattr"]
     try:
@@ -146,7 +147,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settin
         directories = tuple(lowerdirs)
         if server:
             os.mkdir(_SCRATCH + "/lower")
-            rootfs.attach(server.mount(), _SCRATCH + "/lower")
+            server.attach(_SCRATCH + "/lower")
             directories += (_SCRATCH + "/lower",)
             options.append("xino=off")
         overlay = rootfs.overlay(directories, "", "", options)

@@ -293,20 +293,27 @@ def enter(
     caller drops them. Raises PenrootError, after which the process is fit only
     to exit: nothing that it mounted outlives it.
     """
-    user = account()
     remap, writable = settings.remap_root, settings.rootfs_writable
+    ids = os.geteuid(), os.getegid()
     scratch = make_scratch(settings)
     umask = os.umask(0o022)
+    server = serve(source, superuser=superuser)
+    # What is of the host comes now: the server of an image starts meanwhile.
+    user = account(*ids)
     with open("/proc/self/cgroup") as f:
         cgroups = f.read()
-    more = unshared(settings)
-    if superuser:
-        enter_as_superuser(source, scratch, more)
-    else:
-        enter_namespaces(source, scratch, (0, 0) if remap else (os.geteuid(), os.getegid()), more)
-    root = rootfs.mount(source, scratch, writable=writable, native=settings.native_overlayfs)
     variables = {**host, "ENROOT_ROOTFS": scratch + "/root"}
     system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]
+    of_site = environ.of_site(settings, host)
+    loaded = hooks.load(hooks.STANDARD, settings, host)
+    site = site_hooks(settings, host)
+    more = unshared(settings)
+    if superuser:
+        enter_as_superuser(more)
+    else:
+        enter_namespaces((0, 0) if remap else ids, more, nested=server is not None)
+    rootfs.mount_scratch(scratch)
+    root = rootfs.mount(source, scratch, server, writable=writable, native=settings.native_overlayfs)
     fstab = [*image_mounts(root, variables), *system, *namespace_mounts(settings), *user_mounts]
     for mount in fstab:
         if mount.passno < 0:
@@ -317,10 +324,13 @@ def enter(
         private.complete(root, more)
     context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups)
     origins = dict.fromkeys(context.environ, "/etc/environment of the image")
-    _update(context.environ, origins, environ.of_site(settings, host), "environ.d")
+    _update(context.environ, origins, of_site, "environ.d")
     before = dict(context.environ)
-    hooks.run(hooks.STANDARD, context)
-    site = site_hooks(settings, host)
+    if server is not None and command:
+        image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+        program = image.argv(command)[0] if image else "/bin/sh"
+        rootfs.read_ahead(root, program, context.environ.get("PATH", ""))
+    hooks.run(loaded, context)
     if conf or site:
         from enroot_py import scripts
 
@@ -333,10 +343,7 @@ def enter(
     _update(context.environ, origins, env, "--env")
     if script is not None:
         replace_script(root, scratch, script)
-    if not source.image or remap:
-        # In the other case it belongs to an outer user namespace, and what is
-        # locked and unbindable makes a recursive bind fail, not skip it.
-        rootfs.hide(scratch)
+    rootfs.hide(scratch)
     for mount in fstab:
         if mount.passno >= 0:
             mount.execute(root)
@@ -410,40 +417,36 @@ def unshared(settings: Settings) -> int:
     return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
 
 
-def enter_namespaces(source: rootfs.Source, scratch: str, ids: "tuple[int, int]", more: int = 0) -> None:
-    """Enter new user, mount and cgroup namespaces as ``ids``, and ``more``; ``scratch`` becomes an empty file system.
+def serve(source: rootfs.Source, *, superuser: bool) -> "rootfs.Server | None":
+    """Start the server of an image, if it is one, in a user namespace where its files are the caller's.
+
+    Files of an image belong to root. In a namespace where the caller is root they are
+    his, and stay his in the one inside it where he is himself.
+    """
+    if not source.image or source.shared >= 0:
+        return None
+    if not superuser:
+        namespaces.enter_user(0, 0)
+        unshare(linux.CLONE_NEWNS)
+    return rootfs.Server(source.image)
+
+
+def enter_namespaces(ids: "tuple[int, int]", more: int, *, nested: bool) -> None:
+    """Enter new user, mount and cgroup namespaces as ``ids``, and ``more``; or ``nested``, in that of a server.
 
     Mounts of a namespace with another owner arrive as slaves and locked,
     mount_namespaces(7): nothing done here reaches the host.
     """
-    inner = linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more
-    if not source.image or source.shared >= 0:
+    if not nested or ids != (0, 0):
         namespaces.enter_user(*ids)
-        unshare(inner)
-        rootfs.mount_scratch(scratch)
-        return
-    # Files of an image belong to root. In a namespace where the caller is
-    # root they are his, and stay his in the one inside it where he is himself.
-    namespaces.enter_user(0, 0)
-    server = rootfs.Server(source.image)
-    same = ids == (0, 0)
-    unshare(inner if same else linux.CLONE_NEWNS)
-    rootfs.mount_scratch(scratch)
-    rootfs.attach(server.mount(), scratch + "/lower")
-    if not same:
-        namespaces.enter_user(*ids)
-        unshare(inner)
+    unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more)
 
 
-def enter_as_superuser(source: rootfs.Source, scratch: str, more: int) -> None:
+def enter_as_superuser(more: int) -> None:
     """The same without a user namespace: whoever is root already keeps all that he may do."""
-    server = rootfs.Server(source.image) if source.image and source.shared < 0 else None
     unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more)
     # Without another owner, mounts arrive as peers of the host's.
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
-    rootfs.mount_scratch(scratch)
-    if server is not None:
-        rootfs.attach(server.mount(), scratch + "/lower")
 
 
 def unshare(flags: int) -> None:
@@ -460,15 +463,14 @@ def unshare(flags: int) -> None:
     namespaces.unshare(flags & ~linux.CLONE_NEWPID)
 
 
-def account() -> "struct_passwd":
-    """The caller's passwd(5) entry; one with his numbers where the database has none."""
+def account(uid: int, gid: int) -> "struct_passwd":
+    """The passwd(5) entry of a user; one with these numbers where the database has none."""
     import pwd
 
-    uid = os.geteuid()
     try:
         return pwd.getpwuid(uid)
     except KeyError:
-        return pwd.struct_passwd((f"user{uid}", "x", uid, os.getegid(), "", "/", "/bin/sh"))
+        return pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
 
 
 def make_scratch(settings: Settings) -> str:

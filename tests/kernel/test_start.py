@@ -277,6 +277,21 @@ def test_truncated_image(user: User, image: pathlib.Path) -> None:
     assert done.stderr.count("\n") <= 2
 
 
+def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None:
+    with image.open("r+b") as f:
+        f.seek(20)
+        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse does not have
+    done = user.penroot("start", str(image), "true", status=1)
+    assert str(image) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert mounts_under(user.home) == []
+
+
+def test_a_directory_that_holds_the_scratch_is_mounted_without_it(user: User, image: pathlib.Path) -> None:
+    out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
+    assert out == ""
+
+
 def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.start("box", "true")
     user.start(str(image), "true")

@@ -78,13 +78,18 @@ def test_links_of_the_image_do_not_lead_out(context: Callable[..., hooks.Context
     assert made.read("/etc/passwd") == b"x"
 
 
+def load_all(directory: pathlib.Path) -> list[tuple[str, hooks.Hook]]:
+    host = {"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(directory / "etc")}
+    return hooks.load(str(directory), settings.load(host), host)
+
+
 def test_a_broken_hook_is_named(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     (tmp_path / "10-x.py").write_text("def run(context):\n    open('/no/such/file')\n")
     with pytest.raises(HookError, match=r"10-x\.py.*no/such/file"):
-        hooks.run(str(tmp_path), context())
+        hooks.run(load_all(tmp_path), context())
     (tmp_path / "10-x.py").write_text("x = 1\n")
     with pytest.raises(HookError, match="no function run"):
-        hooks.run(str(tmp_path), context())
+        hooks.run(load_all(tmp_path), context())
 
 
 def test_home_is_made_as_the_image_says(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
