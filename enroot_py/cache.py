@@ -18,7 +18,7 @@ from hashlib import sha256
 from enroot_py import filesystems, layers, log
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import Settings
-from enroot_py.store import Store
+from enroot_py.store import SQUASHFS, Store, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _SETTLED = 3600  # seconds after which a container whose record was announced has been made
@@ -26,13 +26,14 @@ _SETTLED = 3600  # seconds after which a container whose record was announced ha
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An image of the store. ``size`` is that of its layers' tars in bytes, ``used`` the time of its last use."""
+    """An image of the store. ``size`` is bytes: that of its layers' tars, or of its ``file``; ``used`` its last use."""
 
     digest: str
     names: tuple[str, ...]
     layers: tuple[str, ...]  # their diff-ids without the algorithm
     size: int
     used: float
+    file: int = 0
 
 
 def images(store: Store) -> list[Stored]:
@@ -45,14 +46,22 @@ def images(store: Store) -> list[Stored]:
     for name in _directories(store, "images"):
         path = f"{store.root}/images/{name}"
         held = tuple(dict.fromkeys(_layers_of(path)))
-        size = sum(layer_size(store, layer) for layer in held)
+        file = _file_size(f"{path}/{SQUASHFS}")
+        size = file + sum(layer_size(store, layer) for layer in held)
         try:
             used = os.stat(path).st_mtime
         except FileNotFoundError:
             continue
         digest = f"sha256:{name}"
-        found.append(Stored(digest, tuple(sorted(names.get(digest, ()))), held, size, used))
+        found.append(Stored(digest, tuple(sorted(names.get(digest, ()))), held, size, used, file))
     return sorted(found, key=lambda image: image.used, reverse=True)
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def layer_size(store: Store, layer: str) -> int:
@@ -146,6 +155,22 @@ def used_by_mounts() -> dict[str, str]:
                 continue
             for digest in _digests(options):
                 found.setdefault(digest, f"process {pid}")
+    return {**found, **_used_by_servers()}
+
+
+def _used_by_servers() -> dict[str, str]:
+    """Those that are one squashfs file, from the command lines of who serves it: a FUSE mount does not name it."""
+    found = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        for word in words[1:]:
+            path, slash, name = os.fsdecode(word).rpartition("/")
+            if name == SQUASHFS and os.path.basename(os.path.dirname(path)) == "images":
+                found["sha256:" + os.path.basename(path)] = f"process {pid}"
     return found
 
 
@@ -193,6 +218,7 @@ def prune(
         store.sweep()
         there = images(store)
         total = sum(layer_size(store, layer) for layer in {layer for image in there for layer in image.layers})
+        total += sum(image.file for image in there)
         candidates: list[Stored] = []
         kept: list[tuple[str, str]] = []
         for image in reversed(there):
@@ -213,7 +239,7 @@ def prune(
                 del keeping[image.digest]
                 gone.append(image)
                 needed = {layer for other in keeping.values() for layer in other.layers}
-                freed += sum(layer_size(store, layer) for layer in set(image.layers) - needed)
+                freed += image.file + sum(layer_size(store, layer) for layer in set(image.layers) - needed)
         needed = {layer for image in keeping.values() for layer in image.layers}
         stray = [name for name in _directories(store, "layers") if name not in needed]
         size = sum(layer_size(store, layer) for layer in stray)
@@ -305,6 +331,9 @@ def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str,
 
 def _verify_image(store: Store, name: str) -> Iterator[str]:
     path = f"{store.root}/images/{name}"
+    if os.path.exists(path + "/file"):  # the copy of a squashfs file, which is all in its layer
+        yield from layers.differences(path + "/head")
+        return
     try:
         with open(path + "/manifest", "rb") as f:
             manifest = f.read()
@@ -318,6 +347,10 @@ def _verify_image(store: Store, name: str) -> Iterator[str]:
         return
     if json.loads(manifest)["config"]["digest"] != "sha256:" + sha256(config).hexdigest():
         yield "its config was changed"
+    if os.path.exists(f"{path}/{SQUASHFS}"):
+        if not is_unchanged(path):
+            yield f"its {SQUASHFS} was changed"
+        return
     for layer in _layers_of(path):
         if not os.path.isdir(f"{store.root}/layers/{layer}"):
             yield f"its layer {layer} is missing"
@@ -356,7 +389,9 @@ def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], o
         for name in bad_layers:
             locks.discard("layers", name)
     # By digest: a tag may have moved, and containers want the image that they were made from.
-    return [f"docker://{_repository(name)}@{image.digest}" for image in bad for name in image.names[:1]]
+    return [
+        f"docker://{_repository(name)}@{image.digest}" for image in bad for name in image.names[:1] if name[0] != "/"
+    ]
 
 
 def _repository(name: str) -> str:

@@ -15,6 +15,10 @@ from enroot_py.errors import ContainerError, PenrootError, UsageError
 from enroot_py.rootfs import Source
 from enroot_py.settings import Settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.store import Image
+
 _MARK = ".penroot"
 
 
@@ -24,7 +28,7 @@ def find(target: str, settings: Settings) -> Source:
     Raises ContainerError with the names there are, ImageError for a damaged image.
     """
     if os.path.isfile(target):
-        return find_file(target)
+        return find_file(target, settings)
     if "/" in target or not target:
         raise ContainerError(
             f"no such image: {target}", hint="give a container's name, a squashfs image or docker://IMAGE"
@@ -32,12 +36,21 @@ def find(target: str, settings: Settings) -> Source:
     return open_container(target, settings)
 
 
-def find_file(path: str) -> Source:
+def find_file(path: str, settings: Settings) -> Source:
     """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
     from enroot_py.squashfs import check
 
     check(path)
+    if settings.unpack:
+        from enroot_py import forms
+
+        return of_image(path, forms.unpacked(os.path.realpath(path), settings))
     return Source(path, image=os.path.realpath(path))
+
+
+def of_image(name: str, image: "Image") -> Source:
+    """The root file system of an image in the store."""
+    return Source(name, lowerdirs=image.lowerdirs, image=image.file)
 
 
 def open_container(name: str, settings: Settings) -> Source:
@@ -55,6 +68,9 @@ def open_container(name: str, settings: Settings) -> Source:
     upper, work = path + "/upper", path + "/work"
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], upper=upper, work=work)
+    file = record["image"] + "/image.sqsh"
+    if os.path.exists(file):
+        return Source(name, image=file, upper=upper, work=work)
     return Source(name, lowerdirs=lowerdirs(record["image"], name), upper=upper, work=work)
 
 
@@ -95,7 +111,9 @@ def create(name: str, image: str, settings: Settings, uri: str = "") -> Source:
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
-    """Make the container ``name`` over the squashfs image of ``source``, not unpacked. Raises ContainerError."""
+    """Make the container ``name`` over the squashfs image of ``source``, or its shared copy. Raises ContainerError."""
+    if source.lowerdirs:
+        return create(name, os.path.dirname(os.path.dirname(source.lowerdirs[0])), settings, source.name)
     return _make(name, f"squashfs {source.image}\n", settings)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from enroot_py.manifests import Descriptor, Manifest
     from enroot_py.settings import Settings
     from enroot_py.sources import Blob, Source
+    from enroot_py.store import Build
 
     AnyImage = Reference | LocalImage
 
@@ -115,37 +116,57 @@ def _disagreement(
 
 def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> Image:
     """Bring an image and the layers that it lacks into the store; it is held when this returns."""
+    from enroot_py import cache, forms
+
     store.sweep()
-    began = time.monotonic()
     lock = store.lock()  # so that no layer goes before the image that it is for is there
     try:
         with store.build("images", manifest.digest) as build:
             image = store.image(manifest.digest)
             if image is not None and image.hold():  # another import made it while we waited
                 return image
-            config = _config_data(source, reference, manifest, settings)
-            document = _config(config, reference)
-            diff_ids = _diff_ids(document, manifest, reference)
-            fetched = _layers(store, source, reference, manifest, diff_ids, settings)
-            names, indexes = _stack(store, reference, diff_ids)
-            if not build.done:  # else only a layer of it had gone
-                _compose(store, build.path, reference, manifest, config, document, names, indexes)
-            if not build.done:
+            if forms.of_store(settings) == "squashfs" and not build.done:
+
+                def pull_trees(inner: "Settings") -> Image:
+                    return _fetch(Store(inner.cache_path, create=True), source, reference, manifest, inner)
+
+                forms.squash(build.path, str(reference), pull_trees, settings)
                 build.publish()
-        if os.geteuid() == 0:  # see store.py
+                settle = True  # other nodes would take our mark for one of a crash
+            else:
+                _assemble(store, build, source, reference, manifest, settings)
+                settle = os.geteuid() == 0  # see store.py
+        if settle:
             store.settle(manifest.digest)
         image = store.image(manifest.digest)
         if image is None or not image.hold():
             raise ImageError(f"{reference}: a layer vanished from the store {store.root}", hint="try again")
     finally:
         os.close(lock)
+    cache.shrink(store, settings)
+    return image
+
+
+def _assemble(
+    store: Store,
+    build: "Build",
+    source: "Source",
+    reference: "AnyImage",
+    manifest: "Manifest",
+    settings: "Settings",
+) -> None:
+    """Fetch the layers that are missing, and make ``images/DIGEST`` of them."""
+    began = time.monotonic()
+    config = _config_data(source, reference, manifest, settings)
+    document = _config(config, reference)
+    diff_ids = _diff_ids(document, manifest, reference)
+    fetched = _layers(store, source, reference, manifest, diff_ids, settings)
+    names, indexes = _stack(store, reference, diff_ids)
+    if not build.done:  # else only a layer of it had gone
+        _compose(store, build.path, reference, manifest, config, document, names, indexes)
+        build.publish()
     seconds = time.monotonic() - began
     log.info(f"{reference}: {len(diff_ids)} layers, {_size(fetched)} fetched, in {seconds:.1f} s")
-    if settings.cache_limit:
-        from enroot_py import cache
-
-        cache.shrink(store, settings)
-    return image
 
 
 def _layers(
@@ -496,7 +517,7 @@ def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | N
     path = os.path.abspath(output or reference.filename())
     squashfs.check_output(path, settings)  # before minutes of work, not after
     image = pull(reference, settings, arch=arch)
-    squashfs.write(image.lowerdirs, path, settings)
+    squashfs.write(image.lowerdirs, path, settings, image=image.file)
     log.info(f"{path}: {_size(os.stat(path).st_size)}, {image.digest}")
     return path
 

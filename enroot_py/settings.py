@@ -51,6 +51,20 @@ class Path(Text):
         return text.rstrip("/") or "/"
 
 
+class Choice(Text):
+    """One of some words."""
+
+    def __init__(self, default: str, doc: str, *words: str) -> None:
+        super().__init__(default, doc)
+        self.words = words
+        self.kind = "|".join(words)
+
+    def parse(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError("must be one of " + ", ".join(self.words))
+        return text
+
+
 class Bool(Setting):
     kind = "bool"
 
@@ -99,6 +113,12 @@ class Settings:
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
     cache_path = Path("${XDG_CACHE_HOME}/enroot", "the store of layers and images")
     cache_limit = Size("0", "size beyond which unused images leave the store, oldest first; 0: no limit")
+    store_form = Choice(
+        "auto",
+        "what an image is in the store: trees of files, or one squashfs file; auto: that on network file systems",
+        *("auto", "tree", "squashfs"),
+    )
+    unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, which all its containers share")
     shared_blobs = Text("", "directory where nodes share what they fetch; empty: each fetches for itself")
     data_path = Path("${XDG_DATA_HOME}/enroot", "containers")
     temp_path = Path("${TMPDIR}", "temporary files")

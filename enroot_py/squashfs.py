@@ -51,6 +51,17 @@ def check(path: str) -> None:
         raise ImageError(f"the image {path} is truncated: {size} of {used} bytes", hint="import or copy it again")
 
 
+def checksum(path: str) -> str:
+    """The SHA-256 of an image file. Raises OSError."""
+    from hashlib import sha256
+
+    found = sha256()
+    with open(path, "rb", buffering=0) as f:
+        while data := f.read(1 << 20):
+            found.update(data)
+    return found.hexdigest()
+
+
 def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "") -> None:
     """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``.
 

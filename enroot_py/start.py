@@ -214,7 +214,7 @@ def find(target: str, settings: Settings) -> rootfs.Source:
         from enroot_py import images, reference
 
         image = images.pull(reference.parse(target), settings)
-        return rootfs.Source(target, lowerdirs=tuple(image.lowerdirs))
+        return containers.of_image(target, image)
     return containers.find(target, settings)
 
 

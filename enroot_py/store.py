@@ -7,6 +7,7 @@ Beneath its root, which only its owner can enter::
     images/DIGEST/manifest,config   as the registry sent them
     images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
+    images/DIGEST/image.sqsh,sum    instead of head and stack, where files are one: forms.py
     images/DIGEST/exec,environ      what runs, and where (imagefiles.py)
     refs/NAME+ARCH                  what a name meant last: see Name
     users/HASH                      a symbolic link to the record of a container over one of the images
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from enroot_py.rc import Exec
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+SQUASHFS = "image.sqsh"
 _USE_STEP = 3600  # seconds
 _ARCHITECTURES = {
     "x86_64": "amd64",
@@ -56,14 +58,15 @@ def architecture(name: "str | None" = None) -> str:
 
 
 class Image:
-    """An image in the store: an overlay of ``lowerdirs``, top first, makes its root filesystem."""
+    """An image in the store: an overlay of ``lowerdirs``, top first, makes its root filesystem; or it is ``file``."""
 
-    __slots__ = ("digest", "path", "lowerdirs", "_lock")
+    __slots__ = ("digest", "path", "lowerdirs", "file", "_lock")
 
-    def __init__(self, digest: str, path: str, lowerdirs: "tuple[str, ...]") -> None:
+    def __init__(self, digest: str, path: str, lowerdirs: "tuple[str, ...]", file: str = "") -> None:
         self.digest = digest
         self.path = path
         self.lowerdirs = lowerdirs
+        self.file = file
         self._lock = -1
 
     def hold(self) -> bool:
@@ -195,8 +198,11 @@ class Store:
         path = f"{self.root}/images/{_hex(digest)}"
         if not is_usable(path):
             return None
-        with open(path + "/stack", "rb") as f:
-            stack = os.fsdecode(f.read()).splitlines()
+        try:
+            with open(path + "/stack", "rb") as f:
+                stack = os.fsdecode(f.read()).splitlines()
+        except FileNotFoundError:
+            return Image(digest, path, (), f"{path}/{SQUASHFS}")
         lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
@@ -445,6 +451,8 @@ def is_usable(image: str) -> bool:
 def _layers_of(image: str) -> "list[str]":
     """The directories of an image's layers."""
     root = os.path.dirname(os.path.dirname(image))
+    if os.path.exists(f"{image}/{SQUASHFS}"):
+        return []
     with open(image + "/stack", "rb") as f:
         stack = os.fsdecode(f.read()).splitlines()
     return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
@@ -468,7 +476,7 @@ def _checksums(path: str) -> "list[str]":
         if os.path.isdir(f"{path}/{directory}"):
             for name in sorted(os.listdir(f"{path}/{directory}")):
                 file = f"{path}/{directory}{name}"
-                if name != "boot" and os.path.isfile(file):
+                if name not in ("boot", SQUASHFS) and os.path.isfile(file):
                     with open(file, "rb") as f:
                         lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
     return lines
@@ -481,8 +489,18 @@ def _survived(path: str) -> bool:
     with open(path + "/boot") as f:
         if f.readlines()[1:] != _checksums(path):
             return False
+    if os.path.exists(f"{path}/{SQUASHFS}"):
+        return is_unchanged(path)
     tree = path if os.path.isdir(path + "/fs") else path + "/head"
     return next(layers.differences(tree), None) is None
+
+
+def is_unchanged(image: str) -> bool:
+    """Whether the squashfs file of an image is what it was when it was written. Raises OSError."""
+    from enroot_py import squashfs
+
+    with open(image + "/sum") as f:
+        return f.read() == squashfs.checksum(f"{image}/{SQUASHFS}")
 
 
 def _unmark(path: str) -> None:

@@ -193,7 +193,7 @@ class Step:
             # Kept containers do not depend on a file that their user may move.
             log.info(f"unpacking {path}")
             return containers.unpack(self.name, path, self.settings)
-        source = containers.find_file(path)
+        source = containers.find_file(path, self.settings)
         return containers.temporary(self.name, source, self.settings) if self._leaves_a_directory else source
 
     def _from_reference(self, image: str) -> rootfs.Source:
@@ -212,7 +212,7 @@ class Step:
             raise ImageError(f"failed to import docker image: {image}: {e}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
         if not self._leaves_a_directory:
-            return rootfs.Source(self.name, lowerdirs=tuple(stored.lowerdirs))
+            return containers.of_image(self.name, stored)
         return containers.create(self.name, stored.path, self.settings, str(ref))
 
     def _from_importer(self, image: str) -> rootfs.Source:

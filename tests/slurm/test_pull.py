@@ -72,6 +72,34 @@ def numbered(number: int) -> Image:
     return images.busybox(entry("number", b"%d\n" % number), entry("fill", os.urandom(200_000)))
 
 
+def layout(lab: Lab, image: Image, name: str) -> None:
+    """An OCI layout in alice's home, for all nodes."""
+    place = Path(lab.root, "home/alice", name)
+    index = images.index([(image, {"os": "linux", "architecture": image.architecture})])
+    images.write_layout(place, (image.config(), image.manifest(), *(layer.blob for layer in image.layers)), index)
+    lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
+
+
+@pytest.mark.parametrize("form", ["oci", "oci-archive", "docker-archive"])
+def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
+    layout(lab, numbered(8), "layout")
+    try:
+        if form == "oci-archive":
+            lab.run("tar -cf image.tar -C layout .")
+        elif form == "docker-archive":
+            lab.run(["skopeo", "--insecure-policy", "copy", "-q", "oci:layout", "docker-archive:image.tar:test/file:a"])
+        place = "layout" if form == "oci" else "image.tar"
+        step = ["srun", "-N2", f"--container-image={form}:{place}"]
+        assert lab.run([*step, "cat", "/number"]).stdout == "8\n8\n"
+        lab.run(["rm", "-rf", "layout", "image.tar"])
+        done = lab.run([*step, "true"], check=False)
+        assert done.returncode != 0
+        assert place in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        lab.run(["rm", "-rf", "layout", "image.tar"])
+
+
 def meaning(step: str) -> Callable[[Callable[[], object]], Fault]:
     """A fault that is none: what it calls happens right after a request for the tag ``step``."""
 
@@ -184,6 +212,24 @@ def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server
     assert out == "6\n", err
     assert "no sign of life" in err
     assert not lock.exists()
+
+
+def test_squashfs_file_is_unpacked_once_on_each_node(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/file", "a", numbered(7))
+    env = {"ENROOT_UNPACK": "yes"}
+    try:
+        with front(lab, registry) as shown:
+            lab.run(["penroot", "import", "-o", "once.sqsh", f"docker://{shown.host}#test/file:a"], node="n1")
+        step = ["srun", "-N2", "--container-image=./once.sqsh"]
+        first = lab.run([*step, "sh", "-c", "cat /number; grep -c squashfuse /proc/mounts"], env=env, check=False)
+        assert first.stdout == "7\n0\n" * 2, first.stderr
+        write = ["--container-writable", "sh", "-c", "echo 8 >/number; cat /number"]
+        assert lab.run([*step, *write], env=env).stdout == "8\n8\n"
+        assert lab.run([*step, "cat", "/number"], env=env).stdout == "7\n7\n"
+        for node in ("n1", "n2"):
+            assert "unpacking" not in lab.run(["penroot", "start", "once.sqsh", "true"], node=node, env=env).stderr
+    finally:
+        lab.run(["rm", "-f", "once.sqsh"])
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

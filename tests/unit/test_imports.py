@@ -18,7 +18,7 @@ LAYERS = (
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
      "fuseoverlay", "login"},
     {"devices", "cdi", "nvidia", "nvml"},
-    {"tags", "merge", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
+    {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual"},
     {"cli"},
     {"main"},

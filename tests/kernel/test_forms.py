@@ -1,0 +1,173 @@
+"""Images in the store as one squashfs file, and squashfs files as one unpacked copy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py import filesystems, forms, settings
+from tests import images
+from tests.images import directory, entry
+from tests.kernel.conftest import User
+from tests.kernel.registry import Server, serve
+from tests.kernel.test_cache import running
+
+SQUASHFS = {"ENROOT_STORE_FORM": "squashfs"}
+UNPACK = {"ENROOT_UNPACK": "yes"}
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        more = [entry("number", b"7"), entry("closed/file", b"in", mode=0o600), directory("closed", 0o500)]
+        server.pusher.image("test/forms", "1", images.busybox(*more, entry("su", b"x", mode=0o4755)))
+        yield server
+
+
+def uri(registry: Server) -> str:
+    return f"docker://{registry.host}/test/forms:1"
+
+
+def files(user: User, pattern: str) -> list[Path]:
+    return sorted((user.home / "cache").glob(pattern))
+
+
+def test_image_as_one_file(user: User, registry: Server) -> None:
+    image, temporary = uri(registry), user.home / "tmp"
+    temporary.mkdir()
+    user.own(temporary)
+    user.environ.update({**SQUASHFS, "TMPDIR": str(temporary)})
+    assert user.start(image, "cat", "/number", "/closed/file") == "7in"
+    assert len(files(user, "images/*/image.sqsh")) == 1
+    assert files(user, "layers/*") == files(user, "tmp/*") == []
+    assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no trees are left beside it
+    before = registry.log.read_text().count("/blobs/")
+    assert user.start("--rw", image, "sh", "-c", "echo 8 >/number; cat /number") == "8\n"
+    assert registry.log.read_text().count("/blobs/") == before
+    user.penroot("create", "--name", "box", image)
+    assert user.start("--rw", "box", "sh", "-c", "echo 9 >/number; cat /etc/environment") == "PATH=/bin\n"
+    assert user.start("box", "cat", "/number") == "9\n"
+    user.penroot("cache", "verify")
+    user.penroot("import", "-o", str(user.home / "x.sqsh"), image)
+    listing = user.run("unsquashfs", "-lln", str(user.home / "x.sqsh")).stdout
+    assert next(line for line in listing.splitlines() if line.endswith("/su")).startswith("-rwsr-xr-x 0/0")
+
+
+def test_image_as_one_file_is_kept_while_it_is_used(user: User, registry: Server) -> None:
+    user.environ.update(SQUASHFS)
+    with running(user, uri(registry)) as process:
+        assert "process" in user.penroot("cache", "prune").stderr
+        assert len(files(user, "images/*")) == 1
+        assert process.communicate("")[0] == "7"
+    wait_until_pruned(user)
+    user.penroot("create", "--name", "box", uri(registry))
+    user.penroot("cache", "prune")
+    assert user.start("box", "cat", "/number") == "7"
+    user.penroot("remove", "-f", "box")
+    wait_until_pruned(user)
+
+
+def test_damage_of_the_one_file_is_found(user: User, registry: Server) -> None:
+    user.environ.update(SQUASHFS)
+    user.start(uri(registry), "true")
+    path = files(user, "images/*/image.sqsh")[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert "image.sqsh was changed" in user.penroot("cache", "verify", status=1).stderr
+    user.penroot("cache", "verify", "--repair")
+    assert user.start(uri(registry), "cat", "/number") == "7"
+    user.penroot("cache", "verify")
+
+
+def wait_until_pruned(user: User) -> None:
+    """The FUSE server of a container ends a moment after it."""
+    deadline = time.monotonic() + 60
+    while files(user, "images/*"):
+        assert time.monotonic() < deadline
+        user.penroot("cache", "prune")
+
+
+@pytest.fixture
+def squashfs(user: User, registry: Server) -> str:
+    path = str(user.home / "x.sqsh")
+    user.penroot("import", "-o", path, uri(registry), env={"ENROOT_CACHE_PATH": str(user.home / "other")})
+    return path
+
+
+def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str) -> None:
+    user.environ.update(UNPACK)
+    first = user.penroot("start", squashfs, "sh", "-c", "cat /number; grep -c squashfuse /proc/mounts || true")
+    assert first.stdout == "70\n"  # overlayfs alone
+    assert "unpacking" in first.stderr
+    again = user.penroot("start", "--rw", squashfs, "sh", "-c", "echo 8 >/number; cat /number /closed/file")
+    assert again.stdout == "8\nin"
+    assert "unpacking" not in again.stderr
+    assert len(files(user, "layers/*")) == 1
+    assert not [path for path in files(user, "layers/**/su") if path.stat().st_mode & 0o6000]
+    assert user.penroot("cache", "list").stdout.split()[-1].endswith("/x.sqsh")
+    user.penroot("cache", "verify")
+    os.utime(squashfs)  # another file for all that can be known
+    assert "unpacking" in user.penroot("start", squashfs, "true").stderr
+    assert len(files(user, "layers/*")) == 2
+    assert user.start("--root", squashfs, "cat", "/number", "/closed/file") == "7in"
+    user.penroot("cache", "prune")
+    assert files(user, "layers/*") == files(user, "images/*") == files(user, "refs/*") == []
+
+
+def test_unpacked_copy_is_kept_while_it_is_used(user: User, squashfs: str) -> None:
+    user.environ.update(UNPACK)
+    with running(user, squashfs) as process:
+        Path(squashfs).unlink()
+        user.penroot("cache", "prune")
+        assert process.communicate("")[0] == "7"
+    user.penroot("cache", "prune")
+    assert files(user, "layers/*") == []
+
+
+def test_eight_starts_at_once_unpack_once(user: User, squashfs: str) -> None:
+    user.environ.update(UNPACK)
+    command = f"for i in 1 2 3 4 5 6 7 8; do penroot start {squashfs} cat /number & done; wait"
+    done = user.run("sh", "-c", command)
+    assert done.stdout == "7" * 8
+    assert done.stderr.count("unpacking") == 1
+
+
+def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "opaque").mkdir(parents=True)
+    os.setxattr(root / "opaque", "user.overlay.opaque", b"y")
+    os.setxattr(root / "opaque", "user.mine", b"1")
+    path = user.home / "bad.sqsh"
+    subprocess.run(["mksquashfs", root, path, "-quiet", "-no-progress"], check=True, capture_output=True)
+    user.own(path)
+    user.penroot("start", str(path), "true", env=UNPACK, status=127)
+    found = files(user, "layers/*/fs/opaque")[0]
+    assert os.listxattr(found) == ["user.mine"]
+
+
+def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
+    """The kernel shows a FUSE file system under the name that its server gives."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts where its own process sees it")
+    subprocess.run(["squashfuse", "-o", "subtype=sshfs", squashfs, tmp_path], check=True)
+    try:
+        values = {"HOME": "/", "ENROOT_CACHE_PATH": f"{tmp_path}/bin"}
+        assert filesystems.kind(f"{tmp_path}/bin") == "fuse.sshfs"
+        assert forms.of_store(settings.load(values)) == "squashfs"
+        assert forms.of_store(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_damaged_file_is_not_unpacked(user: User, squashfs: str) -> None:
+    with open(squashfs, "r+b") as f:
+        f.truncate(5000)
+    said = user.penroot("start", squashfs, "true", env=UNPACK, status=1).stderr
+    assert "truncated" in said
+    assert files(user, "layers/*") == files(user, "tmp/*") == []

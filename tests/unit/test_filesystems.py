@@ -1,0 +1,54 @@
+"""File systems are told apart, and with them the form of a store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from enroot_py import filesystems, forms, settings
+
+# Names of stat(1), which go by the magic number of statfs(2), and those of the kernel.
+SAME = {"overlayfs": "overlay", "ext2/ext3": "ext4", "btrfs": "btrfs", "xfs": "xfs", "tmpfs": "tmpfs", "proc": "proc"}
+
+
+@pytest.mark.parametrize("path", ["/", "/dev/shm", "/proc", "/tmp", "/var/tmp", os.getcwd()])
+def test_kind_is_what_statfs_says(path: str) -> None:
+    said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    if said not in SAME:
+        pytest.skip(f"{path} is on {said}")
+    kind = filesystems.kind(path)
+    assert kind == SAME[said] or (said, kind[:3]) == ("ext2/ext3", "ext")
+
+
+def test_kind_of_what_is_not_there_yet_is_that_of_its_parent() -> None:
+    assert filesystems.kind("/dev/shm/no/such/place") == filesystems.kind("/dev/shm")
+
+
+@pytest.mark.parametrize("name", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "fuse.sshfs", "ceph", "wekafs"])
+def test_network_file_systems_are_known(name: str) -> None:
+    assert name in filesystems.NETWORK
+
+
+def test_local_file_systems_hold_trees() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        values = {"HOME": place, "ENROOT_CACHE_PATH": place}
+        assert forms.of_store(settings.load(values)) == "tree"
+        assert forms.of_store(settings.load({**values, "ENROOT_STORE_FORM": "squashfs"})) == "squashfs"
+
+
+def test_file_that_changes_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(b"hsqs" + bytes(200))
+    os.utime(file, ns=(10, 10))
+    first = forms.identity(str(file))
+    assert len(first) == 64
+    assert forms.identity(str(file)) == first
+    file.write_bytes(b"hsqs" + b"\1" + bytes(199))  # the same size, another superblock
+    os.utime(file, ns=(10, 10))
+    second = forms.identity(str(file))
+    os.utime(file, ns=(10, 11))
+    assert len({first, second, forms.identity(str(file))}) == 3
