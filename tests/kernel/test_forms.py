@@ -85,6 +85,24 @@ def test_damage_of_the_one_file_is_found(user: User, registry: Server) -> None:
     user.penroot("cache", "verify")
 
 
+@pytest.mark.parametrize("env", [SQUASHFS, UNPACK], ids=["one file", "copy"])
+def test_what_may_be_from_before_a_crash_is_looked_at(
+    user: User, squashfs: str, registry: Server, env: dict[str, str]
+) -> None:
+    user.environ.update(env)
+    name = squashfs if env is UNPACK else uri(registry)
+    user.start(name, "true")
+    (image,), layers = files(user, "images/*"), files(user, "layers/*")
+    for place in (image, *layers):
+        mark = place / "boot"
+        sums = mark.read_text().splitlines(keepends=True)[1:] if mark.exists() else []
+        mark.write_text("another\n" + "".join(sums))
+        mark.chmod(0o666)
+        user.own(mark)
+    assert user.start(name, "cat", "/number") == "7"
+    assert files(user, "*/*/boot") == []
+
+
 def wait_until_pruned(user: User) -> None:
     """The FUSE server of a container ends a moment after it."""
     deadline = time.monotonic() + 60
