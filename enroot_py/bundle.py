@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from enroot_py import __version__, configs, environ, imagefiles, log, mounts, rc, run, squashfs
+from enroot_py import __version__, configs, environ, hooks, imagefiles, log, mounts, rc, run, squashfs
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import SETTINGS, Settings, sysconf_path
 
@@ -212,6 +212,8 @@ def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
         for part in ("driver", "inside"):
             with open(find(f"{part}.sh"), "rb") as f:
                 _add(tar, part, f.read(), 0o644)
+        with open(hooks.STANDARD + "/common.sh", "rb") as f:
+            _add(tar, "lib/common.sh", f.read(), 0o644)
         _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
         for name, data, mode in sorted(_configuration(settings, everything)):
             _add(tar, name, data, mode)

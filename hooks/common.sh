@@ -38,20 +38,22 @@ common::realpath() { # common::realpath PATH
 
 common::getpwent() { # the caller's line of passwd(5), on the host
     local uid
-    read -r _ uid _ < /proc/self/uid_map
-    getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::gid)"
+    uid=$(common::id /proc/self/uid_map)
+    getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::id /proc/self/gid_map)"
 }
 
 common::getgrent() { # the caller's line of group(5), on the host
     local gid
-    gid=$(common::gid)
+    gid=$(common::id /proc/self/gid_map)
     getent group "${gid}" || printf 'group%s:x:%s:\n' "${gid}" "${gid}"
 }
 
-common::gid() {
-    local gid
-    read -r _ gid _ < /proc/self/gid_map
-    printf '%s\n' "${gid}"
+common::id() { # common::id MAP: the caller's number on the host
+    local inside outside
+    read -r inside outside _ < "$1"
+    # Where an image is mounted, the namespace outside is one in which he is root.
+    if [ "${outside}" -eq 0 ]; then outside=${inside}; fi
+    printf '%s\n' "${outside}"
 }
 
 common::mountpoint() { # common::mountpoint PATH: where its file system is mounted

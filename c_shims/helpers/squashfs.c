@@ -13,6 +13,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 #include <zlib.h>
 #ifdef HAVE_ZSTD
@@ -40,7 +41,7 @@ struct squashfs {
 	uint32_t inodes, block_size, fragments;
 	uint16_t compression;
 	uint64_t root, fragment_table;
-	struct table inode_table, directory_table;
+	struct table inode_table, directory_table, xattr_table, xattr_ids;
 	uint32_t cached; /* which fragment is in fragment_data */
 	uint8_t *fragment_data, *block;
 	size_t fragment_length;
@@ -54,7 +55,7 @@ struct inode {
 	uint16_t type, mode;
 	uint32_t mtime, number, links;
 	/* of a directory: where its listing is; of a file: its blocks; of a symlink: its text */
-	uint32_t block, offset, fragment;
+	uint32_t block, offset, fragment, xattr;
 	uint64_t size, start;
 	const uint8_t *rest; /* block sizes, or the text */
 	size_t rest_length;
@@ -192,7 +193,8 @@ static struct inode read_inode(struct squashfs *fs, uint64_t reference)
 	size_t left;
 	const uint8_t *p = lookup(&fs->inode_table, reference >> 16, (uint32_t)(reference & 0xffff), &left);
 	const uint8_t *f = take(&p, &left, 16);
-	struct inode inode = {.type = u16(f), .mode = u16(f + 2), .mtime = u32(f + 8), .number = u32(f + 12), .links = 1};
+	struct inode inode = {.type = u16(f), .mode = u16(f + 2), .mtime = u32(f + 8), .number = u32(f + 12), .links = 1,
+			      .xattr = NONE};
 
 	switch (inode.type) {
 	case DIRECTORY:
@@ -206,6 +208,7 @@ static struct inode read_inode(struct squashfs *fs, uint64_t reference)
 		inode.size = u32(f + 4);
 		inode.block = u32(f + 8);
 		inode.offset = u16(f + 18);
+		inode.xattr = u32(f + 20);
 		break;
 	case FILE_:
 		f = take(&p, &left, 16);
@@ -221,6 +224,7 @@ static struct inode read_inode(struct squashfs *fs, uint64_t reference)
 		inode.links = u32(f + 24);
 		inode.fragment = u32(f + 28);
 		inode.offset = u32(f + 32);
+		inode.xattr = u32(f + 36);
 		break;
 	case SYMLINK:
 	case SYMLINK + EXTENDED:
@@ -329,6 +333,57 @@ static void walk_all(struct squashfs *fs, int directory, struct walk *w)
 	walk(fs, &root, directory, "", w);
 }
 
+/* Extended attributes: their metadata blocks, those of the index by number, then where the first ones begin. */
+static void read_xattrs(struct squashfs *fs, uint64_t start)
+{
+	const uint8_t *header = at(fs, start, 16);
+	uint32_t count = u32(header + 8);
+
+	if (!count)
+		return;
+	read_table(fs, &fs->xattr_table, u64(header), u64(at(fs, start + 16, 8)));
+	read_table(fs, &fs->xattr_ids, u64(at(fs, start + 16, 8)), start);
+	if (fs->xattr_ids.length / 16 < count)
+		damaged("it has fewer extended attributes than it says");
+}
+
+/* Those of users: others would mean something to the host. */
+static void set_xattrs(struct squashfs *fs, const struct inode *inode, int fd, const char *path)
+{
+	enum { USER = 0, KIND = 0xff, ELSEWHERE = 0x100 };
+	const uint8_t *id, *p;
+	uint64_t reference;
+	size_t left;
+
+	if (inode->xattr == NONE)
+		return;
+	if (inode->xattr >= fs->xattr_ids.length / 16)
+		damaged("a file has extended attributes that are not there");
+	id = fs->xattr_ids.data + (size_t)inode->xattr * 16;
+	reference = u64(id);
+	p = lookup(&fs->xattr_table, reference >> 16, (uint32_t)(reference & 0xffff), &left);
+	for (uint32_t count = u32(id + 8); count; count--) {
+		const uint8_t *entry = take(&p, &left, 4), *bytes = take(&p, &left, u16(entry + 2));
+		uint32_t length = u32(take(&p, &left, 4));
+		const uint8_t *value = take(&p, &left, length);
+		AUTO_FREE name = text("user.%.*s", (int)u16(entry + 2), (const char *)bytes);
+
+		if (u16(entry) & ELSEWHERE) {
+			size_t rest;
+			const uint8_t *q;
+
+			if (length != 8)
+				damaged("an extended attribute is nowhere");
+			q = lookup(&fs->xattr_table, u64(value) >> 16, (uint32_t)(u64(value) & 0xffff), &rest);
+			length = u32(take(&q, &rest, 4));
+			value = take(&q, &rest, length);
+		}
+		/* Some file systems have none. */
+		if ((u16(entry) & KIND) == USER && fsetxattr(fd, name, value, length, 0) < 0 && errno != ENOTSUP)
+			err(EXIT_FAILURE, "cannot set the attribute %s of %s", name, path);
+	}
+}
+
 struct squashfs *squashfs_open(const uint8_t *data, size_t length)
 {
 	struct squashfs *fs = allocate(sizeof(*fs));
@@ -365,6 +420,8 @@ struct squashfs *squashfs_open(const uint8_t *data, size_t length)
 	if (fs->fragments && (table = u64(at(fs, fs->fragment_table, 8))) < end)
 		end = table;
 	read_table(fs, &fs->directory_table, u64(data + 72), end);
+	if (u64(data + 56) != UINT64_MAX)
+		read_xattrs(fs, u64(data + 56));
 	if (fs->inodes > fs->inode_table.length / 16)
 		damaged("it has fewer inodes than it says");
 	fs->links = allocate(((size_t)fs->inodes + 1) * sizeof(char *));
@@ -382,6 +439,10 @@ void squashfs_close(struct squashfs *fs)
 	free(fs->inode_table.starts);
 	free(fs->directory_table.data);
 	free(fs->directory_table.starts);
+	free(fs->xattr_table.data);
+	free(fs->xattr_table.starts);
+	free(fs->xattr_ids.data);
+	free(fs->xattr_ids.starts);
 	free(fs->fragment_data);
 	free(fs->block);
 #ifdef HAVE_ZSTD
@@ -572,6 +633,7 @@ static void fill(struct squashfs *fs, int parent, const char *name, const char *
 	if (fd < 0)
 		err(EXIT_FAILURE, "cannot open %s", path);
 	write_file(fs, fd, path, inode);
+	set_xattrs(fs, inode, fd, path);
 	if (fchmod(fd, inode->mode & 01777) < 0)
 		err(EXIT_FAILURE, "cannot change the mode of %s", path);
 	futimens(fd, (struct timespec[2]){{.tv_sec = inode->mtime}, {.tv_sec = inode->mtime}});
@@ -588,7 +650,14 @@ static void fill(struct squashfs *fs, int parent, const char *name, const char *
 static void finish(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
 		   void *context)
 {
-	(void)fs, (void)path, (void)context;
+	(void)context;
+	if (inode->xattr != NONE) {
+		AUTO_CLOSE fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+		if (fd < 0)
+			err(EXIT_FAILURE, "cannot open %s", path);
+		set_xattrs(fs, inode, fd, path);
+	}
 	fchmodat(parent, name, (inode->mode & 01777) | 0700, 0);
 	set_time(parent, name, inode);
 }

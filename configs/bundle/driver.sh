@@ -221,6 +221,12 @@ while read -r key value _; do
     esac
 done </proc/self/status
 
+cgroups=
+while IFS= read -r line; do
+    cgroups="$cgroups$line
+"
+done </proc/self/cgroup
+
 # The line of a database with that number, in $entry; files first, then whatever the host asks.
 entry() {
     while IFS= read -r entry; do
@@ -236,7 +242,7 @@ entry=
 [ ! -r /etc/group ] || entry group "$gid"
 group=${entry:-group$gid:x:$gid:}
 
-for name in conf rc root rw pid net ipc uts home login devices uid gid account group env_words; do
+for name in conf rc root rw pid net ipc uts home login devices uid gid account group cgroups env_words; do
     eval "quote \"\$$name\""
     printf '%s=%s\n' "$name" "$quoted"
 done >"$work/options"

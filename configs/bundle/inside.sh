@@ -9,11 +9,13 @@ mount=$work/bin/penroot-mount
 container=$ENROOT_ROOTFS
 # Of the bundle, then of this run.
 version='' image_run='' image_workdir='' image_entrypoint='' image_command=''
-conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' env_words=''
+conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' cgroups=''
+env_words=''
 # shellcheck source=/dev/null
 . "$work/config"
 # shellcheck source=/dev/null
 . "$work/options"
+host=${PENROOT_HOST_ROOT-}
 umask=$(umask)
 umask 022
 
@@ -90,6 +92,15 @@ collect_mounts() {
     } >"$work/mnt/options.fstab"
 }
 
+# A variable of the caller, else of the image, in $setting.
+setting() {
+    eval "setting=\${$1-}"
+    [ -z "$setting" ] || return 0
+    while IFS= read -r line; do
+        [ "${line%%=*}" != "$1" ] || setting=${line#*=}
+    done <"$ENROOT_ENVIRON"
+}
+
 restricted_devices() {
     printf '%s\n' 'none /dev none x-detach,nofail,silent 0 -1' \
         'tmpfs /dev tmpfs x-create=dir,rw,nosuid,noexec,mode=755 0 -1'
@@ -104,6 +115,14 @@ restricted_devices() {
         printf '%s\n' '/dev/shm /dev/shm none x-create=dir,bind,rw,nosuid,nodev,noexec 0 -1' \
             '/dev/mqueue /dev/mqueue none x-create=dir,bind,rw,nosuid,nodev,noexec,nofail,silent 0 -1'
     fi
+    setting MELLANOX_VISIBLE_DEVICES
+    case $setting in
+    '' | void | none) ;;
+    *)
+        field "$host/dev/infiniband"
+        printf '%s /dev/infiniband none x-create=dir,bind,rw,nosuid,noexec,nofail,silent 0 -1\n' "$field"
+        ;;
+    esac
 }
 
 do_mounts() {
@@ -149,6 +168,67 @@ hook_devices() {
     for link in fd:/proc/self/fd ptmx:/dev/pts/ptmx stdin:/proc/self/fd/0 stdout:/proc/self/fd/1 stderr:/proc/self/fd/2; do
         "$runfile" symlink "$container" "${link#*:}" "/dev/${link%%:*}"
     done
+}
+
+# The caller's own control groups, read-only, as 10-cgroups shows them.
+hook_cgroups() {
+    while IFS=: read -r _ controllers path; do
+        # Slurm limits the step; a task's own group inside it says nothing.
+        case ${path##*/} in
+        task_*) path=${path%/*} ;;
+        esac
+        while read -r _ _ _ _ point rest; do
+            case $rest in
+            *' - cgroup2 '*) known= ;;
+            *' - cgroup '*) known=,${rest##* }, ;;
+            *) continue ;;
+            esac
+            case $known in
+            '') [ -z "$controllers" ] || continue ;;
+            *,"$controllers",*) [ -n "$controllers" ] || continue ;;
+            *) continue ;;
+            esac
+            if [ "${path%/}" ] && [ -d "$point$path" ]; then
+                field "$point$path"
+                printf '%s %s none rbind,ro,nosuid,nodev,noexec,nofail,silent\n' "$field" "$point"
+            fi
+            break
+        done </proc/self/mountinfo
+    done <<EOF >"$work/mnt/cgroups.fstab"
+${cgroups%?}
+EOF
+    [ ! -s "$work/mnt/cgroups.fstab" ] || "$mount" --root "$container" "$work/mnt/cgroups.fstab"
+}
+
+# GPUs, by the program of NVIDIA that the host has: what 98-nvidia does itself is in Python.
+hook_nvidia() {
+    setting NVIDIA_VISIBLE_DEVICES
+    visible=$setting
+    case $visible in
+    '' | void | none) return 0 ;;
+    esac
+    [ -e "$host/proc/driver/nvidia" ] || [ -e "$host/dev/nvidiactl" ] || return 0
+    if ! command -v nvidia-container-cli >/dev/null; then
+        printf '%s\n' '[WARN] no GPUs in this container: nvidia-container-cli is not installed on this host' >&2
+        return 0
+    fi
+    setting NVIDIA_DRIVER_CAPABILITIES
+    case ${setting:-compute,utility} in
+    all) setting=compat32,compute,display,graphics,ngx,utility,video ;;
+    *) setting=${setting:-compute,utility} ;;
+    esac
+    ldconfig=/sbin/ldconfig
+    [ ! -e /sbin/ldconfig.real ] || ldconfig=/sbin/ldconfig.real
+    set -- configure --no-cgroups "--ldconfig=@$ldconfig" "--device=$visible"
+    while [ -n "$setting" ]; do
+        set -- "$@" "--${setting%%,*}"
+        case $setting in
+        *,*) setting=${setting#*,} ;;
+        *) setting= ;;
+        esac
+    done
+    [ -z "${NVIDIA_DEBUG_LOG+set}" ] || set -- --debug=/dev/stderr "$@"
+    nvidia-container-cli --user "$@" "$container"
 }
 
 hook_shadow() {
@@ -206,10 +286,12 @@ site_hooks() {
 eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
 collect_mounts
 do_mounts -1
+hook_cgroups
 hook_devices
 hook_shadow
 hook_home
 hook_localtime
+hook_nvidia
 site_hooks
 do_mounts 0
 script=

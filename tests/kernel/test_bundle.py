@@ -369,3 +369,99 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
         text=True,
     )
     assert (done.stdout, done.returncode) == (f"{UID}\n127.0.0.1 localhost\n5\n", 0), done.stderr
+
+
+def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
+    """On a terminal the progress of what takes its time is shown, unless asked not to."""
+    with (user.data / "box/big").open("wb") as f:
+        f.truncate(100 << 20)
+    user.penroot("export", "-f", "-o", "big.sqsh", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp gzip"})
+    user.penroot("bundle", "big.sqsh")
+    tools = few_tools(user)
+
+    def on_terminal(options: str) -> str:
+        command = f"env PATH={tools} ./big.run {options} echo done"
+        return user.run("script", "-qec", command, "/dev/null").stdout
+
+    assert "Extracting 100%" in on_terminal("")
+    for option in ("-q", "--quiet"):
+        shown = on_terminal(option)
+        assert "Extracting" not in shown
+        assert "done" in shown
+
+
+def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.Path) -> None:
+    hook = user.home / "etc/hooks.d/50-site.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(
+        '#!/bin/bash\nset -eu\nsource "${ENROOT_LIBRARY_PATH}/common.sh"\ncommon::checkcmd cat enroot-mount\n'
+        'common::log INFO "from the hook"\nIFS=: read -r name _ < <(common::getpwent)\n'
+        'echo "NAME=${name}" >> "${ENROOT_ENVIRON}"\n'
+    )
+    hook.chmod(0o755)
+    user.penroot("bundle", str(image))
+    done = user.run("./box.run", "sh", "-c", "echo $NAME")
+    assert done.stdout == f"user{UID}\n"
+    assert "[INFO] from the hook" in done.stderr
+
+
+def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> None:
+    os.setxattr(rootfs / "bin/busybox", "user.note", b"kept")
+    user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp zstd"})
+    user.penroot("bundle", "box.sqsh")
+    run(user, user.home / "box.run", "--extract", path=few_tools(user))
+    assert os.getxattr(user.home / "box/bin/busybox", "user.note") == b"kept"
+
+
+def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
+    """As penroot start shows it."""
+    user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
+    require(os.geteuid() == 0, "making a control group needs root")
+    lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    place = next((line.split()[4] for line in lines if " - cgroup2 " in line), None)
+    place = place or next((line.split()[4] for line in lines if " - cgroup " in line and "pids" in line), None)
+    require(place, "no control groups are mounted")
+    group = pathlib.Path(str(place)) / f"penroot-test-{os.getpid()}"
+    (group / "marker").mkdir(parents=True)
+    script = f"ls -d {place}/marker && ! mkdir {place}/mine"
+    try:
+        prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+        assert user.start("same", "sh", "-c", script, prefix=prefix) == f"{place}/marker\n"
+        assert run(user, bundle, "sh", "-c", script, prefix=prefix).stdout == f"{place}/marker\n"
+    finally:
+        (group / "marker").rmdir()
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def test_devices_of_the_host(user: User, bundle: pathlib.Path) -> None:
+    """nvidia-container-cli, where the host has GPUs, as enroot's hook calls it; HCAs also in a small /dev."""
+    host = user.home / "host"
+    for name in ("dev/nvidiactl", "dev/infiniband/uverbs0"):
+        (host / name).parent.mkdir(parents=True, exist_ok=True)
+        (host / name).write_text("")
+    (user.home / "bin").mkdir()
+    tool = user.home / "bin/nvidia-container-cli"
+    tool.write_text('#!/bin/sh\necho "$*" > "$(eval echo \\$$#)/gpus"\n')
+    tool.chmod(0o755)
+    user.own(user.home)
+    own = {
+        "PENROOT_HOST_ROOT": str(host),
+        "NVIDIA_VISIBLE_DEVICES": "0,1",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,video",
+    }
+    path = f"{user.home}/bin:/usr/bin:/bin"
+    said = run(user, bundle, "cat", "/gpus", path=path, env=own).stdout.split()
+    assert said[:3] == ["--user", "configure", "--no-cgroups"]
+    assert {"--device=0,1", "--compute", "--video"} <= set(said)
+    assert "--utility" not in said
+    assert said[-1].endswith("/root") or said[-1].startswith("/")
+    done = run(user, bundle, "true", env=own)
+    assert "nvidia-container-cli is not installed" in done.stderr
+    assert run(user, bundle, "true", path=path, env={**own, "NVIDIA_VISIBLE_DEVICES": "void"}).stderr == ""
+    own = {"PENROOT_HOST_ROOT": str(host), "ENROOT_RESTRICT_DEV": "y", "MELLANOX_VISIBLE_DEVICES": "all"}
+    assert run(user, bundle, "ls", "/dev/infiniband", env=own).stdout == "uverbs0\n"
+    run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)

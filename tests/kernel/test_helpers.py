@@ -211,6 +211,15 @@ def test_runfile_unpacks_as_unsquashfs_does(user: User, ubuntu: pathlib.Path, co
     for i in range(600):  # more than one metadata block of directory and inodes
         (tree / f"dir{i % 3}").mkdir(exist_ok=True)
         (tree / f"dir{i % 3}" / f"a-rather-long-file-name-{i}").write_text(f"{i}\n" * i)
+        if i % 2:  # values that come again are stored once, elsewhere
+            os.setxattr(
+                tree / f"dir{i % 3}" / f"a-rather-long-file-name-{i}", "user.note", b"x" * 300 + b"%d" % (i % 7)
+            )
+    os.setxattr(tree / "one", "user.binary", b"\0\n\xff")
+    os.setxattr(tree / "one", "user.empty", b"")
+    os.setxattr(tree / "dir1", "user.of.a.directory", b"d")
+    if os.geteuid() == 0:
+        os.setxattr(tree / "one", "trusted.mine", b"not for others")
     (tree / "dir0").chmod(0o555)
     image = user.home / "image.sqsh"
     subprocess.run(
@@ -221,7 +230,18 @@ def test_runfile_unpacks_as_unsquashfs_does(user: User, ubuntu: pathlib.Path, co
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", user.home / "theirs", image], check=True, stdout=-3)
     assert listing(user.home / "ours") == listing(user.home / "theirs")
     subprocess.run(["diff", "-r", "--no-dereference", user.home / "ours", user.home / "theirs"], check=True)
+    assert attributes(user.home / "ours") == attributes(tree)
     assert (user.home / "ours/again").samefile(user.home / "ours/random")
+
+
+def attributes(top: pathlib.Path) -> dict[str, dict[str, bytes]]:
+    """Extended attributes of users, of all files and directories."""
+    found = {}
+    for path in sorted(top.rglob("*")):
+        if not path.is_symlink():
+            names = [name for name in os.listxattr(path) if name.startswith("user.")]
+            found[str(path.relative_to(top))] = {name: os.getxattr(path, name) for name in names}
+    return found
 
 
 def listing(top: pathlib.Path) -> list[tuple[str, int, int, int]]:

@@ -101,6 +101,23 @@ def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
     assert "[INFO] from the hook" in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
+@pytest.mark.parametrize("kind", ["container", "image"])
+def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, options: tuple[str, ...]) -> None:
+    directory = user.home / "etc/hooks.d"
+    directory.mkdir(parents=True)
+    hook = directory / "50-who.sh"
+    hook.write_text(
+        '#!/bin/bash\nsource "${ENROOT_LIBRARY_PATH}/common.sh"\n'
+        'echo "WHO=$(common::getpwent)" >> "${ENROOT_ENVIRON}"\n'
+        'echo "GROUP=$(common::getgrent)" >> "${ENROOT_ENVIRON}"\n'
+    )
+    hook.chmod(0o755)
+    target = "box" if kind == "container" else str(image)
+    out = user.start(*options, target, "sh", "-c", 'echo "$WHO"; echo "$GROUP"')
+    assert out == f"user{UID}:x:{UID}:{UID}::/:/bin/sh\ngroup{UID}:x:{UID}:\n"
+
+
 def test_a_failing_hook_is_named(user: User, rootfs: pathlib.Path) -> None:
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
