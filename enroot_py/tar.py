@@ -13,11 +13,15 @@ from hashlib import sha256
 from queue import Empty, Queue
 from struct import Struct
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from isal import isal_zlib  # 2.5 times as fast as zlib
 
 from enroot_py.errors import ImageError
+
+if TYPE_CHECKING:
+    from bz2 import BZ2Decompressor
+    from lzma import LZMADecompressor
 
 crc32: Callable[..., int] = isal_zlib.crc32  # (data, value so far)
 _adler32: Callable[[bytes], int] = isal_zlib.adler32
@@ -61,18 +65,16 @@ class Stream(Protocol):
 
 
 class _Decoder(Protocol):
-    """zlib.decompressobj() and those who resemble it, without a limit of what comes out."""
+    """One member or frame. What comes of some data comes in pieces of about _PIECE, whatever it was made to be."""
 
     @property
     def eof(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    def pieces(self, data: bytes, /) -> Iterator[bytes]: ...
 
 
 class _Gzip:
-    """Pieces of bounded size, whatever a layer was made to become; what is not yet read is ``unused_data``."""
-
     def __init__(self) -> None:
         self._zlib = isal_zlib.decompressobj(wbits=31)
 
@@ -82,36 +84,115 @@ class _Gzip:
 
     @property
     def unused_data(self) -> bytes:
-        return bytes(self._zlib.unused_data if self._zlib.eof else self._zlib.unconsumed_tail)
+        return bytes(self._zlib.unused_data)
 
-    def decompress(self, data: bytes, /) -> bytes:
-        return bytes(self._zlib.decompress(data, _PIECE))
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        more = True
+        while more and not self._zlib.eof:
+            out = bytes(self._zlib.decompress(data, _PIECE))
+            yield out
+            data = bytes(self._zlib.unconsumed_tail)
+            more = bool(data) or len(out) == _PIECE
 
 
-def _zstd() -> _Decoder:
-    import zstandard
+class _Limited:
+    """BZ2Decompressor and LZMADecompressor, which keep what they have no room for."""
 
-    # Frames say how much memory they want (RFC 8878); 128 MiB is what "zstd --long" makes.
-    decoder: _Decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-    return decoder
+    def __init__(self, decoder: "BZ2Decompressor | LZMADecompressor") -> None:
+        self._decoder = decoder
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        yield self._decoder.decompress(data, _PIECE)
+        while not (self._decoder.eof or self._decoder.needs_input):
+            yield self._decoder.decompress(b"", _PIECE)
+
+
+class _Zstd:
+    """Gives the decoder, which knows no limit, some blocks at a time: RFC 8878, "Blocks"; 128 KiB come out of one."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        # Frames say how much memory they want; 128 MiB is what "zstd --long" makes.
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+        self._header = b""  # of the frame or of a block, as far as it has come
+        self._in_frame = False
+        self._left = 0  # bytes of the block
+        self._last = False
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        start = 0
+        for end in self._ends(data):
+            yield self._decoder.decompress(data[start:end])
+            start = end
+
+    def _ends(self, data: bytes) -> Iterator[int]:
+        """Where to cut the data; the last end is its own."""
+        at = blocks = 0
+        while at < len(data) and not self._last:
+            if self._left:
+                step = min(self._left, len(data) - at)
+                at, self._left = at + step, self._left - step
+                continue
+            self._header += data[at : at + 1]
+            at += 1
+            if not self._in_frame:
+                if len(self._header) >= 5 and len(self._header) == _zstd_header_size(self._header[4]):
+                    self._in_frame, self._header = True, b""
+            elif len(self._header) == 3:
+                said, self._header = int.from_bytes(self._header, "little"), b""
+                self._last = bool(said & 1)
+                self._left = 1 if said >> 1 & 3 == _ZSTD_RLE else said >> 3
+                blocks += 1
+                if blocks * _ZSTD_BLOCK >= _PIECE:
+                    yield at
+                    blocks = 0
+        yield len(data)
+
+
+_ZSTD_BLOCK = 128 << 10  # bytes that come out of one at most
+_ZSTD_RLE = 1  # block type: one byte, so many times
+
+
+def _zstd_header_size(descriptor: int) -> int:
+    """Bytes of a frame header with its magic: RFC 8878, "Frame_Header_Descriptor"."""
+    single = descriptor >> 5 & 1
+    content_size = (single, 2, 4, 8)[descriptor >> 6]
+    return 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + content_size
 
 
 def _bzip2() -> _Decoder:
     import bz2
 
-    return bz2.BZ2Decompressor()
+    return _Limited(bz2.BZ2Decompressor())
 
 
 def _xz() -> _Decoder:
     import lzma
 
-    return lzma.LZMADecompressor(memlimit=256 << 20)
+    return _Limited(lzma.LZMADecompressor(memlimit=256 << 20))
 
 
 # Media types lie (enroot d0402e0): only the first bytes count.
 _MAGIC: tuple[tuple[bytes, str, Callable[[], _Decoder]], ...] = (
     (b"\x1f\x8b", "gzip", _Gzip),
-    (b"\x28\xb5\x2f\xfd", "zstd", _zstd),
+    (b"\x28\xb5\x2f\xfd", "zstd", _Zstd),
     (b"BZh", "bzip2", _bzip2),
     (b"\xfd7zXZ\x00", "xz", _xz),
 )
@@ -206,16 +287,13 @@ class Tar:
                     data = self._skip_frame(data)
                     continue
                 decoder = make()
-            out, rest = self._decode(decoder, data, name)
-            if out:
-                yield out
+            yield from self._pieces(decoder, data, name)
+            data = b""
             if decoder.eof:
+                data = decoder.unused_data
                 decoder = None
-            data = rest or self._raw()
-        while decoder is not None and (out := self._decode(decoder, b"", name)[0]):
-            yield out  # what a piece that was full had no room for
-            decoder = None if decoder.eof else decoder
-        if decoder is not None and not decoder.eof:
+            data = data or self._raw()
+        if decoder is not None:
             raise ImageError(f"the {name} data of the layer is truncated after {self.blob_size} bytes")
 
     def _skip_frame(self, data: bytes) -> bytes:
@@ -229,14 +307,19 @@ class Tar:
         return data[size:] or self._raw()
 
     @staticmethod
-    def _decode(decoder: _Decoder, data: bytes, name: str) -> tuple[bytes, bytes]:
-        try:
-            out = decoder.decompress(data)
-        except MemoryError:
-            raise
-        except Exception as e:  # each library has its own error class
-            raise ImageError(f"the {name} data of the layer is damaged: {e}") from e
-        return out, decoder.unused_data if decoder.eof or isinstance(decoder, _Gzip) else b""
+    def _pieces(decoder: _Decoder, data: bytes, name: str) -> Iterator[bytes]:
+        pieces = decoder.pieces(data)
+        while True:
+            try:
+                piece = next(pieces, None)
+            except MemoryError:
+                raise
+            except Exception as e:  # each library has its own error class
+                raise ImageError(f"the {name} data of the layer is damaged: {e}") from e
+            if piece is None:
+                return
+            if piece:
+                yield piece
 
     def _next(self) -> bool:
         if self._thread is None:
