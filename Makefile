@@ -3,10 +3,11 @@
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /opt/penroot
 LIBDIR := $(PREFIX)/lib/penroot
+TOOLS  := unshare mount switchroot aufs2ovlfs mksquashovlfs
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm lint bench soak test-gpu install plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm lint bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -76,14 +77,22 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	mkdir -p $(PREFIX)/share/penroot/apparmor
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
+	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done
 	chmod -R a+rX $(PREFIX)
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; fi
+
+enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
+	ln -sf penroot $(PREFIX)/bin/enroot
+	for name in $(TOOLS); do ln -sf penroot-$$name $(PREFIX)/bin/enroot-$$name || exit 1; done
+	ln -sf penroot-unshare $(PREFIX)/bin/enroot-nsenter
 
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
 	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/spank_pyxis.so
 
 uninstall: ## remove what install put there
 	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	rm -f $(TOOLS:%=$(PREFIX)/bin/penroot-%) $(TOOLS:%=$(PREFIX)/bin/enroot-%) $(PREFIX)/bin/enroot-nsenter
+	test ! -L $(PREFIX)/bin/enroot || rm $(PREFIX)/bin/enroot
 	rm -f $(PREFIX)/share/man/man1/penroot*.1 $(PREFIX)/share/man/man5/penroot*.5
 	rm -f $(PREFIX)/share/bash-completion/completions/penroot
 

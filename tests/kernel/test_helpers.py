@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = HERE.parent.parent / "c_shims/helpers"
@@ -25,6 +25,22 @@ def ubuntu(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     rootfs.rename(path)
     user.environ["PATH"] = f"{LIBEXEC}:/usr/bin:/bin"
     return path
+
+
+def test_on_the_path_of_users_under_both_names(user: User) -> None:
+    tools = ("unshare", "mount", "switchroot", "aufs2ovlfs", "mksquashovlfs")
+    for name in tools:
+        assert (pathlib.Path(PREFIX) / f"bin/penroot-{name}").resolve() == (LIBEXEC / f"penroot-{name}").resolve()
+    (user.home / "bin").mkdir()
+    for name in ("penroot", *(f"penroot-{name}" for name in tools)):
+        (user.home / "bin" / name).symlink_to(f"{PREFIX}/bin/{name}")
+    top = pathlib.Path(__file__).parent.parent.parent
+    make = ["make", "-s", "-C", str(top), "enroot-names", f"PREFIX={user.home}"]
+    subprocess.run(make, check=True, capture_output=True)
+    user.environ["PATH"] = f"{user.home}/bin:/usr/bin:/bin"
+    assert user.run("enroot-unshare", "sh", "-c", "id -u").stdout == "0\n"
+    assert user.run("enroot-nsenter", "--user", "id", "-u").stdout == f"{UID}\n"
+    assert user.run("enroot", "version").stdout == user.run("penroot", "version").stdout
 
 
 def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
