@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.test_start_scripts import start
 
 CALLS = r"""
 #include <errno.h>
@@ -207,20 +209,38 @@ def test_overlays_by_fuse_overlayfs(
         out = user.start("--rw", *options, target, "sh", "-c", script, env=own)
         assert out.endswith("/opt/d:\nold\n")
         assert "environment" not in out
-    wait_for_end_of("fuse-overlayfs", "squashfuse")
 
 
-def wait_for_end_of(*names: str) -> None:
-    """Servers go when the kernel ends their connections, after the last process."""
+def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib.Path, fuse_overlayfs: str) -> None:
+    user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
+    process = start(user, str(image), "sleep", "1000")
+    try:
+        wait_for(lambda: servers(user) == {"fuse-overlayfs", "squashfuse"})
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not servers(user))
 
-    def left() -> set[str]:
-        out = subprocess.run(["ps", "-eo", "uid,comm"], capture_output=True, text=True, check=True).stdout
-        return {line.split()[1] for line in out.splitlines() if line.split()[0] == str(UID)} & {n[:15] for n in names}
 
-    end = time.monotonic() + 60
-    while left() and time.monotonic() < end:
+def servers(user: User) -> set[str]:
+    """The programs that serve this user's files."""
+    found = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text() + " ".join(map(os.readlink, (process / "fd").iterdir()))
+            name = next(n for n in ("fuse-overlayfs", "squashfuse") if (process / "comm").read_text().startswith(n))
+        except (OSError, StopIteration):
+            continue
+        if str(user.home) in words:
+            found.add(name)
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
         time.sleep(0.05)
-    assert not left()
 
 
 def test_fuse_overlayfs_that_is_missing_is_named(user: User, rootfs: pathlib.Path, fuse_overlayfs: str) -> None:
