@@ -521,10 +521,13 @@ def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> 
     name = argv[0]
     path = name if "/" in name else find_command(name, env.get("PATH", ""))
     try:
-        os.execve(path, [argv0 or name, *argv[1:]], env)
+        try:
+            os.execve(path, [argv0 or name, *argv[1:]], env)
+        except OSError as e:
+            if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
+                raise
+            os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
     except OSError as e:
-        if e.errno == errno.ENOEXEC:  # a script without #!, execvp(3)
-            os.execve("/bin/sh", ["sh", path, *argv[1:]], env)
         missing = e.errno in (errno.ENOENT, errno.ENOTDIR)
         error = CommandError(f"cannot run {name}: {e.strerror}", hint=_advice(path) if missing else "")
         error.exit_code = 127 if missing else 126

@@ -127,6 +127,7 @@ class Faulty:
     login: Login | None
     seen: list[tuple[str, str, str, int]] = field(default_factory=list)
     authorizations: list[tuple[str, str]] = field(default_factory=list)  # (path, header)
+    ranges: bool = True  # as some proxies, it may not know them
 
     def sent(self, path: str) -> int:
         """Bytes of the bodies sent for paths that contain ``path``."""
@@ -178,7 +179,7 @@ class Front(BaseHTTPRequestHandler):
     def ask(self) -> tuple[int, dict[str, str], bytes]:
         """What the real registry says."""
         request = urllib.request.Request(f"http://{self.upstream}{self.path}", method=self.command)
-        for key in ("Accept", "Range"):
+        for key in ("Accept", "Range") if self.state.ranges else ("Accept",):
             if self.headers.get(key):
                 request.add_header(key, self.headers[key])
         try:
@@ -242,6 +243,59 @@ def faulty(
         yield state
     finally:
         over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def tunnel(target: str, user: str = "", password: str = "") -> Iterator[tuple[str, list[str]]]:
+    """A proxy that answers CONNECT alone, whatever to, with a connection to ``target``; its address and what was asked.
+
+    Source: RFC 9110, "CONNECT".
+    """
+    asked: list[str] = []
+    wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+    class Tunnel(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+        def do_CONNECT(self) -> None:
+            asked.append(self.path)
+            self.close_connection = True
+            if user and self.headers.get("Proxy-Authorization") != wanted:
+                self.send_response(407)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            host, _, port = target.rpartition(":")
+            with socket.create_connection((host, int(port))) as other:
+                self.send_response(200)
+                self.end_headers()
+                back = threading.Thread(target=pump, args=(other, self.connection))
+                back.start()
+                pump(self.connection, other)
+                back.join()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Tunnel)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    login = f"{user}:{password}@" if user else ""
+    try:
+        yield f"http://{login}127.0.0.1:{server.server_address[1]}", asked
+    finally:
         server.shutdown()
         server.server_close()
         thread.join()

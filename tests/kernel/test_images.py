@@ -27,7 +27,7 @@ import pytest
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
-from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve
+from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
 
 BASE = [
     directory("etc"),
@@ -472,6 +472,25 @@ def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -
         assert front.sent(digest) <= 1.1 * len(big.layers[0].blob)
 
 
+def test_dropped_transfer_goes_on_without_ranges(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
+        front.ranges = False
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert front.sent(digest) > 1.8 * len(big.layers[0].blob)
+
+
+def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, bind="127.0.0.2") as other, faulty(registry.host) as front:
+        place = f"http://{other.host}/v2/test/transfer/blobs/{digest}"
+        front.faults.append(Fault(f"/blobs/{digest}", 99, status=307, headers={"Location": place}))
+        other.faults.append(Fault(digest, 1, drop_at=0.5))
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert front.sent(digest) == 0
+        assert len(big.layers[0].blob) <= other.sent(digest) <= 1.1 * len(big.layers[0].blob)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
 def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
@@ -489,7 +508,7 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
     with faulty(registry.host, Fault("/blobs/", 99, status=429, headers={"Retry-After": "9999"})) as front:
         began = time.monotonic()
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
-        assert "9999 s" in done.stderr and time.monotonic() - began < 10
+        assert "9999 s" in done.stderr and time.monotonic() - began < 25
 
 
 def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
@@ -499,7 +518,7 @@ def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -
         began = time.monotonic()
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
 
 
 def test_registry_that_never_answers_is_given_up(user: User) -> None:
@@ -509,7 +528,7 @@ def test_registry_that_never_answers_is_given_up(user: User) -> None:
         env = {"ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "0", "ENROOT_CONNECT_TIMEOUT": "1"}
         began = time.monotonic()
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/x:1", env=env, status=1)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
 
 
 def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server) -> None:
@@ -680,6 +699,22 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.mark.parametrize("login", [("", ""), ("me", "s3cret")], ids=["open", "with a password"])
+def test_proxy_for_https_is_a_tunnel(
+    user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
+) -> None:
+    """The certificate is that of the registry; nothing listens where the registry says it is."""
+    with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (proxy, asked):
+        env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(trust[0])}
+        user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
+        assert set(asked) == {"127.0.0.1:1"}
+        assert front.seen
+        if login[0]:
+            env["HTTPS_PROXY"] = proxy.replace(login[1], "wrong")
+            said = user.penroot("digest", "docker://127.0.0.1:1#test/one:1", env=env, status=1).stderr
+            assert "407" in said and "wrong" not in said
 
 
 def test_login_from_a_credential_helper(user: User, registry: Server) -> None:

@@ -183,7 +183,12 @@ def test_static_program_without_shell(user: User) -> None:
     path.mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "", path / "busybox")
     user.own(user.data)
+    (path / "script").write_text("echo hi\n")
+    (path / "script").chmod(0o755)
+    user.own(user.data)
     assert user.start("scratch", "/busybox", "echo", "hi") == "hi\n"
+    said = user.penroot("start", "scratch", "/script", status=126).stderr
+    assert "cannot run /script: Exec format error" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
