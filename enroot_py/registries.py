@@ -14,21 +14,22 @@ the meaning of a tag; what a digest names is checked whoever sends it.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from _collections_abc import Iterator, Mapping
 
 from enroot_py.errors import ConfigError
 from enroot_py.reference import DOCKER_HUB, HUB_NAMES, Reference
 from enroot_py.settings import Settings, sysconf_path
 
 
-@dataclass(frozen=True, slots=True)
 class Site:
     """What holds for one registry."""
 
-    http: bool = False
-    ca: str = ""
-    mirrors: tuple[str, ...] = ()
+    __slots__ = ("http", "ca", "mirrors")
+
+    def __init__(self) -> None:
+        self.http = False
+        self.ca = ""
+        self.mirrors: tuple[str, ...] = ()
 
 
 def site(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Site:
@@ -63,11 +64,11 @@ def _read(path: str) -> Iterator[tuple[str, Site]]:
         for word in words[1:]:
             key, equals, value = word.partition("=")
             if word == "http":
-                made = replace(made, http=True)
+                made.http = True
             elif key == "ca" and value.startswith("/"):
-                made = replace(made, ca=value)
+                made.ca = value
             elif key == "mirror" and value and "://" not in value:
-                made = replace(made, mirrors=(*made.mirrors, value))
+                made.mirrors += (value,)
             else:
                 raise ConfigError(
                     f"{path}:{number}: {word!r}", hint="write http, ca=/FILE or mirror=HOST[:PORT][/PREFIX]"
