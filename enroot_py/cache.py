@@ -5,8 +5,13 @@ a mount of it, or while the record of a container names it. Sources: proc(5),
 /proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
 filesystems": a lower directory that is removed beneath a mount does not fail, it reads as
 empty, so nothing that is in use may go.
+
+In a store on a network file system other nodes have mounts and locks that cannot be seen.
+There each start renews a file that names its node: a lease, which holds for thirty days, or
+for as long as --older says.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,6 +26,7 @@ from enroot_py.settings import Settings
 from enroot_py.store import SQUASHFS, Store, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
+_LEASE = 30 * 86400  # seconds: no job runs as long
 _SETTLED = 3600  # seconds after which a container whose record was announced has been made
 
 
@@ -132,6 +138,42 @@ def _listing(directory: str) -> list[str]:
         return []
 
 
+def leased(store: Store, digest: str, lease: float) -> str:
+    """Another node that has started an image of a shared store within ``lease`` seconds, in words; or ""."""
+    for name in _listing(store.root + "/leases"):
+        image, _, host = name.partition(".")
+        if image != digest.partition(":")[2] or host == os.uname().nodename:
+            continue  # of our own we see the mounts
+        try:
+            if time.time() - os.stat(f"{store.root}/leases/{name}").st_mtime < lease:
+                return f"a start on {host}"
+        except FileNotFoundError:
+            continue
+    return ""
+
+
+def _has_leases(store: Store) -> bool:
+    """Whether all that may run has a lease; a store from before there were any gets them from now on."""
+    since = store.root + "/leases/.since"
+    if not os.path.isdir(store.root + "/leases"):
+        os.mkdir(store.root + "/leases", 0o700)
+        with open(since, "x"):
+            return False
+    try:
+        return time.time() - os.stat(since).st_mtime > _LEASE
+    except FileNotFoundError:
+        return True
+
+
+def _forget_leases(store: Store) -> None:
+    """Leases of images that are gone."""
+    for name in _listing(store.root + "/leases"):
+        image = name.partition(".")[0]
+        if image and not os.path.isdir(f"{store.root}/images/{image}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{store.root}/leases/{name}")
+
+
 def used_by_mounts() -> dict[str, str]:
     """Digest of each image in an overlay that a process of this node sees -> the process.
 
@@ -205,15 +247,16 @@ def prune(
     """Remove images that nothing uses, those used longest ago first, until ``limit`` bytes are left; and stray layers.
 
     Only images that were not used for ``older`` seconds. Raises BlockingIOError where an
-    import runs and ``wait`` is False, ImageError for a store on a network file system:
-    what other nodes mount cannot be seen from here.
+    import runs and ``wait`` is False, ImageError for a store on a network file system
+    where other nodes may have started something without a lease.
     """
     kind = filesystems.kind(store.root)
-    if kind in filesystems.NETWORK and not older:
+    if kind in filesystems.NETWORK and not older and not _has_leases(store):
         raise ImageError(
             f"the store {store.root} is on {kind}: other nodes may use its images, which cannot be seen from here",
-            hint="give an age after which no container can run any more: --older DAYS",
+            hint="give an age after which no container can run any more: --older DAYS; starts leave a sign from now on",
         )
+    lease = older or _LEASE
     with _Locks(store, wait=wait) as locks:
         store.sweep()
         there = images(store)
@@ -232,7 +275,7 @@ def prune(
         keeping = {image.digest: image for image in there}
         freed = 0
         for image in candidates:
-            user = users.get(image.digest) or users.get("")
+            user = users.get(image.digest) or users.get("") or leased(store, image.digest, lease)
             if user:
                 kept.append((image.digest, user))
             elif time.time() - image.used >= older and (not limit or total - freed > limit):
@@ -240,14 +283,23 @@ def prune(
                 gone.append(image)
                 needed = {layer for other in keeping.values() for layer in other.layers}
                 freed += image.file + sum(layer_size(store, layer) for layer in set(image.layers) - needed)
+        if not dry:
+            for image in list(gone):
+                name = image.digest.partition(":")[2]
+                locks.discard("images", name)
+                user = leased(store, image.digest, lease)
+                if user:  # since we looked: whoever looks for it now waits for its name to come back
+                    locks.restore("images", name)
+                    gone.remove(image)
+                    keeping[image.digest] = image
+                    kept.append((image.digest, user))
         needed = {layer for image in keeping.values() for layer in image.layers}
         stray = [name for name in _directories(store, "layers") if name not in needed]
-        size = sum(layer_size(store, layer) for layer in stray)
+        size = sum(layer_size(store, layer) for layer in stray) + sum(image.file for image in gone)
         if not dry:
-            for image in gone:
-                locks.discard("images", image.digest.partition(":")[2])
             for name in stray:
                 locks.discard("layers", name)
+            _forget_leases(store)
             for known in store.names():
                 if store.image(known.digest) is None:
                     store.forget(known)
@@ -284,6 +336,12 @@ class _Locks:
         trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
         os.rename(f"{self._store.root}/{kind}/{name}", trash)
         self._trash.append(trash)
+
+    def restore(self, kind: str, name: str) -> None:
+        """Put back what was discarded."""
+        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
+        os.rename(trash, f"{self._store.root}/{kind}/{name}")
+        self._trash.remove(trash)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._store_lock)

@@ -10,6 +10,7 @@ Beneath its root, which only its owner can enter::
     images/DIGEST/image.sqsh,sum    instead of head and stack, where files are one: forms.py
     images/DIGEST/exec,environ      what runs, and where (imagefiles.py)
     refs/NAME+ARCH                  what a name meant last: see Name
+    leases/DIGEST.HOST              in a store that nodes share: its time is that of the last start there (cache.py)
     users/HASH                      a symbolic link to the record of a container over one of the images
     tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it
 
@@ -82,6 +83,7 @@ class Image:
         except FileNotFoundError:
             return False
         fcntl.flock(fd, fcntl.LOCK_SH)
+        _lease(self.path)
         if not _is_at(fd, self.path):
             os.close(fd)
             return False
@@ -120,6 +122,25 @@ class Image:
     def _read(self, name: str) -> bytes:
         with open(f"{self.path}/{name}", "rb") as f:
             return f.read()
+
+
+def _lease(image: str) -> None:
+    """Tell other nodes, which do not see our locks and mounts, that this one uses an image."""
+    images, name = os.path.split(image)
+    try:
+        fd = os.open(
+            f"{os.path.dirname(images)}/leases/{name}.{os.uname().nodename}",
+            os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
+            return  # a store of this node alone, or one that is not ours to write to
+        raise
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
 
 
 def _note_use(fd: int) -> None:
@@ -162,6 +183,11 @@ class Store:
     def __init__(self, root: str, *, create: bool = False) -> None:
         self.root = root
         if create:
+            if not os.path.isdir(root + "/layers"):
+                from enroot_py import filesystems
+
+                if filesystems.kind(root) in filesystems.NETWORK:
+                    _make_directory(root + "/leases")
             for path in ("", "/layers", "/images", "/refs", "/users", "/tmp"):
                 _make_directory(root + path)
         try:

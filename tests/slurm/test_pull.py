@@ -232,6 +232,39 @@ def test_squashfs_file_is_unpacked_once_on_each_node(lab: Lab, registry: Server)
         lab.run(["rm", "-f", "once.sqsh"])
 
 
+def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
+    """A store that nodes share: none sees the others' mounts, but each its leases."""
+    registry.pusher.image("test/lease", "a", numbered(9))
+    store = "/home/alice/store"
+    env = {"ENROOT_CACHE_PATH": store}
+    lab.run(["mkdir", "-m", "700", "-p", store + "/leases"])  # as on a network file system
+    try:
+        with front(lab, registry) as shown:
+            command = [
+                "penroot",
+                "start",
+                f"docker://{shown.host}#test/lease:a",
+                "sh",
+                "-c",
+                "echo up; cat; cat /number",
+            ]
+            job = lab.popen(command, node="n1", env=env)
+            assert job.stdout is not None
+            assert job.stdout.readline() == "up\n"
+        said = lab.run(["penroot", "cache", "prune"], node="n2", env=env).stderr
+        assert "a start on n1" in said
+        assert job.communicate("", timeout=60)[0] == "9\n"
+        lab.run("touch -d '40 days ago' store/leases/*.n1")
+        lab.run(["penroot", "cache", "prune", "--dry-run"], node="n2", env=env)
+        assert len(lab.run(["ls", store + "/images"]).stdout.split()) == 1
+        lab.run(["penroot", "cache", "prune"], node="n2", env=env)
+        assert lab.run(["ls", store + "/images", store + "/layers", store + "/leases"]).stdout.split() == [
+            *(f"{store}/images:", f"{store}/layers:", f"{store}/leases:")
+        ]
+    finally:
+        lab.run(["rm", "-rf", store])
+
+
 def wait_for(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not happened():
