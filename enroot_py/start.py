@@ -281,12 +281,14 @@ def enter(
     conf: str = "",
     script: "str | None" = None,
     command: "tuple[str, ...]" = (),
+    program: str = "",
     superuser: bool = False,
 ) -> Container:
     """Move this process into a new container and return what it found there.
 
     ``conf`` is a configuration script, ``script`` stands for the image's
-    /etc/rc, ``command`` is what the container will run. A ``superuser`` stays in
+    /etc/rc, ``command`` is what the container will run, ``program`` what runs
+    instead of the image's own script. A ``superuser`` stays in
     the user namespace in which he is root.
 
     The process keeps its capabilities in the container's user namespace; the
@@ -326,9 +328,10 @@ def enter(
     origins = dict.fromkeys(context.environ, "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
     before = dict(context.environ)
-    if server is not None and command:
-        image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
-        program = image.argv(command)[0] if image else "/bin/sh"
+    if server is not None and (program or command):
+        if not program:
+            image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+            program = image.argv(command)[0] if image else "/bin/sh"
         rootfs.read_ahead(root, program, context.environ.get("PATH", ""))
     hooks.run(loaded, context)
     if conf or site:

@@ -23,7 +23,7 @@ RESOLVED = "SLURM_PYXIS_RESOLVED"
 class Job:
     """One request of the plugin; the protocol is in c_shims/spank/README.md."""
 
-    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "helper", "script")
+    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "helper", "command")
 
     def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
         """Raises KeyError where the message lacks what every request has."""
@@ -47,7 +47,7 @@ class Job:
         self.cwd = single.get("cwd", "")
         self.node = single.get("node", "")
         self.helper = single.get("helper", "")
-        self.script = single.get("script", "")
+        self.command = single.get("command", "")
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
 
     @property
@@ -61,6 +61,11 @@ class Job:
     @property
     def uid(self) -> int:
         return self.numbers["uid"]
+
+    @property
+    def script(self) -> str:
+        """The path of a batch script, "" in other steps. It lies where a container does not see it."""
+        return self.command if self.numbers.get("totaltasks") == 0 else ""
 
     def resolved(self, image: str) -> str:
         """The digest of a tag that holds for all nodes of the step; "" where srun could not tell."""

@@ -246,7 +246,7 @@ class Step:
             flags = "x-create=dir,bind,ro,nosuid,noexec,nodev,private"
             mounts.append(Mount(munge, munge, "none", flags, 0, "PMIx with --container-remap-root"))
         env = options.chosen(self.request.env, self.job.environ)
-        container = start.enter(source, self.settings, self.host, mounts, env)
+        container = start.enter(source, self.settings, self.host, mounts, env, program=self.job.command)
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
             return container.environ, workdir

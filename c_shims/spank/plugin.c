@@ -496,7 +496,8 @@ static void unlock(struct shared **shared)
 
 static int begin_task(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd)
 {
-	int local_id = 0;
+	int local_id = 0, argc = 0;
+	char **argv = NULL;
 	uint32_t global_id = 0;
 	spank_err_t rc;
 
@@ -507,15 +508,11 @@ static int begin_task(struct request *request, spank_t sp, const char *verb, int
 		return -1;
 	request_add_number(request, "taskid", (unsigned long)local_id);
 	request_add_number(request, "procid", global_id);
-	/* A batch script lies in slurmd's spool directory, where a container does not see it. */
-	if (step.step_id == SLURM_BATCH_SCRIPT) {
-		int argc = 0;
-		char **argv = NULL;
-		rc = spank_get_item(sp, S_JOB_ARGV, &argc, &argv);
-		if (rc != ESPANK_SUCCESS || argc == 0)
-			return fail("cannot get the batch script: %s", spank_strerror(rc));
-		request_add(request, "script", argv[0]);
-	}
+	rc = spank_get_item(sp, S_JOB_ARGV, &argc, &argv);
+	if (rc == ESPANK_SUCCESS && argc > 0)
+		request_add(request, "command", argv[0]);
+	else if (step.step_id == SLURM_BATCH_SCRIPT)
+		return fail("cannot get the batch script: %s", spank_strerror(rc));
 	if (request_finish(request) < 0)
 		return fail("cannot write a message: %s", strerror(errno));
 	return 0;
