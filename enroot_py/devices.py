@@ -69,7 +69,10 @@ class Host:
             os.close(fd)
 
     def exists(self, path: str) -> bool:
-        return bool(self.real(path)) if self.prefix else os.path.exists(path)
+        # Nodes of a tree made for a test are nodes, not links that could lead out of it.
+        if not self.prefix or path.startswith("/dev/"):
+            return os.path.exists(self.prefix + path)
+        return bool(self.real(path))
 
     def read(self, path: str) -> bytes:
         """Content of a file, empty if there is none or it is not for us."""
@@ -132,9 +135,9 @@ class Edits:
         whole = shared_dev(context)
         if not whole:
             self.hidden = []  # nothing is there that was not put there
-        say = log.explain or log.debug
-        for line in self.describe():
-            say(line)
+        if log.explain or os.environ.get("PENROOT_DEBUG"):
+            for line in self.describe():
+                (log.explain or log.debug)(line)
         for command in self.programs:
             _run(command, context)
         place = _Places(context.root)
@@ -161,7 +164,7 @@ class Edits:
             if whole and context.exists(target):
                 continue
             try:
-                place.bind(target, source, _NODE)
+                place.bind(target, source)
             except OSError as e:
                 message = f"cannot give the container the device {target}: {e.strerror}"
                 raise HookError(message, hint=f"it is {source} on {os.uname().nodename}") from e
@@ -222,18 +225,19 @@ class _Places:
             self.directories[path] = paths.create(self.root, path, directory=True)
         return self.directories[path]
 
-    def bind(self, path: str, source: str, attributes: int) -> None:
-        """Bind ``source`` of the host on ``path``. Raises OSError."""
+    def bind(self, path: str, source: str, attributes: int = 0) -> None:
+        """Bind ``source`` of the host on ``path``: a node, or with attributes a file or directory. Raises OSError."""
         above, _, name = path.rpartition("/")
         parent = self.directory(above or "/")
         # A directory with what is mounted in it: a lone clone of it is refused
         # where the parent namespace locked those mounts.
-        directory = stat.S_ISDIR(os.stat(source).st_mode)
+        directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
         recursive = linux.AT_RECURSIVE if directory else 0
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive
         tree = linux.open_tree(linux.AT_FDCWD, source, flags)
         try:
-            linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
+            if attributes:
+                linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
             self._make(parent, name, directory)
             linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
         finally:
@@ -246,8 +250,7 @@ class _Places:
                 if directory:
                     os.mkdir(name, 0o755, dir_fd=parent)
                 else:
-                    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-                    os.close(os.open(name, flags, 0o644, dir_fd=parent))
+                    os.mknod(name, 0o644, dir_fd=parent)
                 return
             except FileExistsError:
                 if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

@@ -422,6 +422,22 @@ def other_vendors(root: pathlib.Path) -> FakeHost:
     return host
 
 
+SYSTEM = """\
+/proc      /proc     none   x-create=dir,rbind,rw,nosuid,nodev,noexec,rslave  0  -1
+{host}/sys /sys      none   x-create=dir,rbind,ro,nosuid,nodev,noexec,rslave  0  -1
+{host}/dev /dev      none   x-create=dir,rbind,rw,nosuid,noexec,rslave        0  -1
+tmpfs      /tmp      tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0  -1
+tmpfs      /var/run  tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0  -1
+"""
+
+
+def as_host(host: FakeHost, etc: pathlib.Path) -> dict[str, str]:
+    """Variables, and the system's mounts in ``etc``, that make a container's host this one: its /dev and /sys."""
+    (etc / "mounts.d").mkdir(parents=True)
+    (etc / "mounts.d/10-system.fstab").write_text(SYSTEM.format(host=host.root))
+    return {"PENROOT_HOST_ROOT": str(host.root)}
+
+
 def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], image: dict[str, str]) -> Context:
     """What a hook sees in the container with the root ``container`` on a fake host."""
     root = os.open(container, os.O_PATH | os.O_DIRECTORY)

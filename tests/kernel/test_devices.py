@@ -25,20 +25,11 @@ int main(int argc, char **argv)
 	return 0;
 }
 """
-SYSTEM = """\
-/proc      /proc     none   x-create=dir,rbind,rw,nosuid,nodev,noexec,rslave  0  -1
-{host}/sys /sys      none   x-create=dir,rbind,ro,nosuid,nodev,noexec,rslave  0  -1
-{host}/dev /dev      none   x-create=dir,rbind,rw,nosuid,noexec,rslave        0  -1
-tmpfs      /tmp      tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0  -1
-tmpfs      /var/run  tmpfs  x-create=dir,rw,nosuid,nodev,mode=755,slave       0  -1
-"""
 
 
 def become(user: User, host: FakeHost) -> FakeHost:
     """Make ``host`` that of the user's containers: its /dev and /sys are theirs."""
-    (user.home / "etc/mounts.d").mkdir(parents=True)
-    (user.home / "etc/mounts.d/10-system.fstab").write_text(SYSTEM.format(host=host.root))
-    user.environ["PENROOT_HOST_ROOT"] = str(host.root)
+    user.environ.update(fakehost.as_host(host, user.home / "etc"))
     return host
 
 
