@@ -1,7 +1,8 @@
 """Time commands in turn, in random order, so that a noisy machine is as noisy for each.
 
 Run as a program it reads {"rounds": N, "commands": {name: argv}} from stdin
-and writes {name: [seconds]}; so it measures as any user, on any node.
+and writes {name: [seconds]}; so it measures as any user, on any node. Words
+NAME=value before a program are its variables.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float
     """Wall seconds of each run of each command, whose output is dropped. Raises RuntimeError where one fails."""
     null = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+    split = {name: _variables(words) for name, words in commands.items()}
     times: dict[str, list[float]] = {name: [] for name in commands}
     for round_ in range(rounds + 2):
         order = list(commands)
         random.shuffle(order)
         for name in order:
-            argv = commands[name]
+            environ, argv = split[name]
             begin = time.perf_counter()
-            pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+            pid = os.posix_spawnp(argv[0], argv, environ, file_actions=actions)
             _, status = os.waitpid(pid, 0)
             took = time.perf_counter() - begin
             if status:
@@ -32,6 +34,15 @@ def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float
             if round_ > 1:  # the first ones warm the caches
                 times[name].append(took)
     return times
+
+
+def _variables(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    environ = dict(os.environ)
+    while "=" in words[0]:
+        name, _, value = words[0].partition("=")
+        environ[name] = value
+        words = words[1:]
+    return environ, words
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""What a start costs: of the program alone, of images, of bundles, of the hooks for devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.tables import PREFIX, PYTHON, Row, added, installed, program, table
+from tests import fakehost
+from tests.kernel.conftest import UID, User, busybox_rootfs
+
+START = [f"{PREFIX}/bin/penroot", "start"]
+
+
+@contextmanager
+def ordinary_user() -> Iterator[User]:
+    """A user with the container ``box`` and the image ``box.sqsh``."""
+    home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-bench-", dir="/var/tmp"))
+    home.chmod(0o755)
+    user = User(home)
+    busybox_rootfs(user.data / "box")
+    squash = [
+        "mksquashfs",
+        str(user.data / "box"),
+        str(home / "box.sqsh"),
+        "-comp",
+        "zstd",
+        "-all-root",
+        "-quiet",
+        "-no-progress",
+    ]
+    subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
+    user.own(home)
+    os.chmod("/dev/fuse", 0o666)
+    try:
+        yield user
+    finally:
+        shutil.rmtree(home)
+
+
+def measured(user: User, rows: list[Row], rounds: int) -> dict[str, list[float]]:
+    """The times of the rows, run by the user."""
+    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/python3", "-"]
+    environ = {**user.environ, "USER": "bench"}
+    asked = {row.name: row.command for row in rows if row.command}
+    done = subprocess.run(
+        as_user, input=program(asked, rounds), env=environ, cwd="/", stdout=subprocess.PIPE, text=True, check=True
+    )
+    times: dict[str, list[float]] = json.loads(done.stdout)
+    return times
+
+
+def bench_start(rounds: int) -> bool:
+    """A container from the command line."""
+    with ordinary_user() as user:
+        box, image, bundle = str(user.data / "box"), str(user.home / "box.sqsh"), str(user.home / "box.run")
+        user.penroot("bundle", "-o", bundle, image)
+        peers = {
+            "ch-run": ["ch-run", "--no-passwd", box, "--", "/bin/true"],
+            "bwrap": ["bwrap", "--ro-bind", box, "/", "--proc", "/proc", "--dev", "/dev", "/bin/true"],
+            "enroot start NAME true": ["enroot", "start", "box", "true"],
+            "enroot start x.sqsh true": ["enroot", "start", image, "true"],
+        }
+        rows = [
+            Row("python3 -IS -c pass", PYTHON),
+            Row("penroot --help", [f"{PREFIX}/bin/penroot", "--help"], 10),
+            Row("penroot start NAME true", [*START, "box", "true"], 2.5),
+            Row("penroot start x.sqsh true", [*START, image, "true"], 3),
+            Row("./x.run true, a bundle", [bundle, "true"]),
+            *(Row(name, installed(*command)) for name, command in peers.items()),
+        ]
+        return table("A start, as an ordinary user", rows, measured(user, rows, rounds), rows[0].name)
+
+
+def bench_devices(rounds: int) -> bool:
+    """The hooks for GPUs and InfiniBand on the fake DGX: 8 GPUs of which two are cut up, 10 HCAs."""
+    with ordinary_user() as user:
+        host = fakehost.dgx_a100(user.home / "dgx")
+        host.cdi()
+        user.environ.update(fakehost.as_host(host, user.home / "etc"))
+
+        def start(nvidia: str, mellanox: str, *variables: str) -> list[str]:
+            asked = [f"NVIDIA_VISIBLE_DEVICES={nvidia}", f"MELLANOX_VISIBLE_DEVICES={mellanox}", *variables]
+            return [*asked, *START, "box", "true"]
+
+        native, own = "PENROOT_NVIDIA_MODE=native", "ENROOT_RESTRICT_DEV=yes"
+        rows = [
+            Row("python3 -IS -c pass", PYTHON),
+            Row("no device", start("void", "void")),
+            Row("no device, own /dev", start("void", "void", own)),
+            Row("all", start("all", "all", native)),
+            Row("all by CDI", start("all", "all", "PENROOT_NVIDIA_MODE=cdi")),
+            Row("2 GPUs, 2 HCAs", start("0,3", "0,3", native)),
+            Row("all, own /dev", start("all", "all", native, own)),
+            Row("2 GPUs, 2 HCAs, own /dev", start("0,3", "0,3", native, own)),
+        ]
+        times = measured(user, rows, rounds)
+        table("A start on a fake DGX, as an ordinary user", rows, times, rows[0].name)
+        compared = [(row.name, "no device, own /dev" if "own" in row.name else "no device", 0.6) for row in rows[3:]]
+        return added("what devices add", times, times[rows[0].name], compared)

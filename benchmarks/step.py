@@ -1,0 +1,111 @@
+"""What a container adds to a step, and the plugin to a step that has no container."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+from benchmarks.tables import PREFIX, PYTHON, Row, added, p10, program, table
+from tests.slurm.lab import Lab
+
+MOST = 0.150  # seconds that any container may add to a step
+UNUSED = 0.3e-3  # seconds that the plugin may add where nobody asks for a container
+PLUGIN = pathlib.Path(__file__).with_name("plugin.py")
+REFERENCE = "registry:5000#mpi:1"
+
+
+def bench_step(rounds: int) -> bool:
+    """Steps on one node of a cluster, over what a plain srun costs."""
+    lab = Lab()
+    found = lab.is_up()
+    lab.up(2, prefix=PREFIX)
+    try:
+        return container(lab, rounds) & unused_plugin(lab, 2 * rounds)
+    finally:
+        if not found:
+            lab.down()
+
+
+def container(lab: Lab, rounds: int) -> bool:
+    try:
+        for node in lab.nodes:
+            lab.run(["srun", "-w", node, f"--container-image={REFERENCE}", "--container-name=bench", "true"])
+        fill = "dd if=/dev/urandom of=/fill bs=1M count=60 2>/dev/null"
+        lab.run(f"penroot create -f -n big docker://{REFERENCE} && penroot start --rw big sh -c '{fill}'", node="n1")
+        lab.run("penroot export -f -o big.sqsh big && penroot remove -f big", node="n1")
+        size = int(lab.run("stat -c %s big.sqsh").stdout) / 1e6
+        srun, many = ["srun", "-w", "n1"], ["-n16", "--overcommit"]
+        image = f"--container-image={REFERENCE}"
+        rows = [
+            Row("srun true", [*srun, "true"]),
+            Row("srun -n16 true", [*srun, *many, "true"]),
+            Row("named and stored", [*srun, "--container-name=bench", "true"]),
+            Row("REF, stored", [*srun, image, "true"]),
+            Row("REF, stored, 16 tasks", [*srun, *many, image, "true"]),
+            Row(f"./x.sqsh of {size:.0f} MB", [*srun, "--container-image=./big.sqsh", "true"]),
+            Row("python3 -IS -c pass", PYTHON),
+        ]
+        asked = {row.name: row.command for row in rows if row.command}
+        done = lab.run(["/usr/bin/python3", "-"], input=program(asked, rounds), timeout=900)
+    finally:
+        for node in lab.nodes:
+            lab.run(["penroot", "remove", "-f", "pyxis_bench"], node=node, check=False)
+        lab.run(["rm", "-f", "big.sqsh"])
+    times: dict[str, list[float]] = json.loads(done.stdout)
+    table("A step, as an ordinary user", rows, times, rows[0].name)
+    plain, many_plain = rows[0].name, rows[1].name
+    compared = [("named and stored", plain, 5.0), (rows[3].name, plain, 5.0), (rows[5].name, plain, 6.0)]
+    good = added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
+    slow = [name for name, *_ in compared if p10(times[name]) - p10(times[plain]) > MOST]
+    one, sixteen = (p10(times[rows[i + 3].name]) - p10(times[rows[i].name]) for i in (0, 1))
+    within = sixteen <= 1.3 * one
+    print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  <= 1.3x {'ok' if within else 'TOO SLOW'}")
+    for name in slow:
+        print(f"{name} adds more than {MOST * 1000:.0f} ms")
+    return good and within and not slow
+
+
+def unused_plugin(lab: Lab, rounds: int) -> bool:
+    """What the plugin costs where nobody asks for a container.
+
+    The verdict is over the calls that srun and slurmstepd make, each in a new process. Next to it are whole steps on
+    the cluster, with the plugin and without by turns: there the difference drowns in what Slurm's own work varies.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        binary = f"{directory}/plugin"
+        subprocess.run(["gcc", "-O2", "-rdynamic", "-o", binary, PLUGIN.with_suffix(".c"), "-ldl"], check=True)
+        command = [binary, str(100 * rounds), f"{PREFIX}/lib/penroot/spank_pyxis.so"]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    calls = [sum(map(int, line.split())) / 1e9 for line in lines]
+    added_by_calls = statistics.median(calls)
+    good = added_by_calls <= UNUSED
+    verdict = f"<= {UNUSED * 1000:g} ms {'ok' if good else 'TOO SLOW'}"
+    print(f"\n{'a step without a container':44} {'plain ms':>9} {'added':>6}  budget")
+    print(f"{'loading the plugin and its calls':44} {'':9} {added_by_calls * 1000:6.2f}  {verdict}")
+    times = by_turns(lab, rounds)
+    for kind in ("processor", "wall"):
+        without, with_plugin = times["without"][kind], times["with"][kind]
+        more = [b - a for a, b in zip(without, with_plugin, strict=True)]
+        error = 1.25 * statistics.pstdev(more) / len(more) ** 0.5  # of a median, were it normal
+        print(
+            f"{'srun true, ' + kind + ' time':44} {statistics.median(without) * 1000:9.2f} "
+            f"{statistics.median(more) * 1000:6.2f}  +- {error * 1000:.2f}"
+        )
+    return good
+
+
+def by_turns(lab: Lab, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of plain steps "with" and "without" the plugin: "processor" of all of Slurm on the node, and "wall"."""
+    conf = pathlib.Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf")
+    line = conf.read_text()
+    asked = json.dumps({"rounds": rounds, "conf": "/etc/slurm/plugstack.conf.d/pyxis.conf", "line": line})
+    source = PLUGIN.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(asked)})")
+    try:
+        done = lab.run(["/usr/bin/python3", "-"], input=source, user="root", node="n1", timeout=900)
+    finally:
+        conf.write_text(line)
+    times: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    return times

@@ -1,0 +1,85 @@
+"""Rows, their ratios, and what each may cost.
+
+Ratios are of the 10th percentile: what the program costs, not what the
+machine was doing. A peer that is not installed is MISSING.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+from collections.abc import Sequence
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+PYTHON = ["/usr/bin/python3", "-IS", "-c", "pass"]
+TIMING = pathlib.Path(__file__).with_name("timing.py")
+
+
+class Row:
+    """One line: a command, and the most that it may cost in units of the baseline."""
+
+    def __init__(self, name: str, command: list[str] | None, budget: float | None = None) -> None:
+        self.name = name
+        self.command = command
+        self.budget = budget
+
+
+def p10(times: list[float]) -> float:
+    return sorted(times)[len(times) // 10]
+
+
+def table(title: str, rows: list[Row], times: dict[str, list[float]], baseline: str) -> bool:
+    """Print one table; False where a row costs more than it may."""
+    print(f"\n{title}\n{'':44} {'p10 ms':>8} {'median':>8} {'ratio':>6}  budget")
+    unit = p10(times[baseline])
+    good = True
+    for row in rows:
+        if row.command is None:
+            print(f"{row.name:44} {'MISSING':>8}")
+            continue
+        low, middle = p10(times[row.name]), statistics.median(times[row.name])
+        ratio = low / unit
+        verdict = ""
+        if row.budget is not None:
+            within = ratio <= row.budget
+            good &= within
+            verdict = f"<= {row.budget:g}x {'ok' if within else 'TOO SLOW'}"
+        print(f"{row.name:44} {low * 1000:8.1f} {middle * 1000:8.1f} {ratio:5.2f}x  {verdict}")
+    return good
+
+
+def installed(name: str, *arguments: str) -> list[str] | None:
+    path = shutil.which(name)
+    return [path, *arguments] if path else None
+
+
+def program(commands: dict[str, list[str]], rounds: int) -> str:
+    """The source of a program that measures commands, for an interpreter that reads stdin."""
+    asked = json.dumps({"rounds": rounds, "commands": commands})
+    return TIMING.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(asked)})")
+
+
+def added(
+    title: str, times: dict[str, list[float]], bare: list[float], rows: Sequence[tuple[str, str, float | None]]
+) -> bool:
+    """Print what a command costs more than another; False where that is more than its budget.
+
+    ``rows`` are the command, what it is compared with, and the budget in units of ``bare``.
+    """
+    print(f"\n{title:44} {'ms':>8} {'of bare python3':>17}  budget")
+    good = True
+    for name, plain, budget in rows:
+        if name not in times:
+            print(f"{name:44} {'MISSING':>8}")
+            continue
+        more = p10(times[name]) - p10(times[plain])
+        ratio = more / p10(bare)
+        verdict = ""
+        if budget is not None:
+            good &= ratio <= budget
+            verdict = f"<= {budget:g}x {'ok' if ratio <= budget else 'TOO SLOW'}"
+        print(f"{name:44} {more * 1000:8.1f} {ratio:16.2f}x  {verdict}")
+    return good
