@@ -275,18 +275,39 @@ def switch(root: str) -> None:
 def read_ahead(root: int, program: str, search: str) -> None:
     """Have the server of an image decompress a program that will run, while this process goes on.
 
-    Otherwise that comes page by page when it is executed. ``search`` is the PATH.
+    Otherwise that comes page by page when it is executed. Of a dynamic program also
+    its loader, and the C library beside that. ``search`` is the PATH.
     """
     for directory in ("",) if "/" in program else search.split(":"):
         try:
             fd = paths.open_in(root, f"{directory}/{program}", os.O_RDONLY)
         except OSError:
             continue
-        # The kernel takes no more than one window of a call.
-        for offset in range(0, min(os.fstat(fd).st_size, _AHEAD), _WINDOW):
-            os.posix_fadvise(fd, offset, _WINDOW, os.POSIX_FADV_WILLNEED)
-        os.close(fd)
+        break
+    else:
         return
+    _read_ahead(fd)
+    start = os.pread(fd, 4096, 0)
+    os.close(fd)
+    name = start.find(b"/lib")  # PT_INTERP of elf(5): linkers put it into the first page
+    loader = os.fsdecode(start[name : start.find(b"\0", name)])
+    if start.startswith(b"\x7fELF") and "/ld-" in loader:
+        try:
+            fd = paths.open_in(root, loader, os.O_RDONLY)
+            real = os.readlink(f"/proc/self/fd/{fd}").removeprefix(os.readlink(f"/proc/self/fd/{root}"))
+            _read_ahead(fd)
+            os.close(fd)
+            fd = paths.open_in(root, real.rpartition("/")[0] + "/libc.so.6", os.O_RDONLY)
+        except OSError:
+            return
+        _read_ahead(fd)
+        os.close(fd)
+
+
+def _read_ahead(fd: int) -> None:
+    # The kernel takes no more than one window of a call.
+    for offset in range(0, min(os.fstat(fd).st_size, _AHEAD), _WINDOW):
+        os.posix_fadvise(fd, offset, _WINDOW, os.POSIX_FADV_WILLNEED)
 
 
 def _advice(error: OSError, upper: str) -> str:
