@@ -14,11 +14,11 @@ mapfile -t digests < <(curl -fsS -H 'Accept: application/vnd.docker.distribution
 
 fetch() {
     curl -fsS "$registry/v2/$repository/blobs/$1" | "$(type -P pigz || type -P gzip)" -d -f -c |
-        zstd -q -1 -T"$cpus" -o "$1"
+        zstd -q -1 -T"$cpus" -o "${1#sha256:}"
 }
 unpack() {
     mkdir "$1"
-    tar -C "$1" --anchored --exclude='dev/*' --exclude='./dev/*' -pxf "$2"
+    tar -C "$1" --anchored --exclude='dev/*' --exclude='./dev/*' -pxf "${2#sha256:}"
     chmod -R u+rwX "$1"
 }
 export -f fetch unpack
@@ -29,7 +29,7 @@ number=0
 for digest in "${digests[@]}"; do
     number=$((number + 1))
     echo "$number $digest"
-done | xargs -P "$cpus" -L 1 bash -c 'unpack "$0" "$1"'
+done | xargs -P "$cpus" -L 1 bash -c 'set -euo pipefail; unpack "$0" "$1"'
 
 squash() {
     lower=
