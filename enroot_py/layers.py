@@ -255,6 +255,7 @@ class Tree:
             self._remove(parent, name)
             os.mkfifo(name, 0o600, dir_fd=parent)
             os.chmod(name, entry.mode & 0o777 | 0o600, dir_fd=parent)
+            os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
         else:

@@ -423,7 +423,7 @@ class Tar:
                 else:
                     long_link = data.split(b"\0", 1)[0]
                 continue
-            entry = _entry(block, {**common, **own} if common else own, long_name, long_link)
+            entry = _entry(block, _in_force(common, own) if common or own else _NO_PAX, long_name, long_link)
             own, long_name, long_link = _NO_PAX, None, None
             if kind == b"S":
                 _old_sparse(entry, block, self._exactly)  # these headers are not counted in its size
@@ -511,6 +511,11 @@ def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
     if numbers:
         yield b"GNU.sparse.map", b",".join(numbers)
+
+
+def _in_force(common: Mapping[bytes, bytes], own: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The pax records of an entry. An empty value takes back what was said before: pax(1), "Header Block"."""
+    return {key: value for key, value in {**common, **own}.items() if value or key.startswith(b"GNU.")}
 
 
 def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Entry:

@@ -153,7 +153,7 @@ def test_kinds_modes_and_times(place: Path, format: int) -> None:
     assert os.readlink(fs / "d/l") == "/abs/../target"
     assert (fs / "h").stat().st_ino == (fs / "d/f").stat().st_ino
     assert stat.S_ISFIFO((fs / "p").lstat().st_mode)
-    assert (fs / "d/l").lstat().st_mtime == 1_700_000_000
+    assert (fs / "d/l").lstat().st_mtime == (fs / "p").lstat().st_mtime == 1_700_000_000
 
 
 def test_umask_does_not_matter(place: Path) -> None:
@@ -193,6 +193,14 @@ def test_global_pax_header_holds_for_all(place: Path) -> None:
     assert "file 644 0 7 a" in index(place)
 
 
+def test_empty_pax_value_takes_back_what_was_said(place: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"gid": "7"}) as t:
+        t.addfile(entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""})[0], io.BytesIO())
+    layers.unpack(io.BytesIO(out.getvalue()), str(place))
+    assert "file 644 0 5 a" in index(place) and os.listxattr(place / "fs/a") == []
+
+
 def test_base256_numbers(place: Path) -> None:
     fs = unpack(place, entry("a", b"x", uid=3_000_000, mtime=-5), format=tarfile.GNU_FORMAT)
     assert (fs / "a").stat().st_mtime == -5
@@ -218,6 +226,12 @@ def test_later_entries_replace_earlier_ones(place: Path) -> None:
 def test_replaced_file_does_not_change_its_other_names(place: Path) -> None:
     fs = unpack(place, entry("a", b"one"), hardlink("b", "a"), entry("a", b"two"))
     assert ((fs / "a").read_bytes(), (fs / "b").read_bytes()) == (b"two", b"one")
+
+
+def test_symlink_that_becomes_a_directory_leads_nowhere_any_more(place: Path) -> None:
+    one = [directory("x"), symlink("l", "x"), entry("l/a", b"1"), directory("l"), entry("l/b", b"2")]
+    fs = unpack(place, *one)
+    assert os.listdir(fs / "x") == ["a"] and os.listdir(fs / "l") == ["b"] and not (fs / "l").is_symlink()
 
 
 def test_hard_link_onto_itself_keeps_the_file(place: Path) -> None:
