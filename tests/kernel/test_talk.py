@@ -18,7 +18,6 @@ from tests import fakehost, images
 from tests.images import Image, Layer
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 from tests.kernel.registry import serve
-from tests.kernel.test_devices import SYSTEM
 
 PROGRAMS = "apt-get apt-cache dpkg dpkg-deb dpkg-split dpkg-query tar bash find sort sed grep awk diff id".split()
 PROGRAMS += ["ldconfig", "start-stop-daemon"]
@@ -172,15 +171,14 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     host.file("/usr/bin/nvidia-smi", '#!/bin/sh\n[ "$1" = -L ] && [ -e /dev/nvidia0 ] && echo "GPU 0: stub"\n').chmod(
         0o755
     )
-    (enroot.home / "etc/mounts.d").mkdir(parents=True)
-    (enroot.home / "etc/mounts.d/10-system.fstab").write_text(SYSTEM.format(host=host.root))
+    of_host = fakehost.as_host(host, enroot.home / "etc")
     (enroot.home / "repository").mkdir()
     repository(enroot.home / "repository")
     with serve(enroot.home / "registry") as server:
         settings = {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_VISIBLE_DEVICES=all"], "Cmd": ["bash"]}
         server.pusher.image("debian", "12", Image([Layer(rootfs_tar, "zstd")], settings))
         enroot.own(enroot.home)
-        own = {"REGISTRY": server.host, "ENROOT_ALLOW_HTTP": "y", "PENROOT_HOST_ROOT": str(host.root)}
+        own = {"REGISTRY": server.host, "ENROOT_ALLOW_HTTP": "y", **of_host}
         done = enroot.run("bash", "-c", BASIC_USAGE, env=own)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["debian+12.sqsh", "debian", str(enroot.data / "debian")]
