@@ -66,6 +66,10 @@ def open_container(name: str, settings: Settings) -> Source:
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are"
         ) from None
     upper, work = path + "/upper", path + "/work"
+    if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
+        from enroot_py import fuseoverlay
+
+        fuseoverlay.settle(path)
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], upper=upper, work=work)
     file = record["image"] + "/image.sqsh"

@@ -6,6 +6,7 @@ its namespace what is mounted in there. Sources: fuse-overlayfs(1), fuse(4).
 """
 
 import os
+import stat
 
 from enroot_py import linux, mounts
 from enroot_py.errors import ContainerError
@@ -16,6 +17,8 @@ _FIRST = 500  # of the server's descriptors for directories; 3 is /dev/fuse
 
 
 SOURCE = "fuse-overlayfs:"
+NOTE = "fuse-overlayfs"  # a file in a container whose changes it wrote
+_OPAQUE = (".wh..wh..opq", ".wh..opq")
 
 
 def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> int:
@@ -100,3 +103,25 @@ def find() -> str:
         f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
         hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
     )
+
+
+def note(upper: str) -> None:
+    """Remember that fuse-overlayfs writes to a container: it marks what is gone in ways of its own."""
+    open(os.path.dirname(upper) + "/" + NOTE, "w").close()
+
+
+def settle(container: str) -> None:
+    """Write the marks of fuse-overlayfs in a container as the kernel's overlayfs does. Raises OSError.
+
+    Source: fuse-overlayfs(1); the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
+    """
+    for directory, _, names in os.walk(container + "/upper"):
+        marks = [name for name in names if name.startswith(".wh.")]
+        for name in marks:
+            os.unlink(f"{directory}/{name}")
+            hidden = f"{directory}/{name.removeprefix('.wh.')}"
+            if name in _OPAQUE:
+                os.setxattr(directory, "user.overlay.opaque", b"y")
+            elif not os.path.lexists(hidden):
+                os.mknod(hidden, stat.S_IFCHR, 0)
+    os.unlink(f"{container}/{NOTE}")

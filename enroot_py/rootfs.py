@@ -170,6 +170,8 @@ def mount(source: Source, scratch: str, server: "Server | None", *, writable: bo
         else:
             from enroot_py import fuseoverlay
 
+            if source.upper and writable:
+                fuseoverlay.note(upper)
             made = fuseoverlay.overlay(lowerdirs, upper, work, source.directory or source.upper or source.image)
         attach(made, root)
     except OSError as e:

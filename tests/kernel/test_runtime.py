@@ -12,7 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests import images
+from tests.images import Image, Layer, directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.registry import serve
 from tests.kernel.test_start_scripts import start
 
 CALLS = r"""
@@ -209,6 +212,35 @@ def test_overlays_by_fuse_overlayfs(
         out = user.start("--rw", *options, target, "sh", "-c", script, env=own)
         assert out.endswith("/opt/d:\nold\n")
         assert "environment" not in out
+
+
+def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_overlayfs: str) -> None:
+    """Whiteouts and opaque directories of layers, and those that a container makes, whoever made the overlay."""
+    base = images.busybox(*(entry(name, b"old") for name in ("etc/gone", "old/a", "old/sub/x", "kept/y")))
+    changed = [entry("etc/.wh.gone"), directory("old"), entry("old/.wh..wh..opq"), entry("old/b", b"new")]
+    image = Image([*base.layers, Layer(images.tar(changed))], base.settings)
+    with serve(user.home / "registry") as server:
+        server.pusher.image("test/x", "1", image)
+        user.own(user.home)
+        user.penroot("load", "-n", "made", f"docker://{server.host}#test/x:1", env={"ENROOT_ALLOW_HTTP": "y"})
+    by_fuse, by_kernel = {"ENROOT_NATIVE_OVERLAYFS": "n"}, {"ENROOT_NATIVE_OVERLAYFS": "y"}
+    look = "cd /; ls old kept; ls etc/gone first second 2>/dev/null; true"
+    for own in (by_fuse, by_kernel):
+        assert user.start("made", "sh", "-c", look, env=own).split() == ["kept:", "y", "old:", "b"]
+    change = "/bin/busybox rm /old/b; /bin/busybox rm -r /kept; /bin/busybox mkdir /kept; echo > /first"
+    user.start("--rw", "made", "sh", "-c", change, env=by_fuse)
+    for own in (by_fuse, by_kernel):
+        assert sorted(user.start("made", "sh", "-c", look, env=own).split()) == ["first", "kept:", "old:"]
+    user.start("--rw", "made", "sh", "-c", "/bin/busybox rm /first; echo > /second", env=by_kernel)
+    for own in (by_fuse, by_kernel):
+        assert "second" in user.start("made", "sh", "-c", look, env=own).split()
+        assert "first" not in user.start("made", "sh", "-c", look, env=own).split()
+    user.start("--rw", "made", "sh", "-c", "/bin/busybox rm -r /old; /bin/busybox mkdir /old", env=by_fuse)
+    user.penroot("export", "made", env=by_kernel)
+    listed = subprocess.run(["unsquashfs", "-l", user.home / "made.sqsh"], capture_output=True, text=True, check=True)
+    assert "squashfs-root/old\n" in listed.stdout
+    assert "/old/" not in listed.stdout
+    assert ".wh." not in listed.stdout
 
 
 def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib.Path, fuse_overlayfs: str) -> None:
