@@ -73,8 +73,8 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	chmod 755 $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
 	mkdir -p $(PREFIX)/share/bash-completion/completions
 	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
-	$(PREFIX)/bin/penroot manual $(PREFIX)/share/man
 	mkdir -p $(PREFIX)/share/penroot/apparmor
+	$(PREFIX)/bin/penroot manual $(PREFIX)/share/man > $(PREFIX)/share/penroot/penroot.yaml
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done

@@ -269,10 +269,11 @@ def completion(shell: str) -> None:
 @penroot.command("manual", hidden=True)
 @click.argument("directory", type=click.Path())
 def manual_(directory: str) -> None:
-    """Write the manual pages to man1 and man5 of DIRECTORY: what make install does."""
+    """Write the manual pages to man1 and man5 of DIRECTORY, and print an example of penroot.yaml, for make install."""
     from enroot_py import manual
 
     manual.write(penroot, directory)
+    click.echo(manual.example(), nl=False)
 
 
 @penroot.group(context_settings=_CONTEXT)

@@ -1,5 +1,6 @@
 """Manual pages, made of what the commands and the settings say of themselves. See man-pages(7), groff_man(7)."""
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,6 +66,17 @@ def write(root: click.Group, directory: str) -> list[str]:
             f.write(text)
         written.append(f"{folder}/{name}")
     return written
+
+
+def example() -> str:
+    """A penroot.yaml with every setting at its default, commented out."""
+    out = [
+        "# Settings of penroot: see penroot.yaml(5). Copy to /etc/enroot/penroot.yaml, and change what should differ.\n"
+    ]
+    for setting in SETTINGS.values():
+        out.append(f"\n# {setting.doc} ({setting.kind})\n#{setting.name}: {json.dumps(setting.default)}\n")
+    out.append("\n# what hooks and clients are told: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
+    return "".join(out)
 
 
 def pages(root: click.Group) -> Iterator[tuple[str, str]]:

@@ -280,7 +280,7 @@ site_hooks() {
         [ ! -x "$hook" ] || "$hook" >/dev/null
     done
     ! defined hooks || hooks >/dev/null
-    "$mount" --root "$container" "$ENROOT_MOUNTS"
+    [ ! -s "$ENROOT_MOUNTS" ] || "$mount" --root "$container" "$ENROOT_MOUNTS"
 }
 
 eval "collect_environment $env_words" >"$ENROOT_ENVIRON"

@@ -6,7 +6,7 @@ import re
 import click
 import pytest
 
-from enroot_py import manual, start
+from enroot_py import manual, start, yamlconf
 from enroot_py.cli import penroot
 from enroot_py.settings import SETTINGS
 
@@ -62,3 +62,10 @@ def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
     written = manual.write(penroot, str(tmp_path))
     assert str(tmp_path / "man1/penroot-start.1") in written
     assert (tmp_path / "man5/penroot.yaml.5").read_text().startswith(".TH PENROOT.YAML 5")
+
+
+def test_example_has_every_setting_at_its_default() -> None:
+    text = re.sub(r"^#(?=\w)", "", manual.example(), flags=re.M)
+    found = {variable: value for variable, _, value in yamlconf.parse("example", text.encode())}
+    assert found == {variable: setting.default for variable, setting in SETTINGS.items()}
+    assert yamlconf.parse("example", manual.example().encode()) == []
