@@ -275,14 +275,21 @@ def files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = None)
     """The files of settings that there are, in the order in which they are read: the last one to say it wins."""
     base = base or base_directories(environ)
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
+        try:
+            there = os.listdir(directory)
+        except PermissionError:  # it may still let us in by name
+            there = ["enroot.conf", "penroot.yaml"]
+        except OSError:
+            continue
         for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
-            if os.path.exists(f"{directory}/{name}"):
+            if name in there:
                 yield f"{directory}/{name}"
-            try:
-                more = sorted(os.listdir(f"{directory}/{name}.d"))
-            except OSError:
-                continue
-            yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
+            if name + ".d" in there:
+                try:
+                    more = sorted(os.listdir(f"{directory}/{name}.d"))
+                except OSError:
+                    continue
+                yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
 
 
 def _read_yaml(

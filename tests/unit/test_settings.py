@@ -138,3 +138,10 @@ def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
     own = {**environ, "ENROOT_CONFIG_PATH": str(tmp_path / "mine")}
     assert settings.load(own).stall_timeout == 4
     assert settings.load({**own, "ENROOT_STALL_TIMEOUT": "5"}).stall_timeout == 5
+
+
+@pytest.mark.parametrize("place", ["enroot.conf.d", "penroot.yaml.d"])
+def test_a_directory_that_is_none_is_passed_over(environ: dict[str, str], place: str) -> None:
+    conf(environ, "", place)
+    conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
+    assert settings.load(environ).max_connections == 3
