@@ -72,6 +72,7 @@ def bench_start(rounds: int) -> bool:
             Row("penroot --help", [f"{PREFIX}/bin/penroot", "--help"], 10),
             Row("penroot start NAME true", [*START, "box", "true"], 2.5),
             Row("penroot start x.sqsh true", [*START, image, "true"], 3),
+            Row("penroot --help", [START[0], "--help"], 10),
             Row("./x.run true, a bundle", [bundle, "true"]),
             *(Row(name, installed(*command)) for name, command in peers.items()),
         ]
