@@ -265,6 +265,14 @@ class Driver:
         self.version = version
         self._found: list[ldcache.Library] | None = None
 
+    @classmethod
+    def of(cls, host: Host, root: str = "") -> "Driver":
+        """That of a host, beneath ``root`` where a site says so; else in a driver container, or the host itself."""
+        root = root.rstrip("/")
+        if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
+            root = "/run/nvidia/driver"
+        return cls(host, root, driver_version(host))
+
     @property
     def libraries(self) -> "list[ldcache.Library]":
         """Libraries that the loader of the host knows; else, as in a container, those of the usual directories."""

@@ -38,7 +38,7 @@ def plan(context: "Context") -> "Edits":
         if folders:
             from enroot_py import nvidia
 
-            nvidia.Driver(host, "", "").link(edits, folders)
+            nvidia.Driver.of(host).link(edits, folders)
     return edits
 
 

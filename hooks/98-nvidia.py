@@ -61,7 +61,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     if mode not in MODES:
         raise HookError(f"PENROOT_NVIDIA_MODE={mode} is no way to find GPUs", hint="there are " + ", ".join(MODES))
     capabilities = nvidia.capabilities(value(context, "NVIDIA_DRIVER_CAPABILITIES"))
-    driver = nvidia.Driver(host, driver_root(context, host), nvidia.driver_version(host))
+    driver = nvidia.Driver.of(host, value(context, "NVIDIA_DRIVER_ROOT"))
     known = nvidia.gpus(host)
     words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word and word != "none"]
     selection = None
@@ -69,11 +69,10 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
         selection = of_slurm(context, known, host, allocated, driver)
         words = ["all"] if selection.every else nvidia.names(selection)
     if mode == "nvidia-container-cli":
-        if words:
-            chosen = selection or nvidia.select(words, known, host, origin(visible), driver.nvml)
-            words = ["all"] if chosen.every else nvidia.names(chosen)
-            caps = nvidia.cap_nodes(host)
-            nvidia.hide_others(edits, known, nvidia.nodes(chosen, caps), caps)
+        chosen = selection or nvidia.select(words, known, host, origin(visible), driver.nvml)
+        words = ["all"] if chosen.every else nvidia.names(chosen)
+        caps = nvidia.cap_nodes(host)
+        nvidia.hide_others(edits, known, nvidia.nodes(chosen, caps), caps)
         edits.programs.append(cli_command(context, driver, words, capabilities))
         add_direct(context, host, edits, capabilities)
         return edits
@@ -83,20 +82,14 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
             selection = nvidia.select(words, known, host, origin(visible), driver.nvml)
         if visible != "none":
             nvidia.add_nodes(edits, host, selection, known, capabilities)
+        else:
+            nvidia.hide_others(edits, known, set(), nvidia.cap_nodes(host))
         driver.add(edits, context, capabilities)
     if "compute" in capabilities:
         nvidia.add_compat(edits, context, driver.version)
     add_optional(context, host, edits, capabilities)
     add_direct(context, host, edits, capabilities)
     return edits
-
-
-def driver_root(context: "Context", host: "Host") -> str:
-    """Where the user's part of the driver is: NVIDIA_DRIVER_ROOT, a driver container, or the host itself."""
-    root = value(context, "NVIDIA_DRIVER_ROOT").rstrip("/")
-    if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
-        return "/run/nvidia/driver"
-    return root
 
 
 def origin(visible: str) -> str:

@@ -219,11 +219,11 @@ class FakeHost:
         as_root = [] if os.geteuid() == 0 else ["unshare", "-r"]
         subprocess.run([*as_root, "/sbin/ldconfig", "-r", str(tree)], check=True, stderr=subprocess.DEVNULL)
 
-    def library(self, path: str, soname: str) -> None:
+    def library(self, path: str, soname: str, *options: str) -> None:
         """An empty shared library."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(_compiled("", soname, "-nostdlib"))
+        made.write_bytes(_compiled("", soname, "-nostdlib", *options))
 
     def mig(self) -> None:
         """MIG devices on the last two GPUs, and the table of all that could be."""
@@ -251,7 +251,8 @@ class FakeHost:
 
     def hca(self, number: int, bus: str, driver: str = "mlx5_core", *, mad: bool = True) -> None:
         """One InfiniBand device in sysfs and /dev."""
-        device = f"sys/devices/pci0000:00/0000:{bus}:00.0"
+        address = f"0000:{bus}" if "." in bus else f"0000:{bus}:00.0"
+        device = f"sys/devices/pci0000:00/{address}"
         name = f"{driver.partition('_')[0]}_{number}"
         self.node(f"/dev/infiniband/uverbs{number}", 231, 192 + number)
         entries = [("infiniband", name, ""), ("infiniband_verbs", f"uverbs{number}", f"infiniband/uverbs{number}")]
@@ -270,7 +271,7 @@ class FakeHost:
         (self.root / device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
         for subsystem, entry, _ in entries:
             (self.root / device / subsystem / entry / "device").symlink_to("../..")
-        (self.root / f"sys/bus/pci/drivers/{driver}/0000:{bus}:00.0").symlink_to(f"../../../../../{device}")
+        (self.root / f"sys/bus/pci/drivers/{driver}/{address}").symlink_to(f"../../../../../{device}")
 
     def fabric(self, count: int = 10) -> None:
         """HCAs of a DGX and what is common to them."""

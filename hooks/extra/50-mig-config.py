@@ -13,7 +13,7 @@ def run(context: "Context") -> None:
     from enroot_py import devices, nvidia, nvml
 
     host = devices.Host.of(context.host)
-    library = nvidia.Driver(host, context.host.get("NVIDIA_DRIVER_ROOT", ""), "").nvml()
+    library = nvidia.Driver.of(host, context.host.get("NVIDIA_DRIVER_ROOT", "")).nvml()
     if not library:
         return
     known = nvidia.gpus(host)

@@ -300,6 +300,19 @@ def test_others_are_hidden_in_the_hosts_dev(user: User, dgx: FakeHost, box: path
         assert refused == set(nodes) - opened
 
 
+@pytest.mark.parametrize("specification", [False, True], ids=["native", "cdi"])
+def test_parts_of_others_are_hidden_in_the_hosts_dev(
+    user: User, dgx: FakeHost, box: pathlib.Path, specification: bool
+) -> None:
+    if specification:
+        dgx.cdi()
+    nodes = [f"nvidia{minor}" for minor in MINORS] + sorted(CAPS)
+    script = "for n in " + " ".join(nodes) + '; do head -c0 /dev/$n 2>&1 | grep -q "Permission denied" || echo $n; done'
+    for visible, expected in ((mig_uuid(6, 1), mig_nodes(6, 1)), ("none", set()), ("void", set(nodes))):
+        out = user.start("box", "sh", "-c", script, env={"NVIDIA_VISIBLE_DEVICES": visible})
+        assert set(out.split()) == expected, visible
+
+
 def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     script = "ls /sys/class/infiniband /sys/class/infiniband_mad; cat /sys/class/infiniband_verbs/uverbs*/ibdev"
     out = user.start("box", "sh", "-c", script, env={"MELLANOX_VISIBLE_DEVICES": "2,0"})

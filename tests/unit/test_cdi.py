@@ -103,6 +103,12 @@ def test_specification_of_a_driver_container(tmp_path: pathlib.Path, box: pathli
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
     assert (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
+    by_option = fakehost.hook("97-devices.py")["plan"](
+        fakehost.context(host, box, {"ENROOT_DEVICES": "nvidia.com/gpu=all"}, {})
+    )
+    assert by_option.files == {path: edits.files[path] for path in by_option.files}
+    assert by_option.libraries == edits.libraries
+    assert by_option.links == edits.links
     path.write_text(path.read_text().replace(VERSION, "470.10"))
     with pytest.raises(HookError, match=r"470\.10"):
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})

@@ -86,6 +86,17 @@ def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     assert verbs(planned(host, box, "0,3")) == {"uverbs3", "uverbs0"}
 
 
+def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """They stand behind their physical function, by address, whatever order they were made in."""
+    host = FakeHost(tmp_path / "host")
+    for number, bus in ((0, "c1:00.0"), (1, "41:00.0"), (2, "41:00.2"), (3, "41:00.1")):
+        host.hca(number, bus, mad=not bus.endswith((".1", ".2")))
+    assert [hca.verbs for hca in HOOK["hcas"](Host(str(host.root)))] == ["uverbs1", "uverbs3", "uverbs2", "uverbs0"]
+    edits = planned(host, box, "mlx5_2")
+    assert verbs(edits) == {"uverbs2"}
+    assert edits.links["/sys/class/infiniband/mlx5_2"].endswith("/0000:41:00.2/infiniband/mlx5_2")
+
+
 def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
     # The host's tree is the container too, and so its /dev is the host's.
     edits = planned(dgx, dgx.root, "all")

@@ -81,10 +81,10 @@ def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, minors: set[i
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
     assert gpus(edits) == minors
     assert caps(edits) == instances
+    others = {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
+    assert {path for path in edits.hidden if "caps" not in path} == others
+    assert len([path for path in edits.hidden if "caps" in path]) == len(EVERY_CAP - instances)
     if visible != "none":
-        others = {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
-        assert {path for path in edits.hidden if "caps" not in path} == others
-        assert len([path for path in edits.hidden if "caps" in path]) == len(EVERY_CAP - instances)
         assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} <= set(edits.nodes)
     assert {"libcuda", "libnvidia-ml"} <= libraries(edits)
 
@@ -128,6 +128,23 @@ def test_libraries_by_capability(
     assert there <= libraries(edits)
     assert not not_there & libraries(edits)
     assert ("/usr/bin/nvidia-smi" in edits.files) == (said in ("", "all") or "utility" in said)
+
+
+def test_libraries_of_32_bit(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    for directory, options in (("/usr/lib/i386-linux-gnu", ["-m32"]), ("/usr/lib64", [])):
+        for name in ("libcuda", "libnvidia-ml"):
+            host.library(f"{directory}/{name}.so.{VERSION}", f"{name}.so.1", *options)
+    host.ldconfig("", "/usr/lib/i386-linux-gnu\n/usr/lib64")
+    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    assert not [path for path in planned(host, box, said).files if "i386" in path or path.startswith("/usr/lib/lib")]
+    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
+    assert edits.files[f"/usr/lib/libcuda.so.{VERSION}"][0].endswith(f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}")
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/lib64/libcuda.so.{VERSION}")
+    assert f"/usr/lib/libnvidia-ml.so.{VERSION}" not in edits.files
+    (box / "usr/lib/i386-linux-gnu").mkdir()
+    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
+    assert f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}" in edits.files
 
 
 def test_unknown_capability(dgx: FakeHost, box: pathlib.Path) -> None:
