@@ -1,0 +1,71 @@
+"""What srun finds out for all nodes of a step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyxis_py import submit
+from pyxis_py.job import RESOLVED, Job
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def job(image: str, *pairs: tuple[str, str], context: str = "srun", cwd: str = "/") -> Job:
+    said = [("verb", "check"), ("context", context), ("cwd", cwd), ("option", f"container-image={image}"), *pairs]
+    return Job(said)
+
+
+def resolves(job: Job) -> str:
+    return str(submit.tag(job, submit.check(job)) or "")
+
+
+@pytest.mark.parametrize(
+    ("image", "tag"),
+    [
+        ("debian", "registry-1.docker.io/library/debian:latest"),
+        ("docker://reg:5000#a/b:c", "reg:5000/a/b:c"),
+        (f"debian@{DIGEST}", ""),
+        (f"debian:12@{DIGEST}", ""),
+        ("./x.sqsh", ""),
+        ("/x.sqsh", ""),
+        ("oci:layout", ""),
+        ("docker-archive:x.tar", ""),
+        ("podman://x", ""),
+    ],
+)
+def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
+    assert resolves(job(image)) == tag
+
+
+def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:
+    (tmp_path / "a.sqsh").write_bytes(b"")
+    assert resolves(job("a.sqsh", cwd=str(tmp_path))) == ""
+
+
+@pytest.mark.parametrize("context", ["sbatch", "salloc"])
+def test_only_srun_resolves(context: str) -> None:
+    assert resolves(job("debian", context=context)) == ""
+
+
+@pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
+def test_sites_may_leave_it_to_others(argument: str) -> None:
+    assert resolves(job("debian", ("arg", argument))) == ""
+
+
+def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
+    said = ("environ", f"{RESOLVED}=debian:12 {DIGEST}")
+    assert job("debian:12", said).resolved("debian:12") == DIGEST
+    assert job("debian:13", said).resolved("debian:13") == ""
+    assert job("debian:12").resolved("debian:12") == ""
+
+
+def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 1 of this machine answers nobody."""
+    monkeypatch.setenv("no_proxy", "*")
+    asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
+    tag = submit.tag(asked, submit.check(asked))
+    assert tag is not None
+    assert submit.resolve(asked, tag) == ""
