@@ -69,7 +69,6 @@ def bench_start(rounds: int) -> bool:
         }
         rows = [
             Row("python3 -IS -c pass", PYTHON),
-            Row("penroot --help", [f"{PREFIX}/bin/penroot", "--help"], 10),
             Row("penroot start NAME true", [*START, "box", "true"], 2.5),
             Row("penroot start x.sqsh true", [*START, image, "true"], 3),
             Row("penroot --help", [START[0], "--help"], 10),

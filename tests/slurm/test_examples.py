@@ -99,7 +99,7 @@ def test_jupyter_answers(lab: Lab, home: pathlib.Path) -> None:
     command = ["sbatch", "--parsable", "-w", "n2", "--gpus=1", "--cpus-per-task=1", "--output=out", "jupyter.sbatch"]
     job = lab.run(command, cwd="/home/alice/examples", env=env).stdout.strip()
     try:
-        fetched = lab.run(["sh", "-c", FETCH], node="ctl", check=False)
+        fetched = lab.run(["sh", "-c", FETCH], node="ctl", check=False, timeout=280)
         out = (home / "out").read_text()
         assert fetched.stdout == "notebook\n", out + fetched.stderr
         assert "ssh -N -L 28888:n2:28888" in out
@@ -107,7 +107,7 @@ def test_jupyter_answers(lab: Lab, home: pathlib.Path) -> None:
         lab.run(["scancel", job])
 
 
-FETCH = "for i in $(seq 300); do curl -fs http://n2:28888/ && exit; sleep 0.1; done; exit 1"
+FETCH = "for i in $(seq 1200); do curl -fs http://n2:28888/ && exit; sleep 0.2; done; exit 1"
 
 
 @pytest.fixture
