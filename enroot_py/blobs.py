@@ -49,7 +49,10 @@ class Shared:
                 found.reject()
             except FileNotFoundError:
                 if self._lock(file + ".lock"):
-                    return Kept(source.blob(descriptor), self._own, file)
+                    if not os.path.exists(file):
+                        return Kept(source.blob(descriptor), self._own, file)
+                    os.unlink(file + ".lock")  # who had it was done between our two looks
+                    continue
                 if not waited:
                     log.info(f"waiting for {_holder(file + '.lock')}, who fetches {descriptor.digest[:19]}…")
                     waited = True

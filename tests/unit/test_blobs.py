@@ -1,0 +1,83 @@
+"""Blobs that nodes share: one fetches, whoever comes at whatever moment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from enroot_py import blobs
+from enroot_py.manifests import Descriptor, Manifest
+
+DATA = b"a blob"
+BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
+
+
+class Place:
+    """Where the blob comes from; a byte in ``log`` for each time that it does."""
+
+    base = ""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def digest(self) -> str:
+        return ""
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        raise NotImplementedError
+
+    def config(self, manifest: Manifest) -> bytes:
+        raise NotImplementedError
+
+    def blob(self, descriptor: Descriptor) -> Stream:
+        with self._log.open("ab") as f:
+            f.write(b".")
+        return Stream()
+
+
+class Stream:
+    def __init__(self) -> None:
+        self._data = DATA
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def read(self, size: int, /) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+
+def take(place: Path, count: int) -> None:
+    """So many processes take the blob at once; all get it."""
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with blobs.Shared(str(place / "shared")).blob(Place(place / "log"), BLOB) as stream:
+                    got = b"".join(iter(lambda: stream.read(100), b""))
+                    if isinstance(stream, blobs.Kept):
+                        stream.publish()
+                status = got != DATA
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * count
+
+
+def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when one looks just before another publishes, and locks just after."""
+    monkeypatch.setattr(blobs, "_POLL", 0.0)
+    for number in range(40):
+        place = tmp_path / str(number)
+        place.mkdir()
+        take(place, 6)
+        assert (place / "log").read_bytes() == b"."
+        assert os.listdir(place / "shared/tmp") == []
+        assert os.listdir(place / "shared/sha256") == ["a" * 64]
