@@ -163,6 +163,14 @@ from_image() {
     done
 }
 
+# apt need not become another user, who does not exist.
+hook_aptfix() {
+    if [ -n "$root" ] && "$runfile" exists "$container" /etc/debian_version; then
+        "$runfile" mkdir "$container" /etc/apt/apt.conf.d 0755
+        printf 'APT::Sandbox::User "root";\n' | "$runfile" put "$container" /etc/apt/apt.conf.d/enroot
+    fi
+}
+
 hook_devices() {
     [ -n "$ipc$devices" ] || return 0
     for link in fd:/proc/self/fd ptmx:/dev/pts/ptmx stdin:/proc/self/fd/0 stdout:/proc/self/fd/1 stderr:/proc/self/fd/2; do
@@ -286,6 +294,7 @@ site_hooks() {
 eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
 collect_mounts
 do_mounts -1
+hook_aptfix
 hook_cgroups
 hook_devices
 hook_shadow

@@ -465,3 +465,12 @@ def test_devices_of_the_host(user: User, bundle: pathlib.Path) -> None:
     own = {"PENROOT_HOST_ROOT": str(host), "ENROOT_RESTRICT_DEV": "y", "MELLANOX_VISIBLE_DEVICES": "all"}
     assert run(user, bundle, "ls", "/dev/infiniband", env=own).stdout == "uverbs0\n"
     run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
+
+
+def test_apt_stays_root(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/debian_version").write_text("12\n")
+    user.penroot("export", "box")
+    user.penroot("bundle", "box.sqsh")
+    said = user.run("./box.run", "--root", "cat", "/etc/apt/apt.conf.d/enroot").stdout
+    assert said == 'APT::Sandbox::User "root";\n'
+    user.run("./box.run", "cat", "/etc/apt/apt.conf.d/enroot", status=1)
