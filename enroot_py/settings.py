@@ -122,7 +122,7 @@ class Settings:
     shared_blobs = Text("", "directory where nodes share what they fetch; empty: each fetches for itself")
     data_path = Path("${XDG_DATA_HOME}/enroot", "containers")
     temp_path = Path("${TMPDIR}", "temporary files")
-    squash_options = Text("-comp zstd -Xcompression-level 1 -b 256K", "options given to mksquashfs")
+    squash_options = Text("-comp lz4", "options given to mksquashfs")
     max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
     max_connections = Int("10", "parallel downloads")
     connect_timeout = Int("30", "seconds to wait for a connection")

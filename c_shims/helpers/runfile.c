@@ -692,11 +692,7 @@ int main(int argc, char **argv)
 	if (!strcmp(verb, "check") && argc == 2)
 		return check();
 	if (!strcmp(verb, "compressions") && argc == 2) {
-#ifdef HAVE_ZSTD
-		puts("gzip zstd");
-#else
-		puts("gzip");
-#endif
+		puts(SQUASHFS_COMPRESSIONS);
 		return EXIT_SUCCESS;
 	}
 	fprintf(stderr, "%s is called by bundles, not by people\n", program_invocation_short_name);

@@ -15,12 +15,15 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+#ifdef HAVE_LZ4
+#include <lz4.h>
+#endif
 #include <zlib.h>
 #ifdef HAVE_ZSTD
 #include <zstd.h>
 #endif
 
-enum { GZIP = 1, ZSTD = 6 };
+enum { GZIP = 1, LZ4 = 5, ZSTD = 6 };
 enum { DIRECTORY = 1, FILE_ = 2, SYMLINK = 3, BLOCK = 4, CHARACTER = 5, FIFO = 6, SOCKET = 7, EXTENDED = 7 };
 enum { METADATA = 8192, BATCH = 64, MAX_WORKERS = 16, MAX_DEPTH = 1024, SUPERBLOCK = 96 };
 
@@ -97,6 +100,21 @@ static void *allocate(size_t length)
 	return p;
 }
 
+static int knows(uint16_t compression)
+{
+	switch (compression) {
+	case GZIP:
+#ifdef HAVE_LZ4
+	case LZ4:
+#endif
+#ifdef HAVE_ZSTD
+	case ZSTD:
+#endif
+		return 1;
+	}
+	return 0;
+}
+
 static size_t decompress(struct squashfs *fs, const uint8_t *from, size_t length, uint8_t *to, size_t room)
 {
 	if (fs->compression == GZIP) {
@@ -105,6 +123,14 @@ static size_t decompress(struct squashfs *fs, const uint8_t *from, size_t length
 		if (uncompress(to, &n, from, length) == Z_OK)
 			return n;
 	}
+#ifdef HAVE_LZ4
+	if (fs->compression == LZ4) {
+		int n = LZ4_decompress_safe((const char *)from, (char *)to, (int)length, (int)room);
+
+		if (n >= 0)
+			return (size_t)n;
+	}
+#endif
 #ifdef HAVE_ZSTD
 	if (fs->compression == ZSTD) {
 		size_t n = ZSTD_decompressDCtx(fs->zstd, to, room, from, length);
@@ -407,11 +433,9 @@ struct squashfs *squashfs_open(const uint8_t *data, size_t length)
 #ifdef HAVE_ZSTD
 	if (fs->compression == ZSTD && !(fs->zstd = ZSTD_createDCtx()))
 		err(EXIT_FAILURE, "cannot allocate memory");
-	if (fs->compression != GZIP && fs->compression != ZSTD)
-#else
-	if (fs->compression != GZIP)
 #endif
-		errx(EXIT_FAILURE, "the image is compressed in way %d, not with gzip or zstd", fs->compression);
+	if (!knows(fs->compression))
+		errx(EXIT_FAILURE, "the image is compressed in way %d; known here: " SQUASHFS_COMPRESSIONS, fs->compression);
 	read_table(fs, &fs->inode_table, u64(data + 64), u64(data + 72));
 	/* Directories end where the first of the tables behind them begins. */
 	end = u64(at(fs, u64(data + 48), 8));

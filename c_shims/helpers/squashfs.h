@@ -6,6 +6,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What it was built to decompress, the best of them last. */
+#ifdef HAVE_LZ4
+#define SQUASHFS_WITH_LZ4 " lz4"
+#else
+#define SQUASHFS_WITH_LZ4 ""
+#endif
+#ifdef HAVE_ZSTD
+#define SQUASHFS_WITH_ZSTD " zstd"
+#else
+#define SQUASHFS_WITH_ZSTD ""
+#endif
+#define SQUASHFS_COMPRESSIONS "gzip" SQUASHFS_WITH_LZ4 SQUASHFS_WITH_ZSTD
+
 struct squashfs;
 
 /* An image in memory, length bytes at data. Ends the program with one line where it is none, or one that we cannot read. */

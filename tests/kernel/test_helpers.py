@@ -210,7 +210,7 @@ def test_mksquashovlfs_flattens_layers(user: User, ubuntu: pathlib.Path) -> None
     assert user.run("bash", "-ec", script).stdout == "top\nlow\n0\n"
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd"])
 def test_runfile_unpacks_as_unsquashfs_does(user: User, ubuntu: pathlib.Path, compression: str) -> None:
     tree = user.home / "tree"
     tree.mkdir()
