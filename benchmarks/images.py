@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from enroot_py.settings import SETTINGS
 from tests.images import Image, Layer, busybox, entry, tar
 from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve
@@ -235,8 +236,8 @@ def rows(user: User, server: Server, image: str, rounds: int) -> bool:
         )
         unpacked = measure(user, server, "sh", "-c", script)
         show("skopeo copy, umoci unpack --rootless", unpacked, base)
-        squash = ("mksquashfs", f"{out}/bundle/rootfs", f"{out}/image.sqsh", "-quiet", "-no-progress", "-comp", "zstd",
-                  "-Xcompression-level", "1", "-b", "256K", "-mem", "512M")  # fmt: skip
+        squash = ("mksquashfs", f"{out}/bundle/rootfs", f"{out}/image.sqsh", "-quiet", "-no-progress",
+                  *SETTINGS["squash_options"].default.split(), "-mem", "512M")  # fmt: skip
         show("  then mksquashfs", measure(user, server, *squash), base)
     else:
         show("skopeo copy, umoci unpack --rootless", None)

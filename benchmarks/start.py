@@ -25,18 +25,8 @@ def ordinary_user() -> Iterator[User]:
     home.chmod(0o755)
     user = User(home)
     busybox_rootfs(user.data / "box")
-    squash = [
-        "mksquashfs",
-        str(user.data / "box"),
-        str(home / "box.sqsh"),
-        "-comp",
-        "zstd",
-        "-all-root",
-        "-quiet",
-        "-no-progress",
-    ]
-    subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
     user.own(home)
+    user.penroot("export", "-o", str(home / "box.sqsh"), "box")
     os.chmod("/dev/fuse", 0o666)
     try:
         yield user
