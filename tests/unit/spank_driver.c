@@ -210,6 +210,12 @@ int main(int argc, char **argv)
 		slurm_spank_exit(NULL, ac, av);
 		return 4;
 	}
+	if (context == S_CTX_LOCAL) {
+		if (slurm_spank_local_user_init(NULL, ac, av))
+			return 7;
+		printf("resolved %s\n", getenv("SLURM_PYXIS_RESOLVED") ? getenv("SLURM_PYXIS_RESOLVED") : "nothing");
+		printf("children %s\n", waitpid(-1, &status, WNOHANG) < 0 ? "none" : "left");
+	}
 	if (context == S_CTX_REMOTE) {
 		pid_t pids[LIMIT];
 		for (task_id = 0; task_id < (int)tasks; task_id++) {

@@ -1,7 +1,7 @@
 """The Python side of the SPANK plugin's protocol as its README has it, with none of ours: it does as it is told.
 
 The image is what to do: ok, error, step-error, crash, silent, garbage, huge,
-log. Everything that it is sent goes to the file that JOURNAL, or at submit
+log, later-resolved, later-unknown, later-silent. Everything that it is sent goes to the file that JOURNAL, or at submit
 PYXIS_JOURNAL, of the environment names.
 """
 
@@ -106,6 +106,14 @@ def main():
     if image == "log":
         for level in ("info", "warn", "error"):
             send(connection, [("log", f"a line of {level}"), ("level", level)])
+    if image.startswith("later") and verb == "check":
+        send(connection, [("ok", ""), ("later", "")])
+        if image == "later-resolved":
+            time.sleep(0.1)
+            send(connection, [("ok", ""), ("resolved", f"{image} sha256:d")])
+        elif image == "later-unknown":
+            send(connection, [("ok", "")])
+        return
     if verb != "step":
         send(connection, [("ok", ""), ("pid", "0")])
         return

@@ -183,6 +183,21 @@ def test_submit_passes_on_what_was_said_and_a_clean_process(driver: Driver) -> N
     assert "SigBlk:\t0000000000000000" in lines
 
 
+@pytest.mark.parametrize(
+    ("image", "resolved"),
+    [
+        ("ok", "nothing"),
+        ("later-resolved", "later-resolved sha256:d"),
+        ("later-unknown", "nothing"),
+        ("later-silent", "nothing"),
+    ],
+)
+def test_srun_tells_its_nodes_what_was_resolved_meanwhile(driver: Driver, image: str, resolved: str) -> None:
+    done = driver.run("srun", 0, f"container-image={image}", SLURM_PYXIS_RESOLVED="of a step around this one")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"resolved {resolved}\nchildren none\n"
+
+
 @pytest.mark.parametrize("context", ["srun", "sbatch"])
 def test_submit_fails_with_the_error_and_the_way_out(driver: Driver, context: str) -> None:
     done = driver.run(context, 0, "container-image=error")
