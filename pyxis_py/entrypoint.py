@@ -6,6 +6,7 @@ directory that the command sees are those of the tasks. What it has started
 beside it goes on.
 """
 
+import fcntl
 import os
 import select
 
@@ -62,8 +63,10 @@ def run(container: start.Container, log: int, *, remap_root: bool) -> "tuple[dic
 
 def _execute(container: start.Container, log: int, say: int, wait: int, remap_root: bool) -> "NoReturn":
     try:
-        for number, name in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
-            os.dup2(name, number)
+        # First out of the way, as any of them may be where another one goes.
+        say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
+        for number, fd in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
+            os.dup2(fd, number)
         os.closerange(_END + 1, 1024)
         namespaces.confine(remap_root=remap_root)
         container.execute(_COMMAND)
