@@ -334,6 +334,9 @@ def _build(step: "Step", source: "Source", channel: Channel) -> "NoReturn":
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     status = 1
     log.sink = channel.log
+    # Else the task that waits would not see that the helper was killed.
+    os.close(_SOCKET)
+    os.close(_LIFELINE)
     try:
         environ, workdir = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
@@ -341,15 +344,22 @@ def _build(step: "Step", source: "Source", channel: Channel) -> "NoReturn":
         channel.socket.recv(1)
         status = 0
     except PenrootError as e:
-        channel.fail(e)
+        _tell(channel, e)
     except BaseException as e:
         # A bug of ours: where it is goes to the user too.
         frame = e.__traceback__
         while frame is not None and frame.tb_next is not None:
             frame = frame.tb_next
         where = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else ""
-        channel.fail(PenrootError(f"the container could not be built: {e!r}", hint=f"a bug in penroot, {where}"))
+        _tell(channel, PenrootError(f"the container could not be built: {e!r}", hint=f"a bug in penroot, {where}"))
     os._exit(status)
+
+
+def _tell(channel: Channel, error: PenrootError) -> None:
+    try:
+        channel.fail(error)
+    except BrokenPipeError:
+        os._exit(1)  # the helper was killed: nobody to tell
 
 
 def _namespaces(pid: int) -> "tuple[tuple[str, ...], tuple[int, ...]]":

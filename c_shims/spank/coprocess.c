@@ -404,7 +404,7 @@ int coprocess_connect(const char *address, uid_t uid)
 	return connected;
 }
 
-void coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line))
+bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line))
 {
 	char text[4096];
 	char *rest = text;
@@ -414,10 +414,11 @@ void coprocess_each_log_line(const struct coprocess *process, void (*print)(cons
 	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
 	ssize_t n = end > 0 ? pread(process->log, text, sizeof(text) - 1, from) : 0;
 	if (n <= 0)
-		return;
+		return false;
 	text[n] = '\0';
 	for (char *line; (line = strsep(&rest, "\n"));) {
 		if (*line)
 			print(line);
 	}
+	return true;
 }

@@ -88,7 +88,7 @@ int coprocess_connect(const char *address, uid_t uid);
 int coprocess_watch(const struct coprocess *process);
 int coprocess_wait_end(int pidfd);
 
-/* What it wrote to stderr, line by line. */
-void coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));
+/* What it wrote to stderr, line by line; false if that is nothing. */
+bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));
 
 #endif

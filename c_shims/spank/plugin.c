@@ -286,9 +286,11 @@ static int ask(const struct coprocess *process, const struct request *request, s
 	if (rc != SILENT)
 		return rc;
 	int why = errno;
-	coprocess_each_log_line(process, print_error);
-	return why == ECONNRESET ? fail("the helper process of the container ended without an answer") :
-				   fail("no answer from the helper process of the container: %s", strerror(why));
+	bool said = coprocess_each_log_line(process, print_error);
+	if (why != ECONNRESET && why != EPIPE)
+		return fail("no answer from the helper process of the container: %s", strerror(why));
+	return said ? fail("the helper process of the container ended without an answer") :
+		      fail("the helper process of the container was killed: out of memory? see --mem and dmesg");
 }
 
 /* One question to a process that is started for it, as the user `as` or as who we are. */
