@@ -309,7 +309,11 @@ class Step:
 
                 importer.release(self.plugin, self.job, self.host)
             if self.request.name is None and not attached:
-                containers.remove_if_there(self.name, self.settings)
+                _remove(self.name, self.settings)
+            if failed and self.request.image:
+                from enroot_py.store import Store
+
+                Store(self.settings.cache_path).sweep()  # of an import that was killed
             running.erase(self.plugin.runtime_path, self.job.uid, self._step_name)
 
     def _check_save(self, save: str) -> None:
@@ -338,8 +342,20 @@ def clean_up(job: "Job") -> None:
         if path.startswith("/"):
             directory, container = os.path.split(path)
             settings = enroot_settings.load(job.environ).replace("epilog", data_path=directory)
-            containers.remove_if_there(container, settings)
+            _remove(container, settings)
         running.erase(plugin.runtime_path, job.uid, name)
+
+
+def _remove(name: str, settings: "Settings") -> None:
+    """Delete a container of a step, and what was killed while it made or deleted it. Raises PenrootError."""
+    containers.remove_if_there(name, settings)
+    try:
+        entries = os.listdir(settings.data_path)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.startswith(f".{name}.") or (entry.startswith(".trash.") and entry.endswith(f".{name}")):
+            containers.delete(f"{settings.data_path}/{entry}")
 
 
 def to_mount(entry: "MountEntry") -> Mount:
