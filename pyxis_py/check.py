@@ -5,6 +5,8 @@ Looks, and tries what only a try can tell; changes nothing.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import glob
 import os
 import pwd
@@ -13,7 +15,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from enroot_py import filesystems, linux, namespaces
@@ -61,9 +63,14 @@ def findings(plugstack: str | None) -> Iterator[Finding]:
     yield from _loaded(ours, lines, plugstack or slurm.get("PlugStackConfig", "/etc/slurm/plugstack.conf"))
     yield from _namespaces()
     yield _overlay()
+    yield from selinux()
+    yield hidepid()
     yield from _fuse()
     yield from _slurm(slurm, settings.load(ours[0].arguments if ours and not _bad_arguments(ours[0]) else ()))
-    yield _data_path(enroot_settings.load().data_path)
+    loaded = enroot_settings.load()
+    yield _data_path(loaded.data_path)
+    yield from inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
+    yield from root_squash(users_home())
 
 
 def slurm_configuration() -> dict[str, str]:
@@ -225,6 +232,38 @@ def _mount_overlay(directory: str, user: pwd.struct_passwd) -> None:
     linux.mount("overlay", f"{directory}/root", "overlay", linux.MS_RDONLY, data)
 
 
+def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
+    """Whether its policy may refuse what the try above did as root's service would not: selinux(8)."""
+    try:
+        with open(f"{root}/enforce") as file:
+            enforcing = file.read().strip() == "1"
+    except OSError:
+        return  # this kernel has it not, or it is switched off
+    if enforcing:
+        yield Finding(
+            "warn",
+            "SELinux enforces its policy: in the domain of slurmd it may refuse namespaces, mounts and /dev/fuse",
+            "after a step that fails: ausearch -m avc -ts recent | audit2allow -M penroot; semodule -i penroot.pp",
+        )
+    else:
+        yield Finding("ok", "SELinux refuses nothing (permissive)")
+
+
+def hidepid(mountinfo: str = "/proc/self/mountinfo") -> Finding:
+    """Whether users see only their own processes: proc(5)."""
+    with open(mountinfo) as file:
+        lines = [line.split() for line in file]
+    options = next((line[-1].split(",") for line in reversed(lines) if line[4] == "/proc"), [])
+    hidden = next((value for key, _, value in (o.partition("=") for o in options) if key == "hidepid"), "0")
+    if hidden in ("0", "off"):
+        return Finding("ok", "/proc shows all processes")
+    return Finding(
+        "warn",
+        f"/proc is mounted with hidepid={hidden}: steps run, but who shares a store does not see who else uses it",
+        "mount -o remount,hidepid=0 /proc, or a store for each user: ENROOT_CACHE_PATH in enroot.conf",
+    )
+
+
 def _fuse() -> Iterator[Finding]:
     try:
         info = os.stat("/dev/fuse")
@@ -237,6 +276,15 @@ def _fuse() -> Iterator[Finding]:
         yield Finding("bad", f"/dev/fuse has mode {mode:04o}: users cannot mount squashfs images", fix)
     else:
         yield Finding("ok", f"/dev/fuse has mode {mode:04o}")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as e:
+        if e.errno == errno.EPERM:  # EACCES is the mode's
+            yield Finding(
+                "bad",
+                "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
+                "/dev/fuse in cgroup_allowed_devices_file.conf where Slurm has that, else ConstrainDevices=no",
+            )
     server = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
     if server:
         yield Finding("ok", f"squashfs images are mounted by {server}")
@@ -280,10 +328,92 @@ def _data_path(path: str) -> Finding:
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
         return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
-    there = path
-    while not os.path.exists(there):
-        there = os.path.dirname(there)
+    there = _existing(path)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return Finding("bad", f"containers are in {path}, mounted noexec: their programs cannot be executed", fix)
     nosuid = ", nosuid" if os.statvfs(there).f_flag & os.ST_NOSUID else ""
     return Finding("ok", f"containers are in {path} ({kind}{nosuid})")
+
+
+_FEW, _MANY = 10_000, 100_000  # files of a small image, and of one with a framework or two
+
+
+def inodes(paths: Iterable[str]) -> Iterator[Finding]:
+    """Whether the files of images fit, as far as the file system and the quota of the caller go."""
+    for path in paths:
+        there = _existing(path)
+        info = os.statvfs(there)
+        free = [info.f_favail] if info.f_files else []  # 0: made as they are needed
+        left = inode_quota(there)
+        free += [] if left is None else [left]
+        if not free:
+            continue
+        why = "your quota" if left is not None and left == min(free) else "the file system"
+        if min(free) >= _MANY:
+            yield Finding("ok", f"{path} has room for {min(free)} files")
+            continue
+        fix = "more inodes: setquota -u USER 0 0 0 0 " + there if why == "your quota" else "df -i, penroot cache prune"
+        what = f"{path} has room for {min(free)} files by {why}: large images have {_MANY} and more"
+        yield Finding("bad" if min(free) < _FEW else "warn", what, f"{fix}; or ENROOT_STORE_FORM=squashfs")
+
+
+class _Quota(ctypes.Structure):
+    """struct if_dqblk of quotactl(2)."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("bhard", "bsoft", "space", "ihard", "isoft", "inodes", "btime", "itime")
+        ),
+        ("valid", ctypes.c_uint32),
+    )
+
+
+_QUOTACTL_FD = 443  # the same on all architectures since Linux 5.14
+_GET_USER_QUOTA = 0x800007 << 8
+
+
+def inode_quota(path: str) -> int | None:
+    """How many more files the caller may make on the file system of ``path``; None where nothing limits him."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    quota = _Quota()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        failed = libc.syscall(_QUOTACTL_FD, fd, _GET_USER_QUOTA, os.getuid(), ctypes.byref(quota))
+    finally:
+        os.close(fd)
+    limits = [limit for limit in (quota.ihard, quota.isoft) if limit]
+    return max(0, min(limits) - quota.inodes) if not failed and limits else None
+
+
+def users_home() -> str:
+    """The home of whoever asks, or for root of some user: it stands for all."""
+    if os.getuid() != 0:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    homes = [user.pw_dir for user in pwd.getpwall() if 1000 <= user.pw_uid < 60000]
+    return next((home for home in homes if home.startswith("/home/")), "/home")
+
+
+def root_squash(home: str) -> Iterator[Finding]:
+    """Whether root may read homes: on NFS with root_squash it is nobody there, exports(5). Known to root alone."""
+    if os.getuid() != 0:
+        return
+    try:
+        os.listdir(home)
+    except PermissionError:
+        yield Finding(
+            "warn",
+            f"root cannot read {home} (root_squash?): what a step needs there is read as its user, "
+            "but nothing of Slurm's own may be there",
+            "keep the plugin, runtime_path and an importer out of home directories",
+        )
+    except FileNotFoundError:
+        return
+    else:
+        yield Finding("ok", f"root can read {home}")
+
+
+def _existing(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Iterator
 
 import pytest
 
+from pyxis_py.check import selinux
 from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, srun
 
 PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = f"{PREFIX}/bin/pyxis-py check"
@@ -115,3 +118,75 @@ def test_a_place_without_execution(lab: Lab, directory: str) -> None:
     out = check(lab, f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory}/data {CHECK}'")
     assert f"bad  containers are in {directory}/data, mounted noexec" in out
     assert "ENROOT_DATA_PATH" in out
+
+
+def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
+    if not os.path.isdir("/sys/fs/cgroup/devices"):
+        pytest.skip("no device cgroup of version 1")
+    cgroup = "/sys/fs/cgroup/devices/check"
+    enter = f"mkdir {cgroup}; echo c 10:229 rwm > {cgroup}/devices.deny; echo $$ > {cgroup}/cgroup.procs"
+    leave = "echo $$ > /sys/fs/cgroup/devices/cgroup.procs"
+    out = check(lab, f"{enter}; {CHECK} || failed=1; {leave}; rmdir {cgroup}; exit ${{failed:-0}}")
+    assert "bad  the device cgroup of this process denies /dev/fuse" in out
+    assert "ConstrainDevices=no" in out
+
+
+def test_proc_hides_processes(lab: Lab, directory: str) -> None:
+    script = f"unshare -m sh -ec 'mount -t proc -o hidepid=2 proc /proc; {CHECK}'"
+    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
+    assert "warn /proc is mounted with hidepid=" in out
+    assert "mount -o remount,hidepid=0 /proc" in out
+
+
+def test_steps_run_where_proc_hides_processes(lab: Lab) -> None:
+    lab.run(["mount", "-o", "remount,hidepid=2", "/proc"], node="n1", user="root")
+    try:
+        assert srun(lab, IMAGE, "-n2", "--container-writable", "pwd") == "/srv/work\n" * 2
+    finally:
+        lab.run(["mount", "-o", "remount,hidepid=0", "/proc"], node="n1", user="root")
+
+
+def test_a_quota_of_files(lab: Lab, directory: str) -> None:
+    mount = f"mount -t tmpfs -o usrquota,usrquota_inode_hardlimit=500,mode=1777 none {directory}"
+    as_alice = f"setpriv --reuid=alice --clear-groups env ENROOT_DATA_PATH={directory} {CHECK}"
+    script = f"unshare -m sh -ec '{mount}; exec {as_alice}'"
+    if lab.run(["sh", "-ec", f"unshare -m {mount}"], node="n1", user="root", check=False).returncode:
+        pytest.skip("this kernel has no quota on tmpfs")
+    out = check(lab, script)
+    assert f"bad  {directory} has room for 500 files by your quota" in out
+    assert "setquota" in out
+
+
+def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
+    mount = f"mount -t tmpfs -o nr_inodes=20000 none {directory}"
+    script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
+    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
+    assert f"warn {directory} has room for 19999 files by the file system" in out
+
+
+def test_root_is_nobody_in_homes(lab: Lab) -> None:
+    # A FUSE mount of a user is closed to root as a home on NFS with root_squash is: fuse(4), allow_other.
+    lab.run("mkdir -p home/in; echo 1 > home/in/file; mksquashfs home/in home.sqsh -quiet; mkdir -p mounted", node="n1")
+    closed = "squashfuse home.sqsh mounted"
+    done = lab.run(closed, node="n1", check=False)
+    try:
+        if done.returncode:
+            pytest.skip(f"users cannot mount by FUSE here: {done.stderr}")
+        script = "from pyxis_py.check import root_squash; print(*root_squash('/home/alice/mounted'))"
+        begin = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); "
+        out = lab.run(["/usr/bin/python3", "-c", begin + script], node="n1", user="root").stdout
+        assert "verdict='warn'" in out
+        assert "out of home directories" in out
+    finally:
+        lab.run(
+            "fusermount3 -u mounted || fusermount -u mounted; rm -rf home home.sqsh mounted", node="n1", check=False
+        )
+
+
+@pytest.mark.parametrize(("enforce", "verdict"), [("1", ["warn"]), ("0", ["ok"]), (None, [])])
+def test_selinux(tmp_path: pathlib.Path, enforce: str | None, verdict: list[str]) -> None:
+    if enforce:
+        (tmp_path / "enforce").write_text(enforce)
+    found = list(selinux(str(tmp_path)))
+    assert [finding.verdict for finding in found] == verdict
+    assert all("audit2allow" in finding.fix for finding in found if finding.verdict == "warn")
