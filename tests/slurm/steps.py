@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
 
 from tests.slurm.lab import Lab
 
@@ -31,5 +36,37 @@ def sh(script: str) -> Sequence[str]:
 def clear(lab: Lab, more: str = "true") -> None:
     """Remove the named containers on n1, and what the command ``more`` removes: nothing else may be left there."""
     lab.run(f"{more}; penroot list | xargs -r penroot remove -f", node="n1")
-    left = lab.residue("n1")
-    assert not left, "\n".join(left)
+    assert_nothing_left(lab, "n1")
+
+
+def assert_nothing_left(lab: Lab, *nodes: str) -> None:
+    """Jobs have left nothing on ``nodes``, or on any. What they have fails this test, and no later one."""
+    left = [(node, line) for node in nodes or lab.nodes for line in lab.residue(node)]
+    for node in {node for node, _ in left}:
+        lab.clear(node)
+    assert not left, "\n".join(f"{node}: {line}" for node, line in left)
+
+
+def until(happened: Callable[[], object], what: str, seconds: int = 120) -> None:
+    """Wait for what a slow machine takes its time for."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def expect(step: subprocess.Popen[str], *lines: str) -> None:
+    """Wait until a step has written these lines."""
+    assert step.stdout is not None
+    late = threading.Timer(300, os.killpg, (step.pid, signal.SIGKILL))
+    late.start()
+    try:
+        for line in lines:
+            assert step.stdout.readline() == f"{line}\n"
+    finally:
+        late.cancel()
+
+
+def end(step: subprocess.Popen[str], line: str = "go\n") -> tuple[str, str]:
+    """Let a step that reads a line go on; what it still writes, and its errors."""
+    return step.communicate(line, timeout=300)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, refused, sh, srun
+from tests.slurm.steps import IMAGE, assert_nothing_left, refused, sh, srun
 
 RUN = "--container-entrypoint"
 ENTRY = r"""
@@ -28,8 +28,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 @pytest.fixture(autouse=True)
 def nothing_left(lab: Lab) -> Iterator[None]:
     yield
-    left = lab.residue("n1")
-    assert not left, "\n".join(left)
+    assert_nothing_left(lab, "n1")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ cat /mnt/*/file; pwd
 def test_variables_in_sbatch_lines(lab: Lab) -> None:
     lab.run("mkdir -p ~/in-vars && echo here > ~/in-vars/file")
     try:
-        lab.run(["sbatch", "--wait", "-J", "vars"], input=SCRIPT, timeout=60)
+        lab.run(["sbatch", "--wait", "-J", "vars"], input=SCRIPT)
         assert lab.run(["cat", "variables.out"]).stdout.endswith("here\n/srv/work\n")
     finally:
         lab.run("rm -rf ~/in-vars variables.out")

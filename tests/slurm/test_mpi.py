@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, sh, srun
+from tests.slurm.steps import IMAGE, assert_nothing_left, sh, srun
 
 MPI = "--container-image=registry:5000#mpi:1"
 
@@ -14,14 +14,14 @@ MPI = "--container-image=registry:5000#mpi:1"
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
 def test_ranks_find_each_other(lab: Lab, root: str, writable: str) -> None:
     command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", root, writable, MPI, "./hello"]
-    out = lab.run(command, timeout=60).stdout.splitlines()
+    out = lab.run(command).stdout.splitlines()
     assert sum(line.startswith("rank") for line in out) == 4
     assert "sum 6" in out
 
 
 def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
-    lab.run(["srun", "-N2", "--mpi=pmix", "--container-remap-root", MPI, "./hello"], timeout=60)
-    assert not [line for node in lab.nodes for line in lab.residue(node)]
+    lab.run(["srun", "-N2", "--mpi=pmix", "--container-remap-root", MPI, "./hello"])
+    assert_nothing_left(lab)
 
 
 def test_pytorch_variables(lab: Lab) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import sh
+from tests.slurm.steps import assert_nothing_left, sh
 
 # An OCI layout with one layer of 150 MB, whose decompression needs a window of 128 MiB.
 MAKE = """
@@ -53,15 +53,15 @@ def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> 
     store = "find /var/tmp/enroot-*-2001 2>/dev/null | grep -v -e '/locks*' -e lock$ | sort"
     lab.run(["penroot", "cache", "prune"], node="n1")
     before = lab.run(store, node="n1").stdout
-    done = lab.run(["srun", "-w", "n1", "--mem=60M", image, *sh("echo ran")], check=False, timeout=60)
+    done = lab.run(["srun", "-w", "n1", "--mem=60M", image, *sh("echo ran")], check=False)
     assert done.returncode != 0
     assert done.stdout == ""
     assert "killed" in done.stderr
     assert "--mem" in done.stderr
     assert "oom" in done.stderr.lower()  # Slurm's own count: the kernel has charged it to the step
     assert "Traceback" not in done.stderr
-    assert not lab.residue("n1", 10)
+    assert_nothing_left(lab, "n1")
     # The next one has the memory, and finds nothing in its way.
     assert before == lab.run(store, node="n1").stdout
-    out = lab.run(["srun", "-w", "n1", "--mem=800M", image, "/zero"], check=False, timeout=60)
+    out = lab.run(["srun", "-w", "n1", "--mem=800M", image, "/zero"], check=False)
     assert "Permission denied" in out.stderr  # in the container: the file is no program

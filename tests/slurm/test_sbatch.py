@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, srun
+from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, srun
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(lab: Lab) -> Iterator[None]:
     yield
     lab.run("rm -rf job.sh out.* log")
-    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
-    assert not left, "\n".join(left)
+    assert_nothing_left(lab)
 
 
 def batch(lab: Lab, body: str, *options: str) -> str:

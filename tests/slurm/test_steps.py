@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
+from tests.slurm.steps import assert_nothing_left, end, expect, until
 
 MINIMAL = "registry:5000#minimal:1"
 MPI = "registry:5000#mpi:1"
@@ -17,8 +18,7 @@ MPI = "registry:5000#mpi:1"
 def nothing_left(lab: Lab) -> Iterator[None]:
     """Whatever a test does, its jobs leave nothing on any node; it removes the named containers that it made."""
     yield
-    left = [f"{node}: {line}" for node in lab.nodes for line in lab.residue(node)]
-    assert not left, "\n".join(left)
+    assert_nothing_left(lab)
 
 
 def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
@@ -69,11 +69,14 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
 
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
     # All alive at once: the kernel gives a number out again when its namespace is gone.
-    script = "sleep 0.5; for n in user mnt cgroup; do readlink /proc/self/ns/$n; done | tr '\\n' ' '; echo"
-    out = srun(lab, "-N1", "-n4", image(), "sh", "-c", script).splitlines()
-    assert len(out) == 4
-    assert len(set(out)) == 1
-    assert len(set(srun(lab, "-N2", "-n2", image(), "sh", "-c", script).splitlines())) == 2
+    script = "echo $(for n in user mnt cgroup; do readlink /proc/self/ns/$n; done); read line"
+    for nodes, tasks in ((1, 4), (2, 2)):
+        step = lab.popen(["srun", f"-N{nodes}", f"-n{tasks}", "-l", image(), "sh", "-c", script])
+        assert step.stdout is not None
+        out = [step.stdout.readline().split(":", 1) for _ in range(tasks)]
+        end(step)
+        assert sorted(int(task) for task, _ in out) == list(range(tasks))
+        assert len({line for _, line in out}) == nodes
 
 
 def test_without_options_nothing_happens(lab: Lab) -> None:
@@ -85,13 +88,13 @@ def test_no_python_without_options(lab: Lab) -> None:
     trace = ["strace", "-f", "-qq", "-e", "trace=execve", "-o", "/tmp/trace"]
     watcher = lab.popen([*trace, "-p", str(daemon)], node="n1", user="root")
     try:
-        time.sleep(1)
+        status = ["grep", "-L", "TracerPid:\t0$", f"/proc/{daemon}/status"]
+        until(lambda: lab.run(status, node="n1", user="root", check=False).stdout, "strace has attached to slurmd")
         done = lab.run(["strace", "-f", "-qq", "-e", "trace=execve", "srun", "-w", "n1", "true"])
         assert "python" not in done.stderr
-        time.sleep(0.5)
     finally:
         lab.run(["pkill", "-INT", "strace"], node="n1", user="root")
-        watcher.wait(10)
+        watcher.wait(120)
     execs = lab.run(["cat", "/tmp/trace"], node="n1", user="root").stdout
     lab.run(["rm", "/tmp/trace"], node="n1", user="root")
     assert "slurmstepd" in execs
@@ -210,10 +213,9 @@ def test_a_program_that_traps_sigterm_keeps_its_files(lab: Lab, squashfs: str) -
     save = "find /usr -type f -print0 | xargs -0 cat > /dev/null && echo saved; exit 0"
     script = f"trap '{save}' TERM; echo up; sleep 60 & wait"
     job = lab.popen(["srun", "-N1", image(squashfs), "sh", "-c", script])
-    assert job.stdout is not None
-    assert job.stdout.readline() == "up\n"
+    expect(job, "up")
     lab.run("scancel --signal=TERM $(squeue -h -o %i)")
-    out, _ = job.communicate(timeout=120)
+    out, _ = job.communicate(timeout=300)
     assert "saved" in out
 
 
@@ -274,7 +276,7 @@ def test_disk_full(lab: Lab) -> None:
 
 def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
     jobs = [lab.popen(["srun", "-N1", image(), "true"]) for _ in range(20)]
-    assert [job.wait(60) for job in jobs] == [0] * 20
+    assert [job.wait(600) for job in jobs] == [0] * 20
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
@@ -282,15 +284,19 @@ def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
     time.sleep(seconds)
     lab.run(["scancel", "--user=alice"])
-    job.communicate(timeout=120)
+    job.communicate(timeout=300)
 
 
 def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
-    job = lab.popen(["srun", "-N1", image(), "sleep", "60"])
-    time.sleep(1)
-    lab.run(["pkill", "-INT", "-x", "srun"])
-    lab.run(["pkill", "-INT", "-x", "srun"])
-    job.communicate(timeout=120)
+    job = lab.popen(["srun", "-N1", image(), "sh", "-c", "echo up; exec sleep 600"])
+    expect(job, "up")
+
+    def interrupted() -> bool:
+        lab.run("pkill -INT -x srun; pkill -INT -x srun", check=False)  # twice within a second
+        return job.poll() is not None
+
+    until(interrupted, "srun has ended")
+    job.communicate()
     assert job.returncode != 0
 
 

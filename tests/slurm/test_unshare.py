@@ -10,7 +10,7 @@ from tests.slurm.steps import IMAGE, refused, sh, srun
 
 @pytest.mark.parametrize("kind", ["net", "ipc", "uts"])
 def test_namespace_is_new_and_shared_by_the_tasks(lab: Lab, kind: str) -> None:
-    show = sh(f"sleep 0.3; readlink /proc/self/ns/{kind}")
+    show = sh(f"readlink /proc/self/ns/{kind}")
     host = lab.run(["readlink", f"/proc/self/ns/{kind}"], node="n1").stdout.strip()
     assert srun(lab, IMAGE, *show).strip() == host
     found = set(srun(lab, IMAGE, "-n3", f"--container-unshare={kind}", *show).split())

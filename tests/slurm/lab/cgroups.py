@@ -107,7 +107,7 @@ def exists(branch: str) -> bool:
     return any(True for _ in _tree(branch))
 
 
-def destroy(branch: str, *, timeout: float = 20.0) -> None:
+def destroy(branch: str, *, timeout: float = 60.0) -> None:
     """Kill what is in ``branch``, then remove it; ``timeout`` in seconds.
 
     Raises TimeoutError naming what is left.

@@ -93,13 +93,33 @@ def mounts(mountinfo: str) -> list[str]:
 
 
 def job_cgroups(branch: str) -> Iterator[str]:
-    """Cgroups that Slurm makes per job and per step."""
+    """Cgroups that Slurm makes per job and per step, but for what it leaves by itself.
+
+    With cgroup v1 slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves
+    itself away, and gives up where rmdir says EBUSY: a thread that exits is not moved, and is joined before
+    the kernel has taken it out. So an empty job_N stays now and then, with or without a plugin: Slurm's
+    common_cgroup_delete and xcgroup_wait_pid_moved. What was in a step is in step_N, and counts.
+    """
     for hierarchy in cgroups.hierarchies():
         top = f"{hierarchy.mountpoint}/{branch}"
         for path, names, _ in os.walk(top):
             for name in names:
-                if name.startswith(("job_", "step_", "task_", "penroot", "pyxis")):
-                    yield f"{path}/{name}"
+                cgroup = f"{path}/{name}"
+                if (
+                    name.startswith(("step_", "task_", "penroot", "pyxis"))
+                    or name.startswith("job_")
+                    and not is_empty(cgroup)
+                ):
+                    yield cgroup
+
+
+def is_empty(cgroup: str) -> bool:
+    """Whether neither processes nor cgroups are in it."""
+    try:
+        with open(f"{cgroup}/cgroup.procs") as file:
+            return not file.read() and not any(entry.is_dir() for entry in os.scandir(cgroup))
+    except FileNotFoundError:
+        return True  # removed in this moment
 
 
 def files(entry: str) -> Iterator[str]:
