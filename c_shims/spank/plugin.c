@@ -290,7 +290,7 @@ static int ask(const struct coprocess *process, const struct request *request, s
 	if (why != ECONNRESET && why != EPIPE)
 		return fail("no answer from the helper process of the container: %s", strerror(why));
 	return said ? fail("the helper process of the container ended without an answer") :
-		      fail("the helper process of the container was killed: out of memory? see --mem and dmesg");
+		      fail("the helper process of the container ended without an answer: killed? see --mem and dmesg");
 }
 
 /* One question to a process that is started for it, as the user `as` or as who we are. */

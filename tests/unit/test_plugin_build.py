@@ -224,7 +224,7 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
             "crash",
             "RuntimeError: the sky fell\nerror: pyxis: the helper process of the container ended without an answer",
         ),
-        ("silent", "the helper process of the container ended without an answer"),
+        ("silent", "the helper process of the container ended without an answer: killed? see --mem and dmesg"),
         ("garbage", "no answer from the helper process of the container: Bad message"),
         ("huge", "no answer from the helper process of the container: Bad message"),
     ],
@@ -390,7 +390,9 @@ def test_when_the_helper_is_killed_during_set_up_all_fail_with_one_line(driver: 
     os.kill(helper, signal.SIGKILL)
     out, err = step.communicate(timeout=60)
     assert (step.returncode, out) == (5, "")
-    assert err.splitlines()[0].endswith("the helper process of the container ended without an answer")
+    assert err.splitlines()[0].endswith(
+        "the helper process of the container ended without an answer: killed? see --mem and dmesg"
+    )
     assert len(err.splitlines()) == 1
 
 
