@@ -70,8 +70,13 @@ static int linux_openat2(int dirfd, const char *path, uint64_t flags, uint64_t m
 	struct {
 		uint64_t flags, mode, resolve;
 	} how = {flags, mode, resolve};
+	int fd, tries = 0;
 
-	return (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
+	/* A ".." gives EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to try again. */
+	do {
+		fd = (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
+	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
+	return fd;
 }
 
 static int linux_pivot_root(const char *new_root, const char *put_old)

@@ -375,12 +375,15 @@ int open_in(int root, const char *path, int flags)
 	struct {
 		uint64_t flags, mode, resolve;
 	} how = {(uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT_};
-	int fd;
+	int fd, tries = 0;
 
 	path += strspn(path, "/");
 	if (!*path)
 		path = ".";
-	fd = (int)syscall(NR_openat2, root, path, &how, sizeof(how));
+	/* A ".." gives EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to try again. */
+	do {
+		fd = (int)syscall(NR_openat2, root, path, &how, sizeof(how));
+	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
 	if (fd < 0 && (errno == ENOSYS || errno == EPERM))
 		return walk_in(root, path, flags);
 	return fd;

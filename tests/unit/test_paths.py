@@ -1,0 +1,32 @@
+"""Paths beneath a root, on a machine where other things happen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+
+from enroot_py import paths
+
+
+def rename_for_ever(directory: pathlib.Path) -> None:
+    while True:
+        os.rename(directory / "x", directory / "y")
+        os.rename(directory / "y", directory / "x")
+
+
+def test_links_with_dots_are_followed_while_others_rename(tmp_path: pathlib.Path) -> None:
+    """openat2(2) gives EAGAIN for a ".." that a rename anywhere on the machine might have moved."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/link").symlink_to("../a/../a/b")
+    (tmp_path / "x").mkdir()
+    other = multiprocessing.get_context("fork").Process(target=rename_for_ever, args=(tmp_path,), daemon=True)
+    other.start()
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        for _ in range(5000):
+            os.close(paths.open_in(root, "a/link"))
+    finally:
+        os.close(root)
+        other.kill()
+        other.join()
