@@ -28,16 +28,24 @@ class Shared:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
+            os.makedirs(path, exist_ok=True)
             for directory in (f"{path}/sha256", f"{path}/tmp"):
-                os.makedirs(directory, exist_ok=True)
+                try:
+                    os.mkdir(directory)
+                    os.chmod(directory, os.stat(path).st_mode & 0o1777)  # for whom the site made it, whatever our umask
+                except FileExistsError:
+                    continue
         except OSError as e:
             raise ImageError(
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
             ) from e
         self._own = f"{path}/tmp/{socket.gethostname()}.{_boot_id()}.{os.getpid()}.{time.monotonic_ns()}"
 
-    def blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept":
-        """The blob from here, or from ``source`` and then kept here when it is published."""
+    def blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept | Blob":
+        """The blob from here, or from ``source`` and then kept here when it is published.
+
+        From ``source`` alone where what is here is another user's, and of no use.
+        """
         file = f"{self.path}/sha256/{descriptor.digest.partition(':')[2]}"
         waited = False
         while True:
@@ -46,9 +54,13 @@ class Shared:
                 if found.size == descriptor.size:
                     return found
                 log.warn(f"{file} has not the size that it should have: fetching it again")
-                found.reject()
+                if not found.reject():
+                    return source.blob(descriptor)
             except FileNotFoundError:
-                if self._lock(file + ".lock"):
+                ours = self._lock(file + ".lock")
+                if ours is None:
+                    return source.blob(descriptor)
+                if ours:
                     if not os.path.exists(file):
                         return Kept(source.blob(descriptor), self._own, file)
                     os.unlink(file + ".lock")  # who had it was done between our two looks
@@ -60,8 +72,8 @@ class Shared:
             except OSError as e:
                 raise ImageError(f"cannot read {file}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
 
-    def _lock(self, lock: str) -> bool:
-        """Whether the lock is ours now."""
+    def _lock(self, lock: str) -> bool | None:
+        """Whether the lock is ours now; None where it has expired, and is another user's to take away."""
         try:
             with open(self._own, "w") as f:
                 f.write(f"{socket.gethostname()} {_boot_id()} {os.getpid()}\n")
@@ -78,6 +90,11 @@ class Shared:
                 os.unlink(self._own)
         except FileNotFoundError:
             return False  # somebody else was quicker
+        except PermissionError:
+            if os.path.exists(lock):  # in a directory with the sticky bit
+                log.warn(f"{lock} is another user's: fetching its blob for this node alone")
+                return None
+            raise ImageError(f"cannot write {lock}: it is closed to us", hint="see ENROOT_SHARED_BLOBS") from None
         except OSError as e:
             raise ImageError(f"cannot write {lock}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
         return False
@@ -100,13 +117,16 @@ class Found:
     def read(self, size: int, /) -> bytes:
         return self._file.read(size)
 
-    def reject(self) -> None:
-        """It is not what its name says: nobody shall read it again."""
+    def reject(self) -> bool:
+        """It is not what its name says: nobody shall read it again. False where it is another user's to remove."""
         self._file.close()
         try:
             os.unlink(self.path)
         except FileNotFoundError:
-            return
+            return True
+        except PermissionError:
+            return False
+        return True
 
 
 class Kept:

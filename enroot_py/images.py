@@ -238,7 +238,8 @@ def _config_data(source: "Source", reference: "AnyImage", manifest: "Manifest", 
                     f"{reference}: the config {manifest.config.digest} has the digest {manifests.digest(data)}"
                 )
             log.warn(f"the shared {stream.path} is damaged: fetching it again")
-            stream.reject()
+            if not stream.reject():
+                return source.config(manifest)
 
 
 def _task(
@@ -275,15 +276,17 @@ def _task(
         with store.build("layers", diff_id) as build:
             if build.done:  # by another import, while we waited for it
                 return
+            use = settings
             while True:
-                with _open(source, reference, blob, settings) as stream:
+                with _open(source, reference, blob, use) as stream:
                     try:
                         unpack(stream, build.path)
                     except ImageError as e:
                         if not isinstance(stream, Found):
                             raise
                         log.warn(f"{e}; the shared {stream.path} is damaged: fetching it again")
-                        stream.reject()
+                        if not stream.reject():
+                            use = settings.replace("a damaged blob", shared_blobs="")
                         build.clear()
                         continue
                     if isinstance(stream, Kept):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ class Stream:
         return data
 
 
-def take(place: Path, count: int) -> None:
+def take(place: Path, count: int, *, user: int = -1) -> None:
     """So many processes take the blob at once; all get it."""
     children = []
     for _ in range(count):
@@ -60,6 +62,8 @@ def take(place: Path, count: int) -> None:
         if child == 0:
             status = 1
             try:
+                if user >= 0:
+                    os.setuid(user)
                 with blobs.Shared(str(place / "shared")).blob(Place(place / "log"), BLOB) as stream:
                     got = b"".join(iter(lambda: stream.read(100), b""))
                     if isinstance(stream, blobs.Kept):
@@ -81,3 +85,30 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert (place / "log").read_bytes() == b"."
         assert os.listdir(place / "shared/tmp") == []
         assert os.listdir(place / "shared/sha256") == ["a" * 64]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+@pytest.mark.parametrize("what", ["blob", "damaged", "lock"])
+def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
+    place = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
+    try:
+        for path, mode in ((place, 0o777), (place / "shared", 0o1777)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+        (place / "log").touch()
+        (place / "log").chmod(0o666)
+        take(place, 1, user=27001)
+        blob = place / "shared/sha256" / ("a" * 64)
+        assert blob.stat().st_uid == 27001
+        if what == "damaged":
+            blob.write_bytes(b"short")
+        elif what == "lock":
+            blob.unlink()
+            lock = blob.with_suffix(".lock")
+            lock.write_text("node boot 1\n")
+            os.chown(lock, 27001, -1)
+            os.utime(lock, (1, 1))
+        take(place, 2, user=27002)
+        assert len((place / "log").read_bytes()) == {"blob": 1, "damaged": 3, "lock": 3}[what]
+    finally:
+        shutil.rmtree(place)
