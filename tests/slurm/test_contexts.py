@@ -1,0 +1,118 @@
+"""What Slurm does around the tasks of a container: limits, cgroups, prologs, allocations, engines, a boot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    assert_nothing_left(lab)
+
+
+def test_limits_are_those_of_the_step(lab: Lab) -> None:
+    script = "ulimit -s 4096; ulimit -l 48; ulimit -n 512"
+    show = "sh -c 'ulimit -s; ulimit -l; ulimit -n'"
+    outside = lab.run(f"{script}; srun -w n1 bash -c 'ulimit -s; ulimit -l; ulimit -n'").stdout
+    assert outside.split() == ["4096", "48", "512"]
+    assert lab.run(f"{script}; srun -w n1 {IMAGE} {show}").stdout == outside
+
+
+def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
+    show = "echo $SLURM_JOB_ID $$; read line"
+    found = []
+    for options in ((), (IMAGE,)):
+        step = lab.popen(["srun", *ON_N1, *options, *sh(show)])
+        assert step.stdout is not None
+        job, pid = step.stdout.readline().split()
+        seen = lab.run(["cat", f"/proc/{pid}/cgroup"], node="n1", user="root").stdout
+        found.append(seen.replace(f"job_{job}/", "job/"))
+        end(step)
+    assert found[0] == found[1]
+    assert "/job/step_0" in found[0]
+
+
+PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntest -d /srv/work && echo print inside\n"
+
+
+def test_a_task_prolog_runs_inside(lab: Lab) -> None:
+    lab.run("cat > prolog; chmod 755 prolog", input=PROLOG)
+    try:
+        options = ["--task-prolog=/home/alice/prolog", "--container-mount-home"]
+        out = srun(lab, *options, IMAGE, *sh("echo $FROM_PROLOG"))
+        assert out.splitlines() == ["of minimal", "inside", "yes"]
+    finally:
+        lab.run(["rm", "prolog"])
+
+
+def test_a_task_prolog_that_is_not_in_the_container_is_refused(lab: Lab) -> None:
+    lab.run("cat > prolog; chmod 755 prolog", input=PROLOG)
+    try:
+        said = refused(lab, "--task-prolog=/home/alice/prolog", IMAGE, "true")
+        assert "task_prolog can not be executed (/home/alice/prolog) No such file or directory" in said
+    finally:
+        lab.run(["rm", "prolog"])
+
+
+def test_steps_of_salloc(lab: Lab) -> None:
+    script = f"srun {IMAGE} --container-name=alloc true; srun --container-name=alloc sh -c 'echo $IMAGE_NAME'"
+    try:
+        assert lab.run(["salloc", "-Q", "-w", "n1", "sh", "-c", script]).stdout == "minimal\n"
+    finally:
+        lab.run(["penroot", "remove", "-f", "pyxis_alloc"], node="n1")
+
+
+def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
+    show = "sh -c 'echo $IMAGE_NAME'"
+    script = f"srun --het-group=1 {IMAGE} {show}; srun --het-group=0 hostname; srun --het-group=0,1 {IMAGE} {show}"
+    out = lab.run(["salloc", "-Q", "-w", "n1", ":", "-w", "n2", "sh", "-c", script]).stdout
+    assert out == "minimal\nn1\nminimal\nminimal\n"
+
+
+# The id is that of the configuration, as docker's is.
+ENGINE = """#!/bin/sh
+case $1 in
+image) echo sha256:$(grep -oE '[0-9a-f]{64}[.]json' /home/alice/engine.json | cut -c-64) ;;
+pull) exit 1 ;;
+save) cat /home/alice/engine.tar ;;
+esac
+"""
+
+
+@pytest.fixture
+def engines(lab: Lab) -> Iterator[None]:
+    """docker and podman of n1, as far as an import goes: inspect, pull and save; they have one image."""
+    name = MINIMAL.partition("#")[2].partition(":")[0]
+    copy = f"skopeo copy -q docker://registry.lab/{name}:docker docker-archive:engine.tar:minimal:1"
+    lab.run(f"{copy} && tar -xOf engine.tar manifest.json > engine.json", node="n1")
+    lab.run("mkdir /tmp/engine; cat > /tmp/engine/docker", node="n1", user="root", input=ENGINE)
+    over = "mount -t overlay -o lowerdir=/tmp/engine:/usr/bin engines /usr/bin"
+    lab.run(f"cd /tmp/engine && chmod 755 docker && cp docker podman && {over}", node="n1", user="root")
+    yield
+    lab.run("umount -l /usr/bin; rm -r /tmp/engine", node="n1", user="root")
+    lab.run("rm engine.tar engine.json")
+
+
+@pytest.mark.parametrize("scheme", ["dockerd", "podman"])
+def test_an_image_of_the_nodes_engine(lab: Lab, engines: None, scheme: str) -> None:
+    assert srun(lab, f"--container-image={scheme}://minimal:1", *sh("echo $IMAGE_NAME")) == "minimal\n"
+
+
+def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
+    step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 600")])
+    expect(step, "up")
+    crash = "pkill -KILL slurmd; pkill -KILL slurmstepd; pkill -KILL -u alice; rm -rf /run/pyxis /run/slurmd.pid"
+    lab.run(crash, node="n1", user="root", check=False)
+    lab.run(["scancel", "--user=alice"])
+    lab.restart_daemon("n1", "slurmd")
+    step.communicate(timeout=300)
+    # The disk has kept what only the boot's other number would tell to be old.
+    lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
+    assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
+    lab.run("penroot list | xargs -r penroot remove -f", node="n1")
