@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from benchmarks.images import bench_images
+from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
 from benchmarks.step import bench_step
 
@@ -17,6 +18,7 @@ BENCHMARKS = {
     "devices": (bench_devices, 60),
     "step": (bench_step, 20),
     "images": (bench_images, 2),
+    "reading": (bench_reading, 2),
 }
 
 

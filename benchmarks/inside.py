@@ -1,0 +1,59 @@
+"""Runs inside the container: prints {what: least seconds of three} as JSON."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+IMPORTS = (
+    "asyncio, email.mime.multipart, http.server, json, logging.config, multiprocessing.pool, sqlite3, unittest.mock, "
+    "xml.dom.minidom"
+)
+
+
+def files(top: str) -> "list[tuple[str, int]]":
+    found = []
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = f"{directory}/{name}"
+            status = os.lstat(path)
+            if status.st_mode & 0o170000 == 0o100000:
+                found.append((path, status.st_size))
+    return found
+
+
+def read(paths: "list[str]") -> None:
+    buffer = bytearray(1 << 20)
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        while os.readv(fd, [buffer]):
+            pass
+        os.close(fd)
+
+
+def main() -> None:
+    found = files("/usr")
+    large = sorted((path for path, size in found if size > 1 << 20), key=len)
+    total, libraries = 0, []
+    for path in large:
+        if total < 10**9:
+            libraries.append(path)
+            total += os.stat(path).st_size
+    small = [path for path, size in found if size < 16384][:20000]
+    tests = {
+        "read 1 GB of libraries": lambda: read(libraries),
+        "python imports": lambda: subprocess.run([sys.executable, "-I", "-c", f"import {IMPORTS}"], check=True),
+        "walk and stat": lambda: files("/usr"),
+        "open many small files": lambda: read(small),
+    }
+    least = {}
+    for name, test in tests.items():
+        for _ in range(4):  # the first warms the cache
+            begun = time.perf_counter()
+            test()
+            least[name] = min(time.perf_counter() - begun, least.get(name, 1e9))
+    json.dump(least, sys.stdout)
+
+
+main()
