@@ -32,8 +32,8 @@ _ZEROS = bytes(_BLOCK)
 _HEADER = Struct("100s 8s 8s 8s 12s 12s 8s c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
 _CHUNK = 1 << 18
-_PIECE = 2 << 20  # bytes of decompressed data at a time
-_AHEAD = 4  # pieces that wait to be written
+_PIECE = 1 << 20  # bytes of decompressed data at a time
+_AHEAD = 2  # pieces that wait to be written, and to be hashed
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
 
 
@@ -224,7 +224,7 @@ class Tar:
         self.blob_size = 0
         self.size = 0
         self._ahead: Queue[bytes | BaseException | None] = Queue(_AHEAD)
-        self._to_hash: Queue[tuple[_Hash, bytes] | None] = Queue(2 * _AHEAD)
+        self._to_hash: Queue[tuple[_Hash, bytes] | None] = Queue(_AHEAD)
         self._over = False
         self._thread: Thread | None = None
         self._chunk = b""
