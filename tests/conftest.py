@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 
 import pytest
@@ -16,6 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: loops and fuzzing: a short slice always, long with --soak")
     config.addinivalue_line("markers", "gpu: needs a GPU")
+    # A shell has its background jobs ignore it, and so would all that the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is None:
         config.option.seed = time.time_ns() % 1_000_000
 

@@ -231,11 +231,12 @@ def test_squashfs_image(user: User, image: pathlib.Path) -> None:
     assert user.start("--root", str(image), "stat", "-c", "%u", "/bin/busybox") == "0\n"
 
 
-def servers() -> set[int]:
+def servers(image: pathlib.Path) -> set[int]:
     found = set()
-    for process in pathlib.Path("/proc").glob("[0-9]*/comm"):
+    for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if process.read_text().startswith("squashfuse"):
+            program, *words = process.read_text().split("\0")
+            if "squashfuse" in program and str(image) in words:
                 found.add(int(process.parent.name))
         except OSError:  # it has just gone
             continue
@@ -254,15 +255,14 @@ def wait_for(condition: object, seconds: float = 5) -> bool:
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
 def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
-    before = servers()
     command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot"]
     seconds = "0.3" if number is None else "60"
     process = subprocess.Popen([*command, "start", str(image), "sleep", seconds], env=user.environ)
-    assert wait_for(lambda: servers() - before)
+    assert wait_for(lambda: servers(image))
     if number is not None:
         process.send_signal(number)
     process.wait()
-    assert wait_for(lambda: not servers() - before)
+    assert wait_for(lambda: not servers(image))
     assert mounts_under(user.home) == []
 
 
