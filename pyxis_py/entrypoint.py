@@ -10,11 +10,12 @@ import fcntl
 import os
 import select
 
-from enroot_py import namespaces, start
+from enroot_py import start
 from enroot_py.errors import CommandError, PenrootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 _STARTED, _END = 8, 9  # of a shell, one digit
@@ -22,8 +23,10 @@ _STARTED, _END = 8, 9  # of a shell, one digit
 _COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
 
 
-def run(container: start.Container, log: int, *, remap_root: bool) -> "tuple[dict[str, str], str]":
+def run(container: start.Container, log: int, confine: "Callable[[], None]") -> "tuple[dict[str, str], str]":
     """Run the entrypoint of a container that this process has entered; its output goes to the descriptor ``log``.
+
+    ``confine`` leaves it the privileges of a task.
 
     Returns environment and working directory. Raises CommandError where the
     entrypoint ends without running what it was given.
@@ -32,7 +35,7 @@ def run(container: start.Container, log: int, *, remap_root: bool) -> "tuple[dic
     wait, end = os.pipe()
     child = os.fork()
     if child == 0:
-        _execute(container, log, say, wait, remap_root)
+        _execute(container, log, say, wait, confine)
     os.close(say)
     os.close(wait)
     process = os.pidfd_open(child)
@@ -61,14 +64,14 @@ def run(container: start.Container, log: int, *, remap_root: bool) -> "tuple[dic
     return environ, workdir
 
 
-def _execute(container: start.Container, log: int, say: int, wait: int, remap_root: bool) -> "NoReturn":
+def _execute(container: start.Container, log: int, say: int, wait: int, confine: "Callable[[], None]") -> "NoReturn":
     try:
         # First out of the way, as any of them may be where another one goes.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
         os.closerange(_END + 1, 1024)
-        namespaces.confine(remap_root=remap_root)
+        confine()
         container.execute(_COMMAND)
     except PenrootError as e:
         os.write(2, f"{e}\n".encode())

@@ -6,45 +6,37 @@ until ``PROGRAM release``; that may be called more than once for a step.
 
 import os
 
-from enroot_py import __version__, log, run
+from enroot_py import log, run
 from enroot_py.errors import ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyxis_py.job import Job
     from pyxis_py.settings import Settings
 
 
-def get(plugin: "Settings", job: "Job", host: "Mapping[str, str]", uri: str) -> str:
+def get(plugin: "Settings", host: "Mapping[str, str]", uri: str) -> str:
     """The squashfs file of an image. Raises ImageError."""
     command = [plugin.importer, "get", uri]
     try:
-        lines = run.run(command, error=ImageError, environ=_environ(plugin, job, host)).splitlines()
+        lines = run.run(command, error=ImageError, environ=_environ(host)).splitlines()
     except ImageError:
-        release(plugin, job, host)
+        release(plugin, host)
         raise
     if len(lines) != 1 or not lines[0].startswith("/") or not os.path.isfile(lines[0]):
-        release(plugin, job, host)
+        release(plugin, host)
         raise ImageError(f"{plugin.importer} get {uri} printed {lines!r}", hint="it must be the path of a file")
     return lines[0]
 
 
-def release(plugin: "Settings", job: "Job", host: "Mapping[str, str]") -> None:
+def release(plugin: "Settings", host: "Mapping[str, str]") -> None:
     """The file is not needed any more. That a release fails is for the administrator, not for the job."""
     try:
-        run.run([plugin.importer, "release"], error=ImageError, environ=_environ(plugin, job, host))
+        run.run([plugin.importer, "release"], error=ImageError, environ=_environ(host))
     except ImageError as e:
         log.info(str(e))
 
 
-def _environ(plugin: "Settings", job: "Job", host: "Mapping[str, str]") -> "dict[str, str]":
-    return {
-        **host,
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYXIS_RUNTIME_PATH": plugin.runtime_path,
-        "PYXIS_VERSION": __version__,
-        "SLURM_JOB_UID": str(job.uid),
-        "SLURM_JOB_GID": str(job.numbers["gid"]),
-    }
+def _environ(host: "Mapping[str, str]") -> "dict[str, str]":
+    return {**host, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -2,7 +2,7 @@
 
 import os
 
-from enroot_py import containers, linux, log, rootfs, start
+from enroot_py import __version__, containers, linux, log, namespaces, rootfs, start
 from enroot_py import settings as enroot_settings
 from enroot_py.errors import (
     CommandError,
@@ -55,8 +55,16 @@ class Step:
         self.plugin = plugin_settings.load(job.arguments)
         if job.stepid == _BATCH and not self.plugin.sbatch_support:
             self.request = options.parse((), {})
-        self.host = job.host()
+        # Hooks and importers of a site read these.
+        self.host = {
+            **job.host(),
+            "PYXIS_RUNTIME_PATH": self.plugin.runtime_path,
+            "PYXIS_VERSION": __version__,
+            "SLURM_JOB_UID": str(job.uid),
+            "SLURM_JOB_GID": str(job.numbers["gid"]),
+        }
         self.settings = self._settings()
+        self.superuser = start.privileged(self.settings)
         self.registry = running.Registry(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self.name = f"pyxis_{scope}" + (self.request.name or f"{job.jobid}.{job.stepid}")
@@ -221,14 +229,14 @@ class Step:
         uri = image if "://" in image else f"docker://{image}"
         if self.job.numbers.get("totaltasks", 0) <= 1:
             tell(f"importing docker image: {image}")
-        path = importer.get(self.plugin, self.job, self.host, uri)
+        path = importer.get(self.plugin, self.host, uri)
         tell(f"imported docker image: {image}")
         if self.request.name is None:
             return self._from_file(path)
         try:
             return self._from_file(path)
         finally:
-            importer.release(self.plugin, self.job, self.host)
+            importer.release(self.plugin, self.host)
 
     def enter(self, source: rootfs.Source) -> "tuple[dict[str, str], str]":
         """Move this process into the container; its environment and working directory. Raises PenrootError."""
@@ -246,13 +254,26 @@ class Step:
             flags = "x-create=dir,bind,ro,nosuid,noexec,nodev,private"
             mounts.append(Mount(munge, munge, "none", flags, 0, "PMIx with --container-remap-root"))
         env = options.chosen(self.request.env, self.job.environ)
-        container = start.enter(source, self.settings, self.host, mounts, env, program=self.job.command)
+        container = start.enter(
+            source,
+            self.settings,
+            self.host,
+            mounts,
+            env,
+            program=self.job.command,
+            superuser=self.superuser,
+        )
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
             return container.environ, workdir
         output = os.memfd_create("penroot-entrypoint")
+
+        def confine() -> None:
+            if not self.superuser:
+                namespaces.confine(remap_root=self.settings.remap_root)
+
         try:
-            return entrypoint.run(container, output, remap_root=self.settings.remap_root)
+            return entrypoint.run(container, output, confine)
         except CommandError:
             self._show(output, log.error)
             raise
@@ -307,7 +328,7 @@ class Step:
             if self.plugin.importer and self.request.image and not is_file(self.request.image, self.job.cwd):
                 from pyxis_py import importer
 
-                importer.release(self.plugin, self.job, self.host)
+                importer.release(self.plugin, self.host)
             if self.request.name is None and not attached:
                 _remove(self.name, self.settings)
             if failed and self.request.image:

@@ -1,0 +1,86 @@
+"""The arguments of the plugin on a cluster, what the site's hooks see, and root where he keeps his privileges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py import __version__
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, expect, refused, sh, srun
+
+
+@pytest.fixture
+def plugin(lab: Lab) -> Iterator[str]:
+    """The line that loads the plugin; it is put back after the test."""
+    line = Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
+    yield line
+    lab.install_plugin(line)
+    assert_nothing_left(lab)
+
+
+def test_runtime_path(lab: Lab, plugin: str) -> None:
+    lab.install_plugin(f"{plugin} runtime_path=/run/elsewhere")
+    step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo up; read line")])
+    try:
+        expect(step, "up")
+        assert lab.run(["stat", "-c", "%U %a", "/run/elsewhere/2001"], node="n1").stdout == "alice 700\n"
+        assert lab.run(["ls", "/run/elsewhere/2001"], node="n1").stdout
+        step.communicate("go\n", timeout=300)
+        assert lab.run(["ls", "-A", "/run/elsewhere/2001"], node="n1").stdout == ""
+    finally:
+        step.kill()
+        step.communicate()
+        lab.run(["rm", "-rf", "/run/elsewhere"], node="n1", user="root")
+
+
+def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
+    lab.install_plugin(f"{plugin} runtime=/run/pyxis")
+    said = refused(lab, IMAGE, "true")
+    assert "unknown argument 'runtime=/run/pyxis'" in said
+    assert "runtime_path" in said
+
+
+@pytest.mark.parametrize("yes", ["1", "true", "YES", "y"])
+def test_what_has_no_effect_is_accepted(lab: Lab, plugin: str, yes: str) -> None:
+    lab.install_plugin(f"{plugin} use_enroot_load={yes} use_squashfuse={yes}")
+    assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
+
+
+@pytest.fixture
+def hook(lab: Lab) -> Iterator[None]:
+    """A hook of the site that puts into a container's environment what it sees of the job."""
+    names = "PYXIS_RUNTIME_PATH PYXIS_VERSION SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_ID"
+    script = f'#!/bin/sh\nfor n in {names}; do eval echo "SEEN_$n=\\$$n"; done >> "$ENROOT_ENVIRON"\n'
+    place = Path(lab.root, "etc/enroot/hooks.d/50-seen.sh")
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(script)
+    place.chmod(0o755)
+    yield
+    place.unlink()
+    place.parent.rmdir()
+
+
+def test_hooks_see_the_plugin_and_the_job(lab: Lab, hook: None) -> None:
+    show = "echo $SEEN_PYXIS_RUNTIME_PATH $SEEN_PYXIS_VERSION $SEEN_SLURM_JOB_UID $SEEN_SLURM_JOB_GID"
+    out = srun(lab, IMAGE, *sh(f'{show}; test "$SEEN_SLURM_JOB_ID" = $SLURM_JOB_ID && echo same'))
+    assert out.splitlines() == [f"/run/pyxis {__version__} 2001 2001", "same"]
+
+
+@pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
+def test_root_keeps_his_privileges_where_that_is_allowed(lab: Lab, remap: str) -> None:
+    show = "readlink /proc/self/ns/user; grep NoNewPrivs /proc/self/status; mount -t tmpfs none /run && echo mounted"
+    step = ["srun", *ON_N1, IMAGE, remap, *sh(show)]
+    outside = lab.run(["readlink", "/proc/self/ns/user"], node="n1", user="root").stdout
+    kept = lab.run(step, user="root", env={"ENROOT_ALLOW_SUPERUSER": "yes"}).stdout
+    assert kept == f"{outside}NoNewPrivs:\t0\nmounted\n"
+    confined = lab.run(step, user="root", check=False).stdout
+    assert outside not in confined
+    assert "NoNewPrivs:\t1\n" in confined
+    of_alice = lab.run(step, env={"ENROOT_ALLOW_SUPERUSER": "yes"}, check=False).stdout
+    assert outside not in of_alice
+    assert "NoNewPrivs:\t1\n" in of_alice
+    lab.run("rm -rf /var/tmp/enroot-*-0 /tmp/enroot-run-0 /run/pyxis/0", node="n1", user="root")
+    assert_nothing_left(lab)
