@@ -10,6 +10,8 @@ import pytest
 from enroot_py import start
 from enroot_py.cli import penroot
 from enroot_py.settings import SETTINGS, UNUSED
+from pyxis_py import settings as plugin
+from pyxis_py.options import OPTIONS, Option
 from tests.parity import NAMES, ROOT, Item, exists, items, table
 
 # Items that may say "missing: WHY".
@@ -69,3 +71,19 @@ def test_every_hook_and_small_tool_is_in_an_item() -> None:
     assert names
     for name in names[1].split():
         assert re.search(rf"^penroot-{name}\b", TEXT, re.M), name
+
+
+def section(title: str) -> str:
+    """The items of a section of pyxis's list."""
+    return "\n".join(item.what for item in items("pyxis") if item.section == title)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_of_a_step_and_its_variable_are_in_an_item(option: Option) -> None:
+    assert re.search(rf"(^|[ ,])--{option.name}(?![\w-])", section("Options"), re.M)
+    assert not option.variable or re.search(rf"^{option.variable}$", section("Variables"), re.M)
+
+
+@pytest.mark.parametrize("argument", plugin.SETTINGS)
+def test_every_argument_of_the_plugin_is_in_an_item(argument: str) -> None:
+    assert re.search(rf"(^|, ){argument}\b", section("plugstack.conf"), re.M)

@@ -1,0 +1,103 @@
+"""PYXIS_CONTAINER_*: each does what its option does, for srun and for a batch job; and the forms of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pyxis_py.options import OPTIONS
+from tests.slurm.lab import Lab
+from tests.slurm.steps import MINIMAL, clear, sh, srun
+from tests.slurm.test_entrypoint import ENTRY
+
+FILE = "./variables.sqsh"  # an image with an entrypoint, made once
+# Variable: its value, what a task shows of it, without it and with it. They are alike for
+# IMAGE, NAME and SAVE, which are seen from outside.
+EFFECTS = {
+    "PYXIS_CONTAINER_MOUNTS": ("/etc/hostname:/mnt/x", "cat /mnt/x 2>/dev/null", "", "n1"),
+    "PYXIS_CONTAINER_WORKDIR": ("/usr", "pwd", "/srv/work", "/usr"),
+    "PYXIS_CONTAINER_MOUNT_HOME": ("yes", "ls $HOME | grep -c variables", "0", "1"),
+    "PYXIS_CONTAINER_REMAP_ROOT": ("true", "id -u", "2001", "0"),
+    "PYXIS_CONTAINER_ENTRYPOINT": ("1", "echo $MADE", "", "made"),
+    "PYXIS_CONTAINER_WRITABLE": ("y", "touch /made 2>/dev/null && echo made", "", "made"),
+    "PYXIS_CONTAINER_READONLY": ("no", "touch /made 2>/dev/null && echo made", "", "made"),
+    "PYXIS_CONTAINER_ENV": ("IMAGE_NAME", "echo $IMAGE_NAME", "minimal", "job"),
+    "PYXIS_CONTAINER_UNSHARE": ("net", "wc -l < /proc/net/dev", "4", "3"),
+}
+SEEN_FROM_OUTSIDE = {f"PYXIS_CONTAINER_{name}" for name in ("IMAGE", "NAME", "SAVE", "ENTRYPOINT_LOG")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def image(lab: Lab) -> Iterator[None]:
+    srun(lab, f"--container-image={MINIMAL}", f"--container-save={FILE}", "--container-writable", *sh(ENTRY))
+    yield
+    clear(lab, "rm -f *.sqsh")
+
+
+def test_every_option_has_its_variable_here() -> None:
+    assert {option.variable for option in OPTIONS if option.variable} == {*EFFECTS, *SEEN_FROM_OUTSIDE}
+
+
+@pytest.mark.parametrize("variable", EFFECTS)
+def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
+    value, show, without, with_it = EFFECTS[variable]
+    env = {"PYXIS_CONTAINER_IMAGE": FILE, "IMAGE_NAME": "job"}
+    script = sh(f"{show}; true")
+    assert srun(lab, *script, env=env).strip() == without
+    assert srun(lab, *script, env={**env, variable: value}).strip() == with_it
+
+
+def test_name_and_save(lab: Lab) -> None:
+    env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_NAME": "said", "PYXIS_CONTAINER_SAVE": "said.sqsh"}
+    srun(lab, "true", env=env)
+    assert lab.run(["penroot", "list"], node="n1").stdout == "pyxis_said\n"
+    assert srun(lab, "--container-name=said", *sh("echo $IMAGE_NAME")) == "minimal\n"
+    assert srun(lab, "--container-image=./said.sqsh", *sh("echo $IMAGE_NAME")) == "minimal\n"
+    clear(lab, "rm said.sqsh")
+
+
+def test_the_log_of_an_entrypoint(lab: Lab) -> None:
+    env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_ENTRYPOINT": "yes", "PYXIS_CONTAINER_ENTRYPOINT_LOG": "yes"}
+    assert "entry for" in lab.run(["srun", "-w", "n1", "true"], env=env).stderr
+
+
+def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
+    env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_WORKDIR": "/usr"}
+    try:
+        script = "#!/bin/sh\necho $IMAGE_NAME $PWD\n"
+        lab.run(["sbatch", "--wait", "-w", "n1", "-o", "said.out"], input=script, env=env)
+        assert lab.run(["cat", "said.out"]).stdout.endswith("minimal /usr\n")
+    finally:
+        lab.run(["rm", "-f", "said.out"])
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "registry:5000#minimal:1",
+        "registry:5000/minimal:1",
+        "docker://registry:5000#minimal:1",
+        "docker://registry.lab/minimal:1",
+        "minimal:1",
+        "docker.io#library/minimal:1",
+        "registry:5000#minimal@DIGEST",
+    ],
+)
+def test_forms_of_a_reference(lab: Lab, reference: str) -> None:
+    if reference.endswith("DIGEST"):
+        digest = lab.run(["penroot", "digest", f"docker://{MINIMAL}"]).stdout.strip()
+        assert digest.startswith("sha256:")
+        reference = reference.replace("DIGEST", digest)
+    assert srun(lab, f"--container-image={reference}", *sh("echo $IMAGE_NAME")) == "minimal\n"
+
+
+def test_separators_in_names_of_files_and_the_same_mount_twice(lab: Lab) -> None:
+    lab.run("mkdir 'a b:c,d' && touch 'a b:c,d/file'")
+    try:
+        mount = r"./a\ b\:c\,d:/mnt/e\ f\:g\,h"
+        mounts = f"--container-mounts={mount},{mount}"
+        out = srun(lab, f"--container-image={MINIMAL}", mounts, *sh("ls /mnt/*; grep -c /mnt/e /proc/self/mounts"))
+        assert out == "file\n1\n"
+    finally:
+        lab.run(["rm", "-r", "a b:c,d"])
