@@ -30,10 +30,20 @@ FILES = (
     "/var/tmp/enroot-cache-*/trash/*",
     "/var/tmp/enroot-cache-*/*/.*",
     "/var/tmp/enroot-cache-*/*/*.partial",
+    "/tmp/penroot-*.trees/tmp/*",
+    "/tmp/penroot-*.trees/images/*",
+    "/tmp/penroot-*.trees/layers/*",
     "/var/spool/slurmd/job*",
 )
 # Directories that may stay when they are empty: one per user, made once.
-KEPT = ("/tmp/enroot-run-*", "/run/pyxis", "/run/pyxis/*", "/var/tmp/enroot-data-*", "/var/tmp/enroot-cache-*")
+KEPT = (
+    "/tmp/enroot-run-*",
+    "/tmp/penroot-*.trees",
+    "/run/pyxis",
+    "/run/pyxis/*",
+    "/var/tmp/enroot-data-*",
+    "/var/tmp/enroot-cache-*",
+)
 
 
 def inventory(entry: str, branch: str) -> dict[str, list[str]]:
