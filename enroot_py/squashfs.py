@@ -139,14 +139,14 @@ def _in_child(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, sett
 
 
 def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settings: "Settings") -> None:
-    from enroot_py import layers, linux, namespaces, rootfs, run, workers
+    from enroot_py import layers, linux, namespaces, rootfs, run, squashfuse, workers
 
     mksquashfs = run.find("mksquashfs", package="squashfs-tools")
     modes = sorted(layers.special_modes(lowerdirs))
     # Root inside owns every file, so that none is unreadable to mksquashfs.
     namespaces.enter_user(0, 0)
     namespaces.unshare(linux.CLONE_NEWNS)
-    server = rootfs.Server(image) if image else None
+    server = squashfuse.Server(image) if image else None
     namespaces.unshare(linux.CLONE_NEWNS)  # the server stays in the other one
     workers.die_with_parent()
     options = ["userxattr"]

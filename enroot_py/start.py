@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pwd import struct_passwd
     from typing import NoReturn
 
+    from enroot_py.squashfuse import Server
+
 USAGE = """\
 Usage: penroot start [options] [--] NAME|IMAGE [COMMAND] [ARG...]
        penroot batch [options] [--] CONFIG [COMMAND] [ARG...]
@@ -289,8 +291,8 @@ def enter(
 
     ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc, ``command`` is what the container will run, ``program`` what runs
-    instead of the image's own script. A ``superuser`` stays in
-    the user namespace in which he is root.
+    instead of the image's own script. A ``superuser`` stays in the user namespace
+    in which he is root.
 
     The process keeps its capabilities in the container's user namespace; the
     caller drops them. Raises PenrootError, after which the process is fit only
@@ -336,7 +338,7 @@ def enter(
         if not program:
             image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
             program = image.argv(command)[0] if image else "/bin/sh"
-        rootfs.read_ahead(root, program, context.environ.get("PATH", ""))
+        server.read_ahead(root, program, context.environ.get("PATH", ""))
     hooks.run(loaded, context)
     if conf or site:
         from enroot_py import scripts
@@ -424,7 +426,7 @@ def unshared(settings: Settings) -> int:
     return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
 
 
-def serve(source: rootfs.Source, *, superuser: bool) -> "rootfs.Server | None":
+def serve(source: rootfs.Source, *, superuser: bool) -> "Server | None":
     """Start the server of an image, if it is one, in a user namespace where its files are the caller's.
 
     Files of an image belong to root. In a namespace where the caller is root they are
@@ -432,10 +434,12 @@ def serve(source: rootfs.Source, *, superuser: bool) -> "rootfs.Server | None":
     """
     if not source.image or source.shared >= 0:
         return None
+    from enroot_py.squashfuse import Server
+
     if not superuser:
         namespaces.enter_user(0, 0)
         unshare(linux.CLONE_NEWNS)
-    return rootfs.Server(source.image)
+    return Server(source.image)
 
 
 def enter_namespaces(ids: "tuple[int, int]", more: int, *, nested: bool) -> None:

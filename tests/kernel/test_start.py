@@ -297,6 +297,15 @@ def test_a_directory_that_holds_the_scratch_is_mounted_without_it(user: User, im
     assert out == ""
 
 
+def test_what_has_the_name_of_a_program_but_is_none(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "opt/bin/true").mkdir(parents=True)  # PATH of the image is /opt/bin:/bin:/usr/bin
+    os.mkfifo(rootfs / "opt/bin/echo")
+    user.own(rootfs)
+    user.penroot("export", "-o", "odd.sqsh", "box")
+    user.start("./odd.sqsh", "true")
+    assert user.start("./odd.sqsh", "echo", "hi") == "hi\n"
+
+
 def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.start("box", "true")
     user.start(str(image), "true")

@@ -16,7 +16,7 @@ LAYERS = (
      "progress", "ldcache", "yamlcache", "yamlconf"},
     {"paths", "mounts", "configs", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
-     "fuseoverlay", "login"},
+     "fuseoverlay", "login", "squashfuse"},
     {"devices", "cdi", "nvidia", "nvml"},
     {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual"},
