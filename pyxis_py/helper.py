@@ -218,6 +218,8 @@ def end(container: "Held", asked: Job, asker: Channel) -> "NoReturn":
     """Finish the step for slurmstepd, which waits for the end of this process too."""
     log.sink = asker.log
     try:
+        if container.attached:
+            container.step.take_back(container.spaces)
         container.step.finish(asked.numbers["failed"] != 0, attached=container.attached)
         asker.send((("ok", ""),))
     except PenrootError as e:
@@ -234,6 +236,21 @@ def peer(socket: _socket.socket) -> "tuple[int, int]":
     return int.from_bytes(credentials[:4], sys.byteorder), int.from_bytes(credentials[4:8], sys.byteorder)
 
 
+class Running:
+    """What the helper of another step hands over of its container."""
+
+    __slots__ = ("environ", "workdir", "names", "fds", "shared", "remap_root")
+
+    def __init__(self, pairs: "list[tuple[str, str]]", fds: "list[int]") -> None:
+        self.environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
+        self.names = tuple(value for key, value in pairs if key == "ns")
+        self.fds = tuple(fds[: len(self.names)])
+        self.shared = fds[len(self.names)] if len(fds) > len(self.names) else -1
+        single = dict(pairs)
+        self.workdir = single["workdir"]
+        self.remap_root = "root" in single
+
+
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
 
@@ -244,14 +261,27 @@ class Held:
         self.shared = -1
         running = self._running()
         if running and step.joins_running():
-            self.environ, self.workdir, self.names, self.fds, _ = running
+            self.environ, self.workdir, self.names, self.fds = (
+                running.environ,
+                running.workdir,
+                running.names,
+                running.fds,
+            )
+            self.remap_root = running.remap_root
             self.attached = True
             step.check_attached(self.names)
+            step.bring(self.spaces, remap_root=self.remap_root)
         else:
-            self._build(running[4] if running else -1)
+            self.remap_root = step.settings.remap_root
+            self._build(running.shared if running else -1)
         self.directory = step.directory_id()
 
-    def _running(self) -> "tuple[dict[str, str], str, tuple[str, ...], tuple[int, ...], int] | None":
+    @property
+    def spaces(self) -> "dict[str, int]":
+        """The namespaces by name."""
+        return dict(zip(self.names, self.fds, strict=True))
+
+    def _running(self) -> "Running | None":
         """What the helper of a running container of this name hands over, or None."""
         step = self.step
         if step.request.name is None:
@@ -271,10 +301,7 @@ class Held:
                 continue  # it has ended in this very moment
             finally:
                 channel.socket.close()
-            environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
-            names = tuple(value for key, value in pairs if key == "ns")
-            shared = fds[len(names)] if len(fds) > len(names) else -1
-            return environ, dict(pairs)["workdir"], names, tuple(fds[: len(names)]), shared
+            return Running(pairs, fds)
         return None
 
     def _build(self, shared: int) -> None:
@@ -327,6 +354,8 @@ class Held:
         """Let another step in; with it goes the root file system alone, for a container of its own on it."""
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.names)]
         pairs += [("environ", f"{name}={value}") for name, value in self.environ.items()]
+        if self.remap_root:
+            pairs.append(("root", ""))
         channel.send(pairs, (*self.fds, self.shared) if self.shared >= 0 else self.fds)
 
 

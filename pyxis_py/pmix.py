@@ -38,17 +38,29 @@ def variables(environ: "Mapping[str, str]") -> "dict[str, str]":
     return {mca: environ[said] for said, mca in _MODULES if environ.get(said) and mca not in environ}
 
 
-def munge(environ: "Mapping[str, str]", *, remap_root: bool) -> str:
-    """The directory of munged's socket where a client must have it, else empty.
+def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tuple[str, str, str]]":
+    """What a client needs of the node at the same paths: path, "rw" or "ro", and what for.
 
     PMIx's "native" credential is what the client takes for its own user id. That is 0 for root
     of a user namespace, and the server refuses it. MUNGE asks the kernel, munge(7).
     """
-    return _MUNGE if remap_root and used(environ) and _munge_serves(environ) else ""
+    if not used(environ):
+        return []
+    found = []
+    server = environ.get("PMIX_SERVER_TMPDIR", "")
+    if os.path.isdir(server):
+        found.append((server, "rw", "PMIX_SERVER_TMPDIR"))
+    if remap_root and not _without_munge(environ):
+        found.append((_MUNGE, "ro", "PMIx with --container-remap-root"))
+    return found
 
 
-def _munge_serves(environ: "Mapping[str, str]") -> bool:
-    return "munge" in environ.get("PMIX_SECURITY_MODE", "").split(",") and os.path.isdir(_MUNGE)
+def _without_munge(environ: "Mapping[str, str]") -> str:
+    """Why MUNGE cannot vouch for a client, and how the site makes it; else empty."""
+    offered = environ.get("PMIX_SECURITY_MODE", "")
+    if "munge" not in offered.split(","):
+        return f"it offers no MUNGE here (PMIX_SECURITY_MODE={offered}): the nodes need a PMIx built with MUNGE"
+    return "" if os.path.isdir(_MUNGE) else f"there is no {_MUNGE} on this node: munged must run there"
 
 
 def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
@@ -57,19 +69,11 @@ def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
     Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
     well be a shell on a cluster whose MpiDefault is pmix, and is told only.
     """
-    if not used(environ) or _munge_serves(environ):
+    lack = _without_munge(environ) if used(environ) else ""
+    if not lack:
         return ""
-    why = (
-        "PMIx refuses clients that are root of a user namespace, as it does not offer MUNGE here "
-        f"(PMIX_SECURITY_MODE={environ.get('PMIX_SECURITY_MODE', '')})"
-    )
+    why = f"PMIx refuses clients that are root of a user namespace, as {lack}"
     if tasks > 1:
-        hint = "with MPI: --no-container-remap-root; a program without: --mpi=none"
+        hint = "with MPI: --no-container-remap-root, or --mpi=pmi2; a program without: --mpi=none"
         raise ConfigError(f"--container-remap-root: {why}", hint=hint)
     return f"MPI will not work with --container-remap-root: {why}"
-
-
-def directory(environ: "Mapping[str, str]") -> str:
-    """The server's directory, which a client expects at the same path; empty where there is none."""
-    path = environ.get("PMIX_SERVER_TMPDIR", "")
-    return path if used(environ) and os.path.isdir(path) else ""

@@ -109,13 +109,39 @@ class Step:
         if self.request.mounts:
             tell("ignoring --container-mounts when attaching to a running container")
 
+    def bring(self, spaces: "Mapping[str, int]", *, remap_root: bool) -> None:
+        """Mount in a running container what PMIx needs for this step. Raises ConfigError where MPI would hang."""
+        if remap_root:
+            self._check_pmix()
+        if mounts := self._pmix_mounts(remap_root=remap_root):
+            from pyxis_py import attached
+
+            # Only told: a step without MPI needs none of it, and PMIx has other ways to some of it.
+            if why := attached.bring(spaces, mounts):
+                log.warn(f"MPI may not work in the running container {self.request.name}: {why}")
+
+    def take_back(self, spaces: "Mapping[str, int]") -> None:
+        """At the end: the container that goes on running keeps no mount of this step."""
+        if mounts := self._pmix_mounts(remap_root=False):
+            from pyxis_py import attached
+
+            attached.take_back(spaces, mounts)
+
+    def _pmix_mounts(self, *, remap_root: bool) -> "list[Mount]":
+        return [
+            Mount(path, path, "none", f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private", 0, what)
+            for path, mode, what in pmix.directories(self.job.environ, remap_root=remap_root)
+        ]
+
+    def _check_pmix(self) -> None:
+        if why := pmix.check_root(self.job.environ, self.job.numbers.get("totaltasks", 0)):
+            log.warn(why)
+
     def prepare(self) -> rootfs.Source:
         """The root file system of the step, imported and created where that is needed. Raises PenrootError."""
         request = self.request
         if self.settings.remap_root:
-            why = pmix.check_root(self.job.environ, self.job.numbers.get("totaltasks", 0))
-            if why:
-                log.warn(why)
+            self._check_pmix()
         for mount in request.mounts:
             if mount.source.startswith("/") and not os.path.exists(mount.source):
                 raise MountError(
@@ -247,12 +273,7 @@ class Step:
         if self.job.script:
             flags = "x-create=file,bind,ro,nosuid,nodev,private"
             mounts.append(Mount(self.job.script, self.job.script, "none", flags, 0, "batch script"))
-        if server := pmix.directory(self.job.environ):
-            flags = "x-create=dir,bind,rw,nosuid,noexec,nodev,private"
-            mounts.append(Mount(server, server, "none", flags, 0, "PMIX_SERVER_TMPDIR"))
-        if munge := pmix.munge(self.job.environ, remap_root=self.settings.remap_root):
-            flags = "x-create=dir,bind,ro,nosuid,noexec,nodev,private"
-            mounts.append(Mount(munge, munge, "none", flags, 0, "PMIx with --container-remap-root"))
+        mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
         env = options.chosen(self.request.env, self.job.environ)
         container = start.enter(
             source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, sh, srun
 
 MPI = "--container-image=registry:5000#mpi:1"
 
@@ -22,6 +22,20 @@ def test_ranks_find_each_other(lab: Lab, root: str, writable: str) -> None:
 def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
     lab.run(["srun", "-N2", "--mpi=pmix", "--container-remap-root", MPI, "./hello"])
     assert_nothing_left(lab)
+
+
+@pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
+@pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
+def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, writable: str) -> None:
+    first = ["srun", *ON_N1, MPI, "--container-name=runs", root, writable]
+    step = lab.popen([*first, *sh("echo up; read line; grep -c pmix /proc/self/mountinfo")])
+    expect(step, "up")
+    done = lab.run(["srun", *ON_N1, "-n2", "--mpi=pmix", "--container-name=runs:exec", "./hello"])
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 on n1", "rank 1 of 2 on n1", "sum 1"]
+    assert "PMIX ERROR" not in done.stderr
+    out, _ = end(step)
+    assert out == "0\n"  # nothing of the second step stays mounted in it
+    clear(lab)
 
 
 def test_pytorch_variables(lab: Lab) -> None:
