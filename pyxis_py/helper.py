@@ -198,7 +198,7 @@ def serve(container: "Held", listener: _socket.socket, address: str) -> "NoRetur
                     continue
                 asked = Job(asker.receive())
                 if asked.verb == "finish":
-                    end(container, asked, asker)
+                    end(container, asked, asker, listener)
                 elif asked.verb == "attach":
                     # A container that was removed while it runs is nobody's to attach to.
                     if step.directory_id() == container.directory:
@@ -214,13 +214,13 @@ def serve(container: "Held", listener: _socket.socket, address: str) -> "NoRetur
             os._exit(0)
 
 
-def end(container: "Held", asked: Job, asker: Channel) -> "NoReturn":
+def end(container: "Held", asked: Job, asker: Channel, listener: _socket.socket) -> "NoReturn":
     """Finish the step for slurmstepd, which waits for the end of this process too."""
     log.sink = asker.log
     try:
         if container.attached:
             container.step.take_back(container.spaces)
-        container.step.finish(asked.numbers["failed"] != 0, attached=container.attached)
+        container.step.finish(asked.numbers["failed"] != 0, lambda: refuse(listener))
         asker.send((("ok", ""),))
     except PenrootError as e:
         asker.fail(e)
@@ -228,6 +228,12 @@ def end(container: "Held", asked: Job, asker: Channel) -> "NoReturn":
         sys.excepthook(*sys.exc_info())
         asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
     os._exit(0)
+
+
+def refuse(listener: _socket.socket) -> None:
+    """Turn away who asks to attach within a moment: the step is ending, and that one would wait for us, we for it."""
+    if select.select([listener.fileno()], (), (), 0.05)[0]:
+        os.close(listener._accept()[0])  # type: ignore[attr-defined]  # as in serve
 
 
 def peer(socket: _socket.socket) -> "tuple[int, int]":
@@ -239,7 +245,7 @@ def peer(socket: _socket.socket) -> "tuple[int, int]":
 class Running:
     """What the helper of another step hands over of its container."""
 
-    __slots__ = ("environ", "workdir", "names", "fds", "shared", "remap_root")
+    __slots__ = ("environ", "workdir", "names", "fds", "shared", "remap_root", "served")
 
     def __init__(self, pairs: "list[tuple[str, str]]", fds: "list[int]") -> None:
         self.environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
@@ -249,6 +255,7 @@ class Running:
         single = dict(pairs)
         self.workdir = single["workdir"]
         self.remap_root = "root" in single
+        self.served = single.get("served", "")  # the step with the process that serves its squashfs image
 
 
 class Held:
@@ -259,6 +266,7 @@ class Held:
         self.step = step
         self.attached = False
         self.shared = -1
+        self.served = ""
         running = self._running()
         if running and step.joins_running():
             self.environ, self.workdir, self.names, self.fds = (
@@ -267,9 +275,9 @@ class Held:
                 running.names,
                 running.fds,
             )
-            self.remap_root = running.remap_root
+            self.remap_root, self.served = running.remap_root, running.served
             self.attached = True
-            step.check_attached(self.names)
+            step.check_attached(self.names, self.served)
             step.bring(self.spaces, remap_root=self.remap_root)
         else:
             self.remap_root = step.settings.remap_root
@@ -308,6 +316,7 @@ class Held:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
         step = self.step
         source = step.prepare()
+        self.served = step.own_name if source.image else ""
         source.shared = shared if step.settings.rootfs_writable else -1
         theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         child = os.fork()
@@ -356,6 +365,8 @@ class Held:
         pairs += [("environ", f"{name}={value}") for name, value in self.environ.items()]
         if self.remap_root:
             pairs.append(("root", ""))
+        if self.served:
+            pairs.append(("served", self.served))
         channel.send(pairs, (*self.fds, self.shared) if self.shared >= 0 else self.fds)
 
 

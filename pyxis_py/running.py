@@ -5,6 +5,7 @@ RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP. A link whose helper is dead is
 known by ECONNREFUSED and removed by whoever finds it.
 """
 
+import _socket
 import fcntl
 import os
 
@@ -12,6 +13,8 @@ from enroot_py.errors import PenrootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyxis_py.job import Job
 
 
@@ -21,17 +24,17 @@ class Registry:
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
 
-    def lock(self, name: str) -> int:
-        """Wait until no other step is making or starting the container ``name``; closing the descriptor ends that.
+    def lock(self, name: str, meanwhile: "Callable[[], None] | None" = None) -> int:
+        """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
-        Raises PenrootError.
+        ``meanwhile`` is called again and again until then. Raises PenrootError.
         """
         directory = f"{self.path}/{name}"
         while True:
             try:
                 os.makedirs(directory, 0o700, exist_ok=True)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                _flock(fd, meanwhile)
                 # Whoever had it may have removed the directory.
                 if os.stat(directory).st_ino == os.fstat(fd).st_ino:
                     return fd
@@ -87,6 +90,22 @@ class Registry:
                 continue
         return found
 
+    def others(self, name: str, jobid: int, stepid: int) -> "list[str]":
+        """The steps besides this one whose helpers hold the container ``name``."""
+        found = []
+        for step, address in self.addresses(name):
+            if step == f"{jobid}.{stepid}":
+                continue
+            socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+            try:
+                socket.connect("\0" + address)
+                found.append(step)
+            except ConnectionRefusedError:
+                self.forget_dead(name, step)
+            finally:
+                socket.close()
+        return found
+
     def forget_dead(self, name: str, step: str) -> None:
         """Remove the link of a helper that does not answer."""
         self._forget(name, step)
@@ -101,6 +120,18 @@ class Registry:
             steps = [step for step, _ in self.addresses(name) if step.startswith(f"{jobid}.")]
             for step in steps or [""]:
                 self._forget(name, step)
+
+
+def _flock(fd: int, meanwhile: "Callable[[], None] | None") -> None:
+    if meanwhile is None:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            meanwhile()
 
 
 def note(runtime_path: str, uid: int, container: str, directory: str) -> None:

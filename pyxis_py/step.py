@@ -97,7 +97,7 @@ class Step:
             return None
         return info.st_dev, info.st_ino
 
-    def check_attached(self, names: "tuple[str, ...]") -> None:
+    def check_attached(self, names: "tuple[str, ...]", served: str) -> None:
         """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
         for kind in self.request.unshare:
             if kind not in names:
@@ -108,6 +108,12 @@ class Step:
                 )
         if self.request.mounts:
             tell("ignoring --container-mounts when attaching to a running container")
+        if served:
+            # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
+            log.warn(
+                f"the files of the running container {self.request.name} come from a process of step {served} "
+                "and are gone when that one ends; a container with a name is unpacked, and stays"
+            )
 
     def bring(self, spaces: "Mapping[str, int]", *, remap_root: bool) -> None:
         """Mount in a running container what PMIx needs for this step. Raises ConfigError where MPI would hang."""
@@ -211,12 +217,17 @@ class Step:
                 containers.remove_if_there(name, self.settings)
 
     @property
+    def own_name(self) -> str:
+        """JOB.STEP."""
+        return f"{self.job.jobid}.{self.job.stepid}"
+
+    @property
     def _step_name(self) -> str:
-        return f"pyxis_{self.job.jobid}.{self.job.stepid}"
+        return f"pyxis_{self.own_name}"
 
     def _note(self, what: str) -> None:
-        named_stays = self.request.name is not None and what != self.name
-        path = "-" if named_stays else f"{self.settings.data_path}/{self.name}"
+        stays = what != self.name and not self._goes_with_steps
+        path = "-" if stays else f"{self.settings.data_path}/{self.name}"
         running.note(self.plugin.runtime_path, self.job.uid, what, path)
 
     def _from_file(self, image: str) -> rootfs.Source:
@@ -334,14 +345,27 @@ class Step:
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
         return assign, (*drop, RESOLVED)
 
-    def finish(self, failed: bool, *, attached: bool = False) -> None:
+    def finish(self, failed: bool, meanwhile: "Callable[[], None] | None" = None) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
         ``failed``: not every task of the node has entered, so there is nothing to save.
+        ``meanwhile``: what to do while another step is about to start or to end in the same container.
         """
         if not self.request.wants_container:
             return
-        self.registry.remove(self.name, self.job)
+        if not self._goes_with_steps:
+            self.registry.remove(self.name, self.job)
+            self._leave(failed)
+            return
+        # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
+        lock = self.registry.lock(self.name, meanwhile)
+        try:
+            self._leave(failed)
+        finally:
+            self.registry.remove(self.name, self.job)
+            os.close(lock)
+
+    def _leave(self, failed: bool) -> None:
         try:
             if self.request.save and not failed:
                 self._save(self.request.save)
@@ -350,13 +374,18 @@ class Step:
                 from pyxis_py import importer
 
                 importer.release(self.plugin, self.host)
-            if self.request.name is None and not attached:
+            if self._goes_with_steps and not self.registry.others(self.name, self.job.jobid, self.job.stepid):
                 _remove(self.name, self.settings)
             if failed and self.request.image:
                 from enroot_py.store import Store
 
                 Store(self.settings.cache_path).sweep()  # of an import that was killed
             running.erase(self.plugin.runtime_path, self.job.uid, self._step_name)
+
+    @property
+    def _goes_with_steps(self) -> bool:
+        """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
+        return self.request.name is None or os.path.exists(f"{self.settings.data_path}/{self.name}/{_BOOT}")
 
     def _check_save(self, save: str) -> None:
         directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
@@ -379,12 +408,14 @@ class Step:
 def clean_up(job: "Job") -> None:
     """After a job: remove the containers that were to go with it. Raises PenrootError."""
     plugin = plugin_settings.load(job.arguments)
-    running.Registry(plugin.runtime_path, job.uid).forget_job(job.jobid)
+    registry = running.Registry(plugin.runtime_path, job.uid)
+    registry.forget_job(job.jobid)
     for name, path in running.noted(plugin.runtime_path, job.uid, job.jobid):
         if path.startswith("/"):
             directory, container = os.path.split(path)
             settings = enroot_settings.load(job.environ).replace("epilog", data_path=directory)
-            _remove(container, settings)
+            if not registry.others(container, job.jobid, -1):  # of another job, which has noted it too
+                _remove(container, settings)
         running.erase(plugin.runtime_path, job.uid, name)
 
 

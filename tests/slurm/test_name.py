@@ -67,6 +67,36 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     end(step)
 
 
+def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
+    script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
+    first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
+    assert first.stdout is not None
+    name = f"--container-name={first.stdout.readline().strip()}"
+    second = lab.popen(["srun", *ON_N1, name, *sh("echo up; read line; cat /kept; echo 2 > /kept; cat /kept")])
+    expect(second, "up")
+    end(first)
+    # Its job has ended, and the epilog must not remove it either.
+    until(lambda: len(lab.run(["squeue", "-h", "-u", "alice"]).stdout.splitlines()) == 1, "the first job is gone")
+    assert srun(lab, name + ":exec", "cat", "/kept") == "1\n"
+    out, _ = end(second)
+    assert (second.returncode, out) == (0, "1\n2\n")
+    assert lab.run(["penroot", "list"], node="n1").stdout == ""
+
+
+def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
+    srun(lab, IMAGE, "--container-save=name.sqsh", "true")
+    try:
+        script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")
+        first = lab.popen(["srun", *ON_N1, "--container-image=./name.sqsh", *script])
+        assert first.stdout is not None
+        name = first.stdout.readline().strip()
+        done = lab.run(["srun", *ON_N1, f"--container-name={name}", "true"])
+        assert f"come from a process of step {name} and are gone when that one ends" in done.stderr
+        end(first)
+    finally:
+        lab.run(["rm", "-f", "name.sqsh"])
+
+
 def test_modes(lab: Lab) -> None:
     assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
     with running(lab, IMAGE, NAME):
