@@ -84,16 +84,16 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
         with open(directory + "/index", "xb") as f:
             f.writelines(tree.index(layer))
         with open(directory + "/sums", "xb") as f:
-            f.writelines(sums(directory + "/fs", tree.checksums))
+            f.writelines(sums(directory + "/fs", tree.sums))
     except OSError as e:
         _cannot_store(e, b"", directory)
     return layer
 
 
-def sums(root: str, known: Mapping[int, int] | None = None) -> Iterator[bytes]:
+def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
     """A line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for all that is in a tree, whose names are sorted.
 
-    ``known`` has the checksums of files by inode; others are read. It is a CRC-32: ten
+    ``known`` has all but the path of files by inode; others are read. CRC is a CRC-32: ten
     times as fast as SHA-256, and enough to find what was changed or damaged by accident;
     who can forge a tree can forge its sums too. KIND is f, l (CRC of the target), d, D for
     an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. Raises OSError.
@@ -103,12 +103,15 @@ def sums(root: str, known: Mapping[int, int] | None = None) -> Iterator[bytes]:
     pending = _scan(base, b"")
     while pending:
         path, entry = pending.pop()
+        line = known.get(entry.inode())
+        if line is not None and entry.is_file(follow_symlinks=False):
+            yield line + _escape(path) + b"\n"
+            continue
         found = entry.stat(follow_symlinks=False)
         kind, size, crc = "o", 0, 0
         if stat.S_ISREG(found.st_mode):
             kind, size = "f", found.st_size
-            at = known.get(found.st_ino)
-            crc = _checksum(entry.path) if at is None else at
+            crc = _checksum(entry.path)
         elif stat.S_ISLNK(found.st_mode):
             kind, crc = "l", crc32(os.readlink(entry.path))
         elif stat.S_ISDIR(found.st_mode):
@@ -116,8 +119,11 @@ def sums(root: str, known: Mapping[int, int] | None = None) -> Iterator[bytes]:
             pending += _scan(entry.path, path + b"/")
         elif is_whiteout(found):
             kind = "w"
-        line = f"{kind} {found.st_mode & 0o7777:o} {size} {found.st_mtime_ns} {crc:08x} "
-        yield line.encode() + _escape(path) + b"\n"
+        yield _sum(kind, found.st_mode, size, found.st_mtime_ns, crc) + _escape(path) + b"\n"
+
+
+def _sum(kind: str, mode: int, size: int, mtime: int, crc: int) -> bytes:
+    return f"{kind} {mode & 0o7777:o} {size} {mtime} {crc:08x} ".encode()
 
 
 def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
@@ -207,7 +213,7 @@ class Tree:
         self._times: dict[bytes, int] = {}
         self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
-        self.checksums: dict[int, int] = {}  # of files, by inode
+        self.sums: dict[int, bytes] = {}  # what sums() says of a file but for its path, by inode
         self.opaque = False
         self.count = 0
 
@@ -406,21 +412,26 @@ class Tree:
             self._remove(parent, name)
             fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         try:
-            made = os.fstat(fd)
+            crc = None
             if entry.segments is None:
-                self.checksums[made.st_ino] = data.copy(entry.size, fd, 0)
+                crc = data.copy(entry.size, fd, 0)
             else:
                 for offset, length in entry.segments:
                     if offset + length > entry.size:
                         raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse segment beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
-                self.checksums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
             if entry.pax:
                 self._set_xattrs(fd, entry)
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            made = os.fstat(fd)
             if made.st_mode & 0o7777 != mode:  # a default ACL
                 os.fchmod(fd, mode)
-            os.utime(fd, ns=(entry.mtime, entry.mtime))
+                made = os.fstat(fd)
+            if crc is None:
+                self.sums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
+            else:
+                self.sums[made.st_ino] = _sum("f", made.st_mode, entry.size, made.st_mtime_ns, crc)
         finally:
             os.close(fd)
 

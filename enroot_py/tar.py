@@ -28,8 +28,8 @@ _adler32: Callable[[bytes], int] = isal_zlib.adler32
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-# name mode uid gid size mtime chksum typeflag linkname magic+version devmajor devminor prefix
-_HEADER = Struct("100s 8s 8s 8s 12s 12s 8s c 100s 8s 64x 8s 8s 155s 12x")
+# name mode+uid+gid size mtime typeflag linkname magic+version devmajor devminor prefix
+_HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
 _CHUNK = 1 << 18
 _PIECE = 1 << 20  # bytes of decompressed data at a time
@@ -387,6 +387,13 @@ class Tar:
 
     def copy(self, size: int, fd: int, offset: int) -> int:
         """Write the next ``size`` bytes to a file at ``offset``; returns their CRC-32."""
+        at, end = self._at, self._at + size
+        if end <= len(self._chunk):  # most files are small
+            self._at = end
+            data = memoryview(self._chunk)[at:end]
+            if not size or os.pwrite(fd, data, offset) == size:
+                return crc32(data)
+            self._at = at
         crc = 0
         for piece in self.pieces(size):
             size -= len(piece)
@@ -477,13 +484,25 @@ class Entry:
 
 
 def _check_sum(block: bytes, at: int) -> None:
-    want = _number(block[148:156])
+    field = block[148:156]
     # The low half of Adler-32 is 1 plus the sum of all bytes, modulo 65521, in a tenth of the time of sum(): RFC 1950.
-    if (_adler32(block[:148] + b" " * 8 + block[156:]) - 1 - want) & 0xFFFF == 0:
+    if (_adler32(block) - 1 - _sum_that_says(field)) & 0xFFFF == 0:
         return
-    unsigned = sum(block) - sum(block[148:156]) + 8 * 32
+    want = _number(field)
+    unsigned = sum(block) - sum(field) + 8 * 32
     if want != unsigned and want != unsigned - 256 * sum(b > 127 for b in block[:148] + block[156:]):
         raise ImageError(f"the layer is no tar: bad header checksum before byte {at}")
+
+
+@lru_cache(4096)
+def _sum_that_says(field: bytes) -> int:
+    """Of all bytes of a header with this checksum, which is counted there as eight spaces."""
+    return _number(field) + sum(field) - 8 * 32
+
+
+@lru_cache(4096)
+def _mode_and_owner(fields: bytes) -> tuple[int, int, int]:
+    return _number(fields[:8]) & 0o7777, _number(fields[8:16]), _number(fields[16:])
 
 
 @lru_cache(4096)
@@ -533,14 +552,15 @@ def _in_force(common: Mapping[bytes, bytes], own: Mapping[bytes, bytes]) -> Mapp
 
 
 def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Entry:
-    name, mode, uid, gid, size_, mtime_, _, kind, link, magic, major, minor, prefix = _HEADER.unpack(block)
-    name, link = name.split(b"\0", 1)[0], link.split(b"\0", 1)[0]
+    name, owners, size_, mtime_, kind, link, magic, major, minor, prefix = _HEADER.unpack(block)
+    name = name.split(b"\0", 1)[0]
+    link = link.split(b"\0", 1)[0] if link[0] else b""
     if prefix[0] and magic[:6] == b"ustar\0":
         name = prefix.split(b"\0", 1)[0] + b"/" + name
     path = long_name or name
     link = long_link or link
     size, mtime = _number(size_), None
-    owner, group = _number(uid), _number(gid)
+    mode, owner, group = _mode_and_owner(owners)
     if pax:
         path = pax.get(b"GNU.sparse.name") or pax.get(b"path") or path
         link = pax.get(b"linkpath") or link
@@ -556,13 +576,15 @@ def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, lo
         kind = b"5" if path.endswith(b"/") and not size else b"0"
     if mtime is None:
         mtime = _number(mtime_) * 10**9
+    if not -(2**62) <= mtime <= 2**62:
+        mtime = max(-(2**62), min(mtime, 2**62))
     entry = Entry(
         path,
         kind,
-        _number(mode) & 0o7777,
+        mode,
         owner,
         group,
-        max(-(2**62), min(mtime, 2**62)),
+        mtime,
         size,
         size if kind in b"0S" else 0,
         link,

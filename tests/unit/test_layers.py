@@ -31,8 +31,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def unpack(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
-    """Unpack a tar of ``entries`` and return the tree."""
+    """Unpack a tar of ``entries`` and return the tree, of which its sums say what is there."""
     layers.unpack(io.BytesIO(images.tar(entries, **options)), str(place))
+    assert list(layers.differences(str(place))) == []
     return place / "fs"
 
 
