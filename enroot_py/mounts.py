@@ -6,6 +6,7 @@ Beyond mount(8): x-create=dir|file|auto makes the target, x-move and x-detach
 move and detach, passno -1 comes before the hooks and 0 after them.
 """
 
+import errno
 import os
 import stat
 from _collections_abc import Iterator, Mapping
@@ -128,6 +129,12 @@ class Mount:
             return f"the source must exist on the node {os.uname().nodename}" + (f"; {where}" if where else "")
         if isinstance(error, NotADirectoryError):
             return "a directory mounts on a directory, a file on a file" + (f"; {where}" if where else "")
+        if error.errno == errno.EINVAL and self._binds and os.path.isfile(self.source):
+            # What open_tree(2) and move_mount(2) say of a file on a directory.
+            return "a file mounts on a file: write SOURCE:TARGET/NAME" + (f"; {where}" if where else "")
+        if error.errno == errno.ENODEV:
+            form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
+            return f"no file system of type {self.fstype!r} here: it is {form}" + (f"; {where}" if where else "")
         return where
 
     @property

@@ -75,6 +75,21 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
     assert inside(user, "echo $SEEN; ls -d /before /after /none") == "before\n/after\n/before\n/none\n"
 
 
+@pytest.mark.parametrize(
+    ("mount", "way_out"),
+    [
+        ("/etc/hosts:/etc", "a file mounts on a file"),
+        ("/etc:/x:nope", "no file system of type 'nope' here"),
+        ("etc:/x", "SOURCE on the host begins with / or ./"),
+        ("/no/such:/x", "the source must exist on the node"),
+    ],
+)
+def test_a_failed_mount_says_the_way_out(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
+    hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
+    assert way_out in hint
+    assert f"asked for by --mount {mount}" in hint
+
+
 def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "a b").mkdir()
     (user.home / "a b/f").write_text("spaced\n")
