@@ -389,15 +389,16 @@ class Step:
 
     def _check_save(self, save: str) -> None:
         directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
-        if not os.path.isdir(directory):
-            why = "no such directory"
+        file = os.path.join(directory, os.path.basename(save))
+        if os.path.isdir(file):
+            why, hint = f"{file} is a directory", "name the file"
+        elif not os.path.isdir(directory):
+            why, hint = f"no such directory: {directory}", f"it must be there on the node {self.job.node}"
         elif not os.access(directory, os.W_OK | os.X_OK):
-            why = "the directory is not writable for you"
+            why, hint = f"the directory is not writable for you: {directory}", "save to a directory of your own"
         else:
             return
-        raise ImageError(
-            f"--container-save={save}: {why}: {directory}", hint=f"it must be there on the node {self.job.node}"
-        )
+        raise ImageError(f"--container-save={save}: {why}", hint=hint)
 
     def _save(self, save: str) -> None:
         output = os.path.join(self.job.cwd or "/", save)

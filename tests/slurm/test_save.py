@@ -53,6 +53,7 @@ def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
     [
         ("/no/such/dir/x.sqsh", "no such directory: /no/such/dir"),
         ("/usr/x.sqsh", "the directory is not writable for you: /usr"),
+        ("/usr", "/usr is a directory"),
     ],
 )
 def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab, path: str, why: str) -> None:
