@@ -44,10 +44,10 @@ class Stored:
 
 def images(store: Store) -> list[Stored]:
     """All images of a store, the one that was used last first."""
-    names: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
     for known in store.names():
         if known.text:
-            names.setdefault(known.digest, []).append(known.text.rpartition("+")[0])
+            names.setdefault(known.digest, set()).add(known.text.rpartition("+")[0])  # one of each architecture
     found = []
     for name in _directories(store, "images"):
         path = f"{store.root}/images/{name}"

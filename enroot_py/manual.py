@@ -129,7 +129,8 @@ def _verb_page(verb: str, command: click.Command) -> str:
 
 
 def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
-    found = (parameter.get_help_record(context) for parameter in command.get_params(context))
+    params = (parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option))
+    found = (parameter.get_help_record(context) for parameter in params)
     return [record for record in found if record is not None]
 
 
