@@ -26,6 +26,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.group(cls=Commands, context_settings=_CONTEXT, no_args_is_help=False, invoke_without_command=True)
+@click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(130)
     except click.UsageError as e:
         hint = f"{e.ctx.command_path} --help" if e.ctx else "penroot help"
-        raise UsageError(e.format_message().rstrip("."), hint=hint) from e
+        raise UsageError(" ".join(e.format_message().split()).rstrip("."), hint=hint) from e
 
 
 def command(function: Callable[..., None]) -> click.Command:
@@ -179,6 +180,17 @@ def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
     sys.exit(start.execute_in(target, words, env, settings.load()))
 
 
+def _confirmed(question: str) -> bool:
+    """The answer of whom may be asked. Raises UsageError where nobody is there."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        sys.stderr.write("\n")  # the question's line has no end
+        if sys.stdin.isatty():
+            raise
+        raise UsageError("nobody answers on stdin", hint="--force does not ask") from None
+
+
 @command
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_names)
@@ -190,7 +202,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
         if containers.check_name(name) not in containers.names(options):
             log.error(f"no such container: {name}")
             failed = True
-        elif options.force_override or click.confirm(f"Do you really want to delete {name}?", err=True):
+        elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
             containers.remove(name, options)
     if failed:
         raise PenrootError("not every container was removed", hint="penroot list shows those there are")
@@ -276,7 +288,7 @@ def manual_(directory: str) -> None:
     click.echo(manual.example(), nl=False)
 
 
-@penroot.group(context_settings=_CONTEXT)
+@penroot.group(context_settings=_CONTEXT, no_args_is_help=False)
 def cache() -> None:
     """Show, check and clean the store of images."""
 
@@ -301,7 +313,9 @@ def cache_list() -> None:
 
 @cache.command("prune", context_settings=_CONTEXT)
 @click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
-@click.option("--older", metavar="DAYS", type=float, default=0, help="Only what was not used for so long.")
+@click.option(
+    "--older", metavar="DAYS", type=click.FloatRange(0), default=0, help="Only what was not used for so long."
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     """Remove images that no container uses, those used longest ago first."""

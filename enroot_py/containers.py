@@ -29,7 +29,7 @@ def find(target: str, settings: Settings) -> Source:
     """
     if os.path.isfile(target):
         return find_file(target, settings)
-    if "/" in target or not target:
+    if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         raise ContainerError(
             f"no such image: {target}", hint="give a container's name, a squashfs image or docker://IMAGE"
         )
@@ -100,6 +100,8 @@ def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
 def check_name(name: str) -> str:
     if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255 or "\0" in name:
         raise UsageError(f"not a container name: {name!r}", hint="a name is a file name without '/'")
+    if name.startswith("."):  # of what is being made: names() shows none
+        raise UsageError(f"not a container name: {name!r}", hint="a name does not begin with a dot")
     return name
 
 
@@ -186,7 +188,7 @@ def space(error: OSError) -> str:
         errno.EDQUOT: "the quota of the user is used up: quota -s tells",
         errno.EROFS: "the file system is read-only: set ENROOT_DATA_PATH to another one",
         errno.EACCES: "check the owner and mode of the directory, or set ENROOT_DATA_PATH",
-    }.get(error.errno or 0, "")
+    }.get(error.errno or 0, "set ENROOT_DATA_PATH to a directory of your own")
 
 
 def names(settings: Settings) -> "list[str]":

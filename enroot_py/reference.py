@@ -164,7 +164,7 @@ def parse(text: str, cwd: str = "") -> "Reference | LocalImage":
     repository, tag = _split_tag(image)
     if registry in HUB_NAMES:
         registry = DOCKER_HUB
-        if "/" not in repository:
+        if repository and "/" not in repository:
             repository = "library/" + repository
     _check_repository(text, repository)
     if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG.issuperset(tag)):

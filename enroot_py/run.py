@@ -1,5 +1,6 @@
 """The only door to other programs. Nothing on the start path comes here."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,8 @@ def run(
 
     The process that becomes it calls ``before``.
 
-    Raises ``error`` with the last two lines that it wrote, to stderr if it did, when it fails.
+    Raises ``error`` when it fails, with what it wrote, to stderr if it did: the line that begins with
+    its own name, which a usage text may follow, or else the last two.
     """
     log.debug("run " + " ".join(command))
     done = subprocess.run(
@@ -46,6 +48,8 @@ def run(
     if done.returncode != 0:
         said = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-* complain on stdout
         lines = [line for line in said.splitlines() if line.strip()]
-        why = "; ".join(lines[-2:]) if lines else f"exit status {done.returncode}"
+        prefixes = (f"{command[0]}: ", f"{os.path.basename(command[0])}: ")
+        own = [line.partition(": ")[2] for line in lines if line.startswith(prefixes)]
+        why = "; ".join(own[:1] or lines[-2:]) if lines else f"exit status {done.returncode}"
         raise error(f"{command[0]} failed: {why}", hint="command: " + " ".join(command))
     return done.stdout or ""

@@ -103,6 +103,9 @@ def check_output(output: str, settings: "Settings") -> None:
         raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
     if os.path.lexists(output) and not settings.force_override:
         raise ImageError(f"file exists: {output}", hint="--force overwrites it")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        why = "Read-only file system" if os.statvfs(directory).f_flag & os.ST_RDONLY else "Permission denied"
+        raise ImageError(f"cannot write {output}: {why}", hint=f"is {directory} yours to write to?")
 
 
 def _link(source: str, output: str, *, replace: bool) -> None:

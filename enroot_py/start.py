@@ -86,7 +86,7 @@ VALUES = {
 }
 
 
-def parse(arguments: "list[str]") -> "Options | None":
+def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
     """The options of a command line, or None where it asks for help. Raises UsageError."""
     options = Options()
     rest = list(arguments)
@@ -103,21 +103,22 @@ def parse(arguments: "list[str]") -> "Options | None":
             if not equals and rest:
                 value = rest.pop(0)
             if not value:
-                raise UsageError(f"option {name} needs a value", hint="penroot start --help")
+                raise UsageError(f"option {name} needs a value", hint=f"penroot {verb} --help")
             getattr(options, VALUES[name]).append(value)
         elif word == "--explain":
             options.explain = True
         else:
-            raise UsageError(f"unknown option: {word}", hint="penroot start --help")
+            raise UsageError(f"unknown option: {word}", hint=f"penroot {verb} --help")
     if not rest:
-        raise UsageError("start needs a container or an image", hint="penroot start --help")
+        needs = "a configuration script" if verb == "batch" else "a container or an image"
+        raise UsageError(f"{verb} needs {needs}", hint=f"penroot {verb} --help")
     options.target, options.command = rest[0], tuple(rest[1:])
     return options
 
 
 def main(arguments: "list[str]", *, batch: bool = False) -> None:
     """Run ``penroot start``, or ``batch``, with ``arguments``. Returns only for --help; raises PenrootError."""
-    options = parse(arguments)
+    options = parse(arguments, "batch" if batch else "start")
     if options is None:
         sys.stdout.write(USAGE)
         return

@@ -35,7 +35,7 @@ def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
     assert not (user.data / "box/mine").exists()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "x" * 256])
+@pytest.mark.parametrize("name", ["a/b", "..", ".", ".hidden", "x" * 256])
 def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> None:
     assert "not a container name" in user.penroot("create", "-n", name, str(image), status=1).stderr
 
@@ -65,10 +65,30 @@ def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
     assert names(user) == []
 
 
+def test_remove_that_nobody_answers(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("remove", "box", status=1)
+    assert done.stderr.splitlines()[-2:] == ["[ERROR] nobody answers on stdin", "[HINT] --force does not ask"]
+    assert names(user) == ["box"]
+
+
 def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("remove", "-f", "nope", "box", status=1)
     assert "no such container: nope" in done.stderr
     assert names(user) == []
+
+
+def test_a_missing_image_is_no_missing_container(user: User) -> None:
+    assert "no such image: nope.sqsh" in user.penroot("start", "nope.sqsh", status=1).stderr
+
+
+def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
+    done = user.penroot("import", "-o", "/proc/x.sqsh", "oci:/no/such/layout", status=1)
+    assert "cannot write /proc/x.sqsh" in done.stderr
+
+
+def test_an_error_of_mksquashfs_is_its_own_words(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-nope"}, status=1)
+    assert "mksquashfs failed: invalid option" in done.stderr
 
 
 def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathlib.Path) -> None:
@@ -135,6 +155,11 @@ def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -
         (("create", "/no/such.sqsh"), 1),
         (("import", "-o", "", "docker://x"), 1),
         (("remove",), 1),
+        (("batch",), 1),
+        (("cache",), 1),
+        (("cache", "prune", "--older", "-1"), 1),
+        (("completion",), 1),
+        (("--version",), 0),
         *(
             ((verb, "-h"), 0)
             for verb in "batch bundle create exec export import info list remove start version".split()
@@ -149,6 +174,7 @@ def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> N
     if status:
         assert done.stdout == ""
         assert done.stderr
+        assert not arguments or [line[:7] for line in done.stderr.splitlines()] in (["[ERROR]"], ["[ERROR]", "[HINT] "])
     else:
         assert done.stdout
 
