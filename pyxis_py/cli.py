@@ -219,11 +219,14 @@ def check_command(plugstack: str | None) -> None:
 def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     """Tell Slurm to load the plugin no more, and remove it; containers and images stay."""
     plugin = f"{library_directory(prefix)}/{PLUGIN}"
-    for path in unconfigure(plugstack_dir, plugin):
-        log.info(f"removed {path}")
+    removed = unconfigure(plugstack_dir, plugin)
     if os.path.exists(plugin):
         os.unlink(plugin)
-        log.info(f"removed {plugin}")
+        removed.append(plugin)
+    for path in removed:
+        log.info(f"removed {path}")
+    if not removed:
+        log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
 
 
 def main() -> None:
@@ -235,6 +238,13 @@ def main() -> None:
         if e.hint:
             log.sink("HINT", e.hint)
         sys.exit(e.exit_code)
+    except OSError as e:
+        if e.filename is None:
+            raise
+        log.error(f"cannot write or read {e.filename}: {e.strerror}")
+        if isinstance(e, PermissionError):
+            log.sink("HINT", "what Slurm loads belongs to root: run it as root")
+        sys.exit(1)
     except click.ClickException as e:
         e.show()
         sys.exit(e.exit_code)

@@ -415,3 +415,12 @@ def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: 
     with pytest.raises(ConfigError, match="other.conf loads /lib/spank_pyxis.so"):
         cli.unconfigure(directory, "/lib/spank_pyxis.so")
     assert cli.unconfigure(f"{directory}/none", "/lib/spank_pyxis.so") == []
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pyxis.conf").symlink_to("nowhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pyxis-py", "uninstall", "--plugstack-dir", str(tmp_path)])
+        with pytest.raises(SystemExit, match="1"):
+            cli.main()
+    assert capsys.readouterr().err == f"[ERROR] cannot write or read {tmp_path}/pyxis.conf: No such file or directory\n"
