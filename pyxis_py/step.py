@@ -402,7 +402,12 @@ class Step:
 
     def _save(self, save: str) -> None:
         output = os.path.join(self.job.cwd or "/", save)
-        containers.export(self.name, output, self.settings.replace("option", force_override=True))
+        try:
+            containers.export(self.name, output, self.settings.replace("option", force_override=True))
+        except PenrootError as e:
+            why = f"--container-save={save}: the container is not saved: {e}"
+            status = "srun exits as its tasks did, whatever becomes of the file"
+            raise ImageError(why, hint=f"{e.hint}; {status}" if e.hint else status) from e
         tell(f"exported container {self.name} to {save}")
 
 

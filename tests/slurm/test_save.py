@@ -68,7 +68,12 @@ def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
     try:
         save = ["--container-save=late/x.sqsh", "--container-mounts=./:/mnt"]
         done = lab.run(["srun", "-w", "n1", IMAGE, *save, "rmdir", "/mnt/late"], check=False)
-        assert "no such directory: /home/alice/late" in done.stderr
+        assert (
+            "--container-save=late/x.sqsh: the container is not saved: no such directory: /home/alice/late"
+            in done.stderr
+        )
+        assert "srun exits as its tasks did" in done.stderr
+        assert "spank" not in done.stderr  # no line of Slurm's own
         assert done.returncode == 0  # Slurm's tasks have ended well, and it asks nobody else
     finally:
         lab.run("rm -rf late")
