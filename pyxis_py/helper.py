@@ -352,7 +352,7 @@ class Held:
 
     def answer(self, channel: Channel, task: Job, address: str) -> None:
         """Let one task in."""
-        assign, drop = self.step.environ(self.environ, task)
+        assign, drop = self.step.environ(self.environ, task, remap_root=self.remap_root)
         pairs = [("ok", ""), ("helper", address), *(("ns", name) for name in self.names)]
         pairs.append(("workdir", self.step.request.workdir or self.workdir))
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]

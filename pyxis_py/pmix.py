@@ -41,8 +41,9 @@ def variables(environ: "Mapping[str, str]") -> "dict[str, str]":
 def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tuple[str, str, str]]":
     """What a client needs of the node at the same paths: path, "rw" or "ro", and what for.
 
-    PMIx's "native" credential is what the client takes for its own user id. That is 0 for root
-    of a user namespace, and the server refuses it. MUNGE asks the kernel, munge(7).
+    PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
+    asks the kernel only on the socket of PMIx 2). That is 0 for root of a user namespace, and the
+    server refuses it. MUNGE asks the kernel, munge(7). "none" would let any user of the node in.
     """
     if not used(environ):
         return []
@@ -63,6 +64,13 @@ def _without_munge(environ: "Mapping[str, str]") -> str:
     return "" if os.path.isdir(_MUNGE) else f"there is no {_MUNGE} on this node: munged must run there"
 
 
+def withheld(environ: "Mapping[str, str]", *, remap_root: bool) -> "tuple[str, ...]":
+    """Variables that lead a client to a server that refuses it: the slurmstepd of that one would never end."""
+    if not (remap_root and used(environ) and _without_munge(environ)):
+        return ()
+    return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
+
+
 def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
     """Why no PMIx client can connect as root of a user namespace, else empty: it would hang, not fail.
 
@@ -74,6 +82,9 @@ def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
         return ""
     why = f"PMIx refuses clients that are root of a user namespace, as {lack}"
     if tasks > 1:
-        hint = "with MPI: --no-container-remap-root, or --mpi=pmi2; a program without: --mpi=none"
+        hint = (
+            "with MPI: --no-container-remap-root, or --mpi=pmi2 where the image's MPI speaks it; "
+            "a program without: --mpi=none"
+        )
         raise ConfigError(f"--container-remap-root: {why}", hint=hint)
     return f"MPI will not work with --container-remap-root: {why}"

@@ -331,7 +331,9 @@ class Step:
         for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
             say(line)
 
-    def environ(self, image: "Mapping[str, str]", task: "Job") -> "tuple[dict[str, str], tuple[str, ...]]":
+    def environ(
+        self, image: "Mapping[str, str]", task: "Job", *, remap_root: bool
+    ) -> "tuple[dict[str, str], tuple[str, ...]]":
         """What to set and what to unset in a task: the image wins, except for --container-env."""
         kept = options.chosen(self.request.env, self.job.environ)
         assign = {name: value for name, value in image.items() if name not in kept}
@@ -343,7 +345,7 @@ class Step:
         # Of the names that are not here the task has the job's values.
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
-        return assign, (*drop, RESOLVED)
+        return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
 
     def finish(self, failed: bool, meanwhile: "Callable[[], None] | None" = None) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun, until
 
 MPI = "--container-image=registry:5000#mpi:1"
 
@@ -35,6 +38,43 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     assert "PMIX ERROR" not in done.stderr
     out, _ = end(step)
     assert out == "0\n"  # nothing of the second step stays mounted in it
+    clear(lab)
+
+
+@pytest.fixture
+def native(lab: Lab) -> Iterator[None]:
+    """A cluster whose PMIx knows no MUNGE."""
+
+    def reconfigure(modes: str) -> None:
+        lab.run(["scontrol", "reconfigure"], user="root")
+        show = ["srun", *ON_N1, "--mpi=pmix", *sh("echo $PMIX_SECURITY_MODE")]
+        until(lambda: lab.run(show).stdout == f"{modes}\n", f"PMIx offers {modes}")
+
+    configuration = Path(lab.root, "etc/slurm/mpi.conf")
+    configuration.write_text("PMIxEnv=PMIX_MCA_psec=native\n")
+    try:
+        reconfigure("native")
+        yield
+    finally:
+        configuration.unlink()
+        reconfigure("munge,native")
+
+
+def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
+    said = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
+    assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
+    assert "with MPI: --no-container-remap-root" in said
+    assert "sum 1" in srun(lab, MPI, "-n2", "--mpi=pmix", "--no-container-remap-root", "./hello")
+    # One task may be no MPI program. One that is must not get as far as to be refused: its slurmstepd would stay.
+    alone = lab.run(["srun", *ON_N1, MPI, "-n1", "--mpi=pmix", "--container-remap-root", "./hello"], check=False)
+    assert "MPI will not work with --container-remap-root" in alone.stderr
+    clear(lab)
+    step = lab.popen(
+        ["srun", *ON_N1, MPI, "--container-name=runs", "--container-remap-root", *sh("echo up; read line")]
+    )
+    expect(step, "up")
+    assert "it offers no MUNGE here" in refused(lab, "-n2", "--mpi=pmix", "--container-name=runs:exec", "./hello")
+    end(step)
     clear(lab)
 
 
