@@ -182,6 +182,8 @@ def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
 
 def _confirmed(question: str) -> bool:
     """The answer of whom may be asked. Raises UsageError where nobody is there."""
+    if sys.stdin is None:
+        raise UsageError("nobody can be asked: stdin is closed", hint="--force does not ask")
     try:
         return click.confirm(question, err=True)
     except click.Abort:

@@ -59,7 +59,7 @@ def open_container(name: str, settings: Settings) -> Source:
     try:
         with open(f"{path}/{_MARK}", "rb") as f:
             record = dict(line.partition(" ")[::2] for line in os.fsdecode(f.read()).splitlines())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if os.path.isdir(path):
             return Source(name, directory=path)
         raise ContainerError(

@@ -37,3 +37,24 @@ def main() -> None:
         # The reader of our stdout is gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
+    except OSError as e:
+        if os.environ.get("PENROOT_DEBUG"):
+            raise
+        _failed(e)
+        sys.exit(1)
+
+
+def _failed(error: OSError) -> None:
+    """Say in one line what no caller had words for: the file system is not as it should be, we are not broken."""
+    from enroot_py import log
+
+    hint = "PENROOT_DEBUG=1 shows where"
+    if error.filename is not None:
+        where = error.filename
+    elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
+        where, hint = "the working directory is gone", "cd to one that exists"
+    else:
+        where = "cannot write the output"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+    log.error(f"{where}: {error.strerror or error}")
+    log.sink("HINT", hint)

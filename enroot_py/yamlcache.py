@@ -21,11 +21,11 @@ _SETTLED = 100_000_000  # ns
 def read(path: str, directory: str) -> "Entries":
     """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        f = open(path, "rb")  # noqa: SIM115; os.open() takes a directory too, and read() knows no name
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    with open(fd, "rb") as f:
-        now = _state(path, os.fstat(fd))
+    with f:
+        now = _state(path, os.fstat(f.fileno()))
         cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `now` tells those apart that share their end
         kept = _trusted(cached, directory)
         if kept is not None and kept[:1] == [now]:

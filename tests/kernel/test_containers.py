@@ -235,3 +235,21 @@ def test_every_verb_completes(user: User) -> None:
     assert verbs >= set(
         "batch bundle create digest exec export help import info list load remove start version".split()
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("mkdir gone && cd gone && rmdir ../gone && penroot create x.sqsh", "no such image: x.sqsh"),
+        ("mkdir gone && cd gone && rmdir ../gone && penroot import oci:layout", "the working directory is gone"),
+        ("penroot info > /dev/full", "cannot write the output: No space left on device"),
+        ("penroot remove box <&-", "nobody can be asked: stdin is closed"),
+        ("chmod 0 data; penroot list; said=$?; chmod 755 data; exit $said", "/data: Permission denied"),
+        ("touch data/file; penroot start file true", "no such container: file"),
+        ("mkdir -p etc/penroot.yaml; penroot list", "/etc/penroot.yaml: Is a directory"),
+    ],
+)
+def test_a_damaged_place_is_one_line(user: User, rootfs: pathlib.Path, script: str, said: str) -> None:
+    lines = user.run("sh", "-c", script, status=1).stderr.splitlines()
+    assert [line[:7] for line in lines] == ["[ERROR]", "[HINT] "]
+    assert said in lines[0]
