@@ -21,7 +21,8 @@ _SETTLED = 100_000_000  # ns
 def read(path: str, directory: str) -> "Entries":
     """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
     try:
-        f = open(path, "rb")  # noqa: SIM115; os.open() takes a directory too, and read() knows no name
+        # os.open() takes a directory too, and what reads it then knows no name.
+        f = open(path, "rb")  # noqa: SIM115
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
     with f:
