@@ -29,3 +29,12 @@ def lab() -> Iterator[Lab]:
     yield lab
     if not found:
         lab.down()
+
+
+@pytest.fixture(scope="session")
+def four(lab: Lab) -> Iterator[Lab]:
+    """A cluster of four nodes beside the one that all tests share."""
+    more = Lab(lab.root + "-four")
+    more.up(nodes=4, prefix=os.environ.get("PENROOT_PREFIX") or None)
+    yield more
+    more.down()

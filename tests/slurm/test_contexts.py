@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun, until
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +116,32 @@ def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
     assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
     lab.run("penroot list | xargs -r penroot remove -f", node="n1")
+
+
+REQUEUED = f"""\
+#!/bin/sh
+srun {IMAGE} --container-writable sh -c 'echo up $SLURM_RESTART_COUNT; test -n "$SLURM_RESTART_COUNT" || sleep 600'
+"""
+
+
+def test_a_job_that_is_requeued(lab: Lab) -> None:
+    def written(line: str) -> bool:
+        return line in lab.run("cat requeued.out", check=False).stdout.splitlines()
+
+    def waits() -> bool:
+        return lab.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n"
+
+    options = ["--requeue", "--open-mode=append", "-w", "n1", "-o", "requeued.out"]
+    job = lab.run(["sbatch", "--parsable", *options], input=REQUEUED).stdout.strip()
+    try:
+        until(lambda: written("up"), "the job has started")
+        lab.run(["scontrol", "requeue", job])
+        until(waits, "the job is queued again")
+        assert_nothing_left(lab)
+        # Slurm lets it wait until credentials of its first life have expired, two minutes.
+        lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+        until(lambda: written("up 1"), "the job has started again")
+        until(lambda: not lab.run(["squeue", "-h"]).stdout, "the job has ended")
+    finally:
+        lab.run(["scancel", job], check=False)
+        lab.run(["rm", "-f", "requeued.out"])

@@ -1,0 +1,162 @@
+"""What the number of nodes matters for, on one, two and four of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.kernel.registry import Fault, Server, serve
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, assert_nothing_left, expect, sh, until
+from tests.slurm.test_pull import front, meaning, numbered
+
+MPI = "--container-image=registry:5000#mpi:1"
+
+pytestmark = pytest.mark.parametrize("nodes", [1, 2, 4])
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(four: Lab) -> Iterator[None]:
+    yield
+    assert_nothing_left(four)
+
+
+def names(nodes: int) -> list[str]:
+    return [f"n{number}" for number in range(1, nodes + 1)]
+
+
+def on(nodes: int) -> list[str]:
+    """The beginning of a step on the first of the nodes."""
+    return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
+
+
+def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
+    out = four.run([*on(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
+    ranks = [line.split() for line in out if line.startswith("rank")]
+    assert sorted(int(rank[1]) for rank in ranks) == list(range(2 * nodes))
+    assert {rank[-1] for rank in ranks} == set(names(nodes))
+    assert f"sum {sum(range(2 * nodes))}" in out
+
+
+def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
+    name = "--container-name=all"
+    try:
+        four.run([*on(nodes), IMAGE, name, "--container-writable", *sh("hostname > /made")])
+        out = four.run([*on(nodes), "--ntasks-per-node=2", name + ":no_exec", "cat", "/made"]).stdout
+        assert sorted(out.split()) == sorted(names(nodes) * 2)
+        for node in names(nodes):
+            assert four.run(["penroot", "list"], node=node).stdout == "pyxis_all\n"
+    finally:
+        for node in names(nodes):
+            four.run("penroot list | xargs -r penroot remove -f", node=node)
+
+
+def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
+    *good, bad = names(nodes)
+    try:
+        for node in good:
+            four.run(["penroot", "import", "-o", "/tmp/here.sqsh", "docker://registry:5000#minimal:1"], node=node)
+        step = [*on(nodes), "--ntasks-per-node=2", "--container-image=/tmp/here.sqsh", "true"]
+        done = four.run(step, check=False)
+    finally:
+        for node in good:
+            four.run(["rm", "-f", "/tmp/here.sqsh"], node=node)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "/tmp/here.sqsh" in line and "error: pyxis" in line]
+    assert len(said) == 1, done.stderr
+    assert f" {bad}: " in said[0]
+
+
+def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> None:
+    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "failed to import" in line]
+    assert len(said) == nodes, done.stderr
+    for node in names(nodes):
+        assert sum(f" {node}: " in line for line in said) == 1, done.stderr
+
+
+@pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
+def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) -> None:
+    script = "echo up; exec sleep 600"
+    step = four.popen([*on(nodes), "--ntasks-per-node=2", IMAGE, "--container-writable", *sh(script)])
+    expect(step, *["up"] * 2 * nodes)
+
+    def ended() -> bool:
+        four.run(end, check=False)  # srun wants a second SIGINT within a second
+        four.run(end, check=False)
+        return step.poll() is not None
+
+    until(ended, "srun has ended")
+    step.communicate()
+    assert step.returncode != 0
+
+
+def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int) -> None:
+    image = numbered(100 + nodes)
+    registry.pusher.image("test/stalls", "a", image)
+    digest = images.digest(image.layers[1].blob)
+    with front(four, registry, *[Fault(digest, stall_at=0.5) for _ in range(nodes)]) as shown:
+        step = four.popen([*on(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
+        until(lambda: sum(path.endswith(digest) for _, path, *_ in shown.seen) == nodes, "all nodes fetch")
+        four.run(["scancel", "--user=alice"])
+        step.communicate(timeout=300)
+        assert step.returncode != 0
+        assert_nothing_left(four)
+
+
+def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) -> None:
+    old, new = numbered(nodes), numbered(10 + nodes)
+    registry.pusher.image("test/agreed", "a", old)
+    with front(four, registry, meaning("a")(lambda: registry.pusher.image("test/agreed", "a", new))) as shown:
+        step = [*on(nodes), f"--container-image={shown.host}#test/agreed:a", "cat", "/number"]
+        assert four.run(step).stdout == f"{nodes}\n" * nodes
+        assert four.run(step).stdout == f"{10 + nodes}\n" * nodes
+
+
+def test_what_one_node_saves_all_can_run(four: Lab, nodes: int) -> None:
+    last = names(nodes)[-1]
+    save = f"srun -N1 -n1 -w {last} {IMAGE} --container-save=saved.sqsh --container-writable sh -c 'hostname > /made'"
+    read = f"srun -N{nodes} --container-image=./saved.sqsh cat /made"
+    try:
+        out = four.run(["salloc", "-Q", *on(nodes)[1:], "sh", "-c", f"{save} && {read}"]).stdout
+        assert out == f"{last}\n" * nodes
+    finally:
+        four.run(["rm", "-f", "saved.sqsh"])
+
+
+BATCH = """\
+#!/bin/sh
+echo "script [$IMAGE_NAME]"
+export SLURM_OVERLAP=1
+srun --ntasks-per-node=1 {image} --container-name=batch --container-writable sh -c 'hostname > /made'
+srun --container-name=batch sh -c 'echo step $(cat /made)' &
+srun {image} sh -c 'echo beside $IMAGE_NAME' &
+wait
+srun {image} sh -c 'echo last $SLURM_PROCID'
+"""
+
+
+def test_steps_of_a_batch_job(four: Lab, nodes: int) -> None:
+    script = BATCH.format(image=IMAGE)
+    try:
+        options = [*on(nodes)[1:], "--ntasks-per-node=2", "-o", "batch.out", "--wait"]
+        done = four.run(["sbatch", *options], input=script, check=False)
+        out = four.run(["cat", "batch.out"]).stdout.splitlines()
+        assert done.returncode == 0, out
+        assert "script []" in out
+        assert {line for line in out if line.startswith("step")} == {f"step {node}" for node in names(nodes)}
+        assert out.count("beside minimal") == 2 * nodes
+        assert {line for line in out if line.startswith("last")} == {f"last {task}" for task in range(2 * nodes)}
+    finally:
+        four.run(["rm", "-f", "batch.out"])
+        for node in names(nodes):
+            four.run("penroot list | xargs -r penroot remove -f", node=node)
