@@ -7,7 +7,7 @@ import time
 from enroot_py import log
 from enroot_py.errors import ImageError, PenrootError, RegistryError
 from enroot_py.reference import LocalImage, Reference, parse
-from enroot_py.store import Image, Name, Store
+from enroot_py.store import Image, Name, Store, architecture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +72,29 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
         log.warn(f"{e}; using the stored image {stored.digest} of {reference}")
         return stored
     image = store.image(manifest.digest) or _fetch(store, source, reference, manifest, settings)
+    if manifest.named == manifest.digest:  # no index said what it is for
+        _check_platform(image, reference, arch)
     store.name(reference, arch, Name(manifest.digest, manifest.named, source.base))
     return image
+
+
+def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> None:
+    """Whether an image is for the architecture asked for, or for this machine.
+
+    Raises ImageError in the first case, warns in the second: an emulator may be at hand.
+    """
+    import json
+
+    with open(image.path + "/config", "rb") as f:
+        said = json.load(f).get("architecture")
+    wanted = architecture((arch or "").partition("/")[0] or None)
+    if not said or said == wanted:
+        return
+    if arch:
+        raise ImageError(
+            f"{reference} is for {said}, and for nothing else", hint="leave out --arch, or name another image"
+        )
+    log.warn(f"{reference} is for {said}, this machine is {wanted}")
 
 
 def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> bool:

@@ -45,7 +45,9 @@ def main() -> None:
 
 
 def _failed(error: OSError) -> None:
-    """Say in one line what no caller had words for: the file system is not as it should be, we are not broken."""
+    """Say in one line what no caller had words for: mostly the file system is not as it should be."""
+    import errno
+
     from enroot_py import log
 
     hint = "PENROOT_DEBUG=1 shows where"
@@ -53,8 +55,10 @@ def _failed(error: OSError) -> None:
         where = error.filename
     elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
         where, hint = "the working directory is gone", "cd to one that exists"
-    else:
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         where = "cannot write the output"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+    else:
+        where = "a system call failed"
     log.error(f"{where}: {error.strerror or error}")
     log.sink("HINT", hint)

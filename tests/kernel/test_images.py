@@ -263,6 +263,14 @@ def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> 
     assert "no image for linux/s390x" in done.stderr and "linux/riscv64" in done.stderr
 
 
+def test_image_of_one_architecture_is_no_other(user: User, registry: Server) -> None:
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    uri = f"docker://{registry.host}/test/one:1"
+    done = user.penroot("import", "-a", "s390x", "-o", "x.sqsh", uri, status=1)
+    assert f"is for {arch}, and for nothing else" in done.stderr and not (user.home / "x.sqsh").exists()
+    assert "this machine" not in user.penroot("import", "-a", arch, "-o", "x.sqsh", uri).stderr
+
+
 def test_layer_that_is_listed_twice(user: User, registry: Server) -> None:
     base = make(Env=["A=twice"])
     image = Image([base.layers[0], base.layers[1], base.layers[0]], base.settings)
