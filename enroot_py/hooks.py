@@ -7,7 +7,7 @@ import os
 from _collections_abc import Callable, Mapping
 from _frozen_importlib_external import SourceFileLoader
 
-from enroot_py import log, mounts, paths
+from enroot_py import configs, log, mounts, paths
 from enroot_py.errors import HookError
 from enroot_py.settings import Settings, sysconf_path
 
@@ -111,10 +111,7 @@ def _sorted(*directories: str) -> "list[str]":
     """The hooks of directories by name; of two of one name the later directory's."""
     found: dict[str, str] = {}
     for directory in directories:
-        try:
-            names = os.listdir(directory)
-        except OSError:
-            continue
+        names = configs.names(directory)
         found.update((name, f"{directory}/{name}") for name in names if name.endswith(".py") and name[0] not in "._")
     return [path for _, path in sorted(found.items())]
 

@@ -7,7 +7,7 @@ capabilities there, as enroot runs them. Source: enroot(1), configuration.
 import os
 from _collections_abc import Mapping
 
-from enroot_py import __version__, hooks, linux, mounts
+from enroot_py import __version__, configs, hooks, linux, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -57,11 +57,7 @@ def site_hooks(settings: Settings, host: "Mapping[str, str]") -> "list[str]":
     ours = {name.removesuffix(".py") for name in os.listdir(hooks.STANDARD)}
     found = []
     for directory in (sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d"):
-        try:
-            names = sorted(os.listdir(directory))
-        except OSError:
-            continue
-        for name in names:
+        for name in sorted(configs.names(directory)):
             path = f"{directory}/{name}"
             if name.endswith(".sh") and name.removesuffix(".sh") not in ours and os.access(path, os.X_OK):
                 found.append(path)

@@ -8,6 +8,7 @@ goes before enroot.conf. On the start path: no typing, no re, no yaml.
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
+from enroot_py import configs
 from enroot_py.errors import ConfigError
 
 TYPE_CHECKING = False
@@ -278,17 +279,14 @@ def files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = None)
         try:
             there = os.listdir(directory)
         except PermissionError:  # it may still let us in by name
-            there = ["enroot.conf", "penroot.yaml"]
+            there = ["enroot.conf", "penroot.yaml"] if os.path.isdir(directory) else []
         except OSError:
             continue
         for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
             if name in there:
                 yield f"{directory}/{name}"
             if name + ".d" in there:
-                try:
-                    more = sorted(os.listdir(f"{directory}/{name}.d"))
-                except OSError:
-                    continue
+                more = sorted(configs.names(f"{directory}/{name}.d"))
                 yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
 
 
@@ -307,11 +305,11 @@ def _read_yaml(
 
 def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str, str, str]]":
     """Yield (key, value, origin) of each line ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
-    try:
-        with open(path, "rb") as f:
-            lines = os.fsdecode(f.read()).splitlines()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    file = configs.opened(path)
+    if file is None:
         return
+    with file:
+        lines = os.fsdecode(file.read()).splitlines()
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):

@@ -9,6 +9,8 @@ import os
 import stat
 from _collections_abc import Iterator
 
+from enroot_py import configs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Entries = list[tuple[str, int, str]]
@@ -20,10 +22,8 @@ _SETTLED = 100_000_000  # ns
 
 def read(path: str, directory: str) -> "Entries":
     """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
-    try:
-        # os.open() takes a directory too, and what reads it then knows no name.
-        f = open(path, "rb")  # noqa: SIM115
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    f = configs.opened(path)
+    if f is None:
         return []
     with f:
         now = _state(path, os.fstat(f.fileno()))

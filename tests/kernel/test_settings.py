@@ -306,3 +306,23 @@ def test_tokens_are_left_nowhere(user: User) -> None:
         if path.is_file():
             data = path.read_bytes()
             assert not any(token.encode() in data for token in tokens), path
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["enroot.conf", "penroot.yaml", "enroot.conf.d/", "mounts.d/", "environ.d/", "hooks.d/", "mounts.d/10-site.fstab"],
+)
+def test_what_the_site_says_and_the_user_may_not_read_is_no_silence(
+    user: User, rootfs: pathlib.Path, place: str
+) -> None:
+    closed = user.home / "etc" / place
+    closed.parent.mkdir(parents=True, exist_ok=True)
+    if place.endswith("/"):
+        closed.mkdir(0)
+    else:
+        closed.touch(0)
+    user.own(user.home / "etc")
+    said = user.penroot("start", "box", "true", status=1).stderr
+    assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in said
+    # What lies in a closed home, nobody knows: the files of who went before with su.
+    user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})

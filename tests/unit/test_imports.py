@@ -13,8 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 LAYERS = (
     {"enroot_py", "errors", "log"},
     {"linux", "run", "settings", "reference", "imagefiles", "rc", "tar", "workers", "filesystems",
-     "progress", "ldcache", "yamlcache", "yamlconf"},
-    {"paths", "mounts", "configs", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
+     "progress", "ldcache", "yamlcache", "yamlconf", "configs"},
+    {"paths", "mounts", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
      "fuseoverlay", "login", "squashfuse"},
     {"devices", "cdi", "nvidia", "nvml"},

@@ -145,3 +145,13 @@ def test_a_directory_that_is_none_is_passed_over(environ: dict[str, str], place:
     conf(environ, "", place)
     conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
     assert settings.load(environ).max_connections == 3
+
+
+@pytest.mark.parametrize("name", ["enroot.conf", "penroot.yaml", "penroot.yaml.d/10-site.yaml"])
+def test_a_file_whose_target_is_gone_is_not_an_empty_one(environ: dict[str, str], name: str) -> None:
+    """The site's settings lie on a file system that is not mounted here."""
+    path = pathlib.Path(environ["ENROOT_SYSCONF_PATH"], name)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("/nowhere/site")
+    with pytest.raises(ConfigError, match=f"cannot read .*/{name}: No such file"):
+        settings.load(environ)
