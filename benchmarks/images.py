@@ -155,11 +155,11 @@ def place() -> Iterator[tuple[User, Server]]:
         shutil.rmtree(home)
 
 
-def bench_images(rounds: int) -> bool:
+def bench_images(rounds: int, names: Sequence[str] = ("small", *LAYERS)) -> bool:
     """First use of an image, one layer changed, stored; to a running container and to a file."""
     good = True
     base = busybox().layers[0]
-    for name in ("small", *LAYERS):
+    for name in names:
         with place() as (user, server):
             made = [compressed(paths) for paths in LAYERS.get(name, ())]
             changed = [Layer(tar([entry("changed", os.urandom(1 << 20) * 10)])) for _ in range(2)]
@@ -241,7 +241,7 @@ def rows(user: User, server: Server, image: str, rounds: int) -> bool:
         unpacked = measure(user, server, "sh", "-c", script)
         show("skopeo copy, umoci unpack --rootless", unpacked, base)
         squash = ("mksquashfs", f"{out}/bundle/rootfs", f"{out}/image.sqsh", "-quiet", "-no-progress",
-                  *SETTINGS["squash_options"].default.split(), "-mem", "512M")  # fmt: skip
+                  *SETTINGS["ENROOT_SQUASH_OPTIONS"].default.split(), "-mem", "512M")  # fmt: skip
         show("  then mksquashfs", measure(user, server, *squash), base)
     else:
         show("skopeo copy, umoci unpack --rootless", None)

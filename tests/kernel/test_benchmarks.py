@@ -1,0 +1,18 @@
+"""The benchmarks run to their end; what they measure is for `make bench` to judge."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from benchmarks.images import bench_images
+from tests.kernel.conftest import User, require
+
+
+def test_the_table_of_a_small_image(user: User, capsys: pytest.CaptureFixture[str]) -> None:
+    require(shutil.which("docker-registry"), "docker-registry is not installed")
+    assert bench_images(1, ("small",))
+    out = capsys.readouterr().out
+    for row in ("penroot start REF, cold", "penroot import -o, cold", "then mksquashfs"):
+        assert row in out
