@@ -31,6 +31,10 @@ class RegistryError(PenrootError):
     """A registry refused, failed or was not reached."""
 
 
+class RefusedError(RegistryError):
+    """A registry has answered for good: it has no such image, or none for this user."""
+
+
 class ImageError(PenrootError):
     """An image is not what it should be: digest, format, missing layer."""
 

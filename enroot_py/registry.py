@@ -18,7 +18,7 @@ import urllib3
 from urllib3 import exceptions
 
 from enroot_py import __version__, credentials, log, manifests, registries
-from enroot_py.errors import ConfigError, ImageError, RegistryError
+from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryError
 from enroot_py.manifests import Descriptor, Manifest
 from enroot_py.reference import MANIFEST_TYPES, Reference, is_local
 from enroot_py.settings import Settings
@@ -324,16 +324,16 @@ class Registry:
             raise RegistryError(f"{parts.netloc} sent no token for {registry}")
         return token
 
-    def _unauthorized(self) -> RegistryError:
+    def _unauthorized(self) -> RefusedError:
         registry, repository = self._reference.registry, self._reference.repository
         used = self._credential
         if used is not None:
-            return RegistryError(
+            return RefusedError(
                 f"401 from {registry}: the login of {used.user!r} from {used.source} is refused for {repository}",
                 hint="check user, password and the rights in that repository",
             )
         who = f"no password of {self._reference.user!r}" if self._reference.user else "no login"
-        return RegistryError(
+        return RefusedError(
             f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
             hint=f"looked in: {credentials.places(self._settings)}",
         )
@@ -356,10 +356,10 @@ class Registry:
                 if self._credential
                 else "nobody in particular"
             )
-            raise RegistryError(f"403 from {registry}: {repository} is denied to {by} {said}".rstrip())
+            raise RefusedError(f"403 from {registry}: {repository} is denied to {by} {said}".rstrip())
         raise RegistryError(f"{status} from {registry} for {path}: {said or 'no reason given'}")
 
-    def _no_manifest(self) -> RegistryError:
+    def _no_manifest(self) -> RefusedError:
         """Which of the two is missing, the repository or the tag, and what tags there are."""
         reference = self._reference
         try:
@@ -368,18 +368,18 @@ class Registry:
             response.release_conn()
             tags = json.loads(data).get("tags") if response.status == 200 else None
         except (RegistryError, _Transient, ValueError, AttributeError):
-            return RegistryError(
+            return RefusedError(
                 f"{reference.registry} has no {reference.repository}:{reference.tag or reference.digest}"
             )
         if not tags:
-            return RegistryError(
+            return RefusedError(
                 f"{reference.registry} has no repository {reference.repository}",
                 hint="check the name; a private registry knows no library/",
             )
         if reference.digest:
-            return RegistryError(f"{reference.registry}/{reference.repository} has no image {reference.digest}")
+            return RefusedError(f"{reference.registry}/{reference.repository} has no image {reference.digest}")
         shown = [str(tag) for tag in tags][:12]
-        return RegistryError(
+        return RefusedError(
             f"{reference.registry}/{reference.repository} has no tag {reference.tag}",
             hint=f"there is: {', '.join(shown)}{', …' if len(tags) > len(shown) else ''}",
         )

@@ -13,8 +13,8 @@ import select
 import sys
 
 from enroot_py import log
-from enroot_py.errors import PenrootError
-from pyxis_py.job import Job
+from enroot_py.errors import PenrootError, RefusedError
+from pyxis_py.job import REFUSED, Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,9 +130,15 @@ def check(job: Job, channel: Channel) -> None:
     if tag is None:
         channel.send((("ok", ""),))
         return
-    channel.send((("ok", ""), ("later", "")))
+    channel.send((("ok", ""), ("later", "" if submit.one_component() else "wait")))
     log.sink = _nowhere
-    digest = submit.resolve(job, tag)
+    try:
+        digest = submit.resolve(job, tag)
+    except RefusedError as e:
+        digest = REFUSED
+        for line in (f"{request.origins['image']}={request.image}: {e}", e.hint):
+            if line:
+                channel.log("ERROR", line)
     channel.send((("ok", ""), *((("resolved", f"{request.image} {digest}"),) if digest else ())))
 
 

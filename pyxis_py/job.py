@@ -18,6 +18,7 @@ _DENIED = frozenset(
 # "IMAGE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
+REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has said why
 
 
 class Job:
@@ -68,7 +69,7 @@ class Job:
         return self.command if self.numbers.get("totaltasks") == 0 else ""
 
     def resolved(self, image: str) -> str:
-        """The digest of a tag that holds for all nodes of the step; "" where srun could not tell."""
+        """The digest of a tag that holds for all nodes of the step; REFUSED, or "" where srun could not tell."""
         text, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
         return digest if text == image else ""
 

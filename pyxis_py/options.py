@@ -427,7 +427,10 @@ def _say(option: Option, value: object, origin: str, values: "dict[str, Any]", o
         return
     before = origins[option.sets]
     if before == origin:
-        hint = f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}"
+        hint = (
+            f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}; "
+            "components of a heterogeneous job: an srun each, with --het-group"
+        )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)
     raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")
 

@@ -10,11 +10,12 @@ from enroot_py.errors import (
     ImageError,
     MountError,
     PenrootError,
+    RefusedError,
 )
 from enroot_py.mounts import Mount
 from pyxis_py import options, pmix, running
 from pyxis_py import settings as plugin_settings
-from pyxis_py.job import RESOLVED
+from pyxis_py.job import REFUSED, RESOLVED
 from pyxis_py.submit import is_file
 
 TYPE_CHECKING = False
@@ -252,8 +253,10 @@ class Step:
         if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:
-            stored = images.pull(ref, self.settings, agreed=resolved)
+            stored = images.pull(ref, self.settings, agreed="" if resolved == REFUSED else resolved)
         except PenrootError as e:
+            if resolved == REFUSED and isinstance(e, RefusedError):
+                raise ImageError("") from e  # srun has said it, for all nodes
             raise ImageError(f"failed to import docker image: {image}: {e}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
         if not self._leaves_a_directory:

@@ -48,7 +48,7 @@ def tag(job: "Job", request: "Request") -> "Reference | None":
     plugin = settings.load(job.arguments)
     if job.context != "srun" or request.image is None or plugin.importer or not plugin.resolve_tags:
         return None
-    if is_file(request.image, job.cwd):
+    if is_file(request.image, job.cwd) or job.resolved(request.image):
         return None
     from enroot_py import reference
 
@@ -59,21 +59,35 @@ def tag(job: "Job", request: "Request") -> "Reference | None":
 def resolve(job: "Job", tag: "Reference") -> str:
     """The digest of a tag, or "" where it cannot be told from here.
 
-    Ends the process where that takes too long: the plugin then goes on without.
+    Ends the process where that takes too long: the plugin then goes on without. Raises
+    RefusedError; a node may have another login or mirror, so it asks all the same.
     """
     import _signal
 
     from enroot_py import settings as enroot_settings
     from enroot_py import tags
-    from enroot_py.errors import PenrootError
+    from enroot_py.errors import PenrootError, RefusedError
 
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
     _signal.alarm(_PATIENCE)
     try:
         return tags.resolve(tag, enroot_settings.load(job.host()))
+    except RefusedError:
+        raise
     except PenrootError as e:
         log.debug(str(e))
         return ""
+
+
+def one_component() -> bool:
+    """Whether srun starts one component of a heterogeneous job, or none.
+
+    Of several, only the first gets what is put into the environment once the allocation is there:
+    pre_launch_srun_job of Slurm's srun_job.c.
+    """
+    with open(f"/proc/{os.getppid()}/cmdline", "rb") as f:
+        words = f.read().split(b"\0")
+    return b":" not in words and not any(word.startswith((b"--het-group", b"--pack-group")) for word in words)
 
 
 def is_file(image: str, cwd: str) -> bool:

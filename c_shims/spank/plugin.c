@@ -181,8 +181,13 @@ static bool anything_said(void)
 
 static void add_environ(struct request *request, char *const *variables, bool ours_only)
 {
+	static const char *const ours[] = { "PYXIS_", "ENROOT_", RESOLVED "=" };
+
 	for (; variables && *variables; variables++) {
-		if (!ours_only || strncmp(*variables, "PYXIS_", 6) == 0 || strncmp(*variables, "ENROOT_", 7) == 0)
+		bool wanted = !ours_only;
+		for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+			wanted = wanted || strncmp(*variables, ours[i], strlen(ours[i])) == 0;
+		if (wanted)
 			request_add(request, "environ", *variables);
 	}
 }
@@ -259,8 +264,10 @@ static int listen_to(const struct coprocess *process, struct answer *answer)
 			print_log(level, text);
 			continue;
 		}
-		for (at = 0; answer_next(answer, &at, &key, &value);)
-			print_error(value);
+		for (at = 0; answer_next(answer, &at, &key, &value);) {
+			if (*value) /* else it has been said */
+				print_error(value);
+		}
 		return REFUSED;
 	}
 }
@@ -309,39 +316,10 @@ static int consult(const char *verb, struct request *request, const struct crede
 }
 
 /* Submit: a mistake ends srun, salloc or sbatch before anything is queued. For srun the process goes on
- * meanwhile: it resolves a tag, and what it found is there when the allocation is. */
+ * meanwhile: it resolves a tag, and what it found is there when the allocation is. Of several components of
+ * a heterogeneous job only one would get it then, so there srun waits. */
 
 static struct coprocess resolving = COPROCESS_NONE;
-
-static int check(int ac, char **av, const char *context)
-{
-	char cwd[PATH_MAX];
-	cleanup(request_free) struct request request = { 0 };
-
-	if (!getcwd(cwd, sizeof(cwd)))
-		cwd[0] = '\0';
-	if (begin(&request, "check", context, ac, av, cwd) < 0)
-		return fail("out of memory");
-	add_environ(&request, environ, true);
-	if (request_finish(&request) < 0)
-		return fail("cannot write a message: %s", strerror(errno));
-	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
-
-	(void)unsetenv(RESOLVED); /* of a step around this one */
-	if (coprocess_start(&process, "check", -1, NULL, false) < 0)
-		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
-	int rc = ask(&process, &request, &answer);
-	if (rc == ANSWERED && answer_get(&answer, "later")) {
-		resolving = process;
-		process = COPROCESS_NONE;
-		return rc;
-	}
-	close_fd(&process.socket);
-	if (coprocess_wait(&process) < 0)
-		return fail("waitpid: %s", strerror(errno));
-	return rc;
-}
 
 /* What all nodes of the step are to know goes to them with the environment of its tasks. */
 static int take_resolved(void)
@@ -360,6 +338,42 @@ static int take_resolved(void)
 	if (resolved && setenv(RESOLVED, resolved, 1) < 0)
 		return fail("cannot set " RESOLVED ": %s", strerror(errno));
 	return 0;
+}
+
+static int check(int ac, char **av, const char *context)
+{
+	static bool checked;
+	char cwd[PATH_MAX];
+	cleanup(request_free) struct request request = { 0 };
+
+	if (!getcwd(cwd, sizeof(cwd)))
+		cwd[0] = '\0';
+	if (begin(&request, "check", context, ac, av, cwd) < 0)
+		return fail("out of memory");
+	/* It is of a step around this one; but Slurm comes here once for each component, and what the first has found
+	 * holds for all. */
+	if (!checked)
+		(void)unsetenv(RESOLVED);
+	checked = true;
+	add_environ(&request, environ, true);
+	if (request_finish(&request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (coprocess_start(&process, "check", -1, NULL, false) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	int rc = ask(&process, &request, &answer);
+	const char *later = rc == ANSWERED ? answer_get(&answer, "later") : NULL;
+	if (later) {
+		resolving = process;
+		process = COPROCESS_NONE;
+		return *later ? take_resolved() : 0;
+	}
+	close_fd(&process.socket);
+	if (coprocess_wait(&process) < 0)
+		return fail("waitpid: %s", strerror(errno));
+	return rc;
 }
 
 /* slurmd and slurmstepd, as root */

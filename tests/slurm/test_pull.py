@@ -16,8 +16,9 @@ import pytest
 
 from tests import images
 from tests.images import Image, entry
-from tests.kernel.registry import Fault, Faulty, Server, faulty, serve
+from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
 from tests.slurm.lab import Lab
+from tests.slurm.steps import assert_nothing_left
 
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
@@ -159,6 +160,52 @@ def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> 
             lab.run(["ip", "route", "del", *route[0].split()], node="ctl", user="root")
     assert done.stdout == "5\n5\n"
     assert done.stderr.count("srun could not resolve the tag") == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        ("registry:5000#nope:1", "registry:5000 has no repository nope"),
+        ("registry:5000#minimal:nope", "registry:5000/minimal has no tag nope"),
+    ],
+)
+def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str, why: str) -> None:
+    done = lab.run(["srun", "-N2", "--ntasks-per-node=2", f"--container-image={image}", "true"], check=False)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
+    assert said[0] == f"srun: error: pyxis: --container-image={image}: {why}"
+    assert len(said) == 2  # and a hint
+    assert_nothing_left(lab)
+
+
+def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/denied", "a", numbered(11))
+    with front(lab, registry) as shown:
+        shown.login = Login({"someone": "secret"})
+        done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/denied:a", "true"], check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("test/denied does not exist or needs a login") == 1
+
+
+def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/mirrored", "a", numbered(12))
+    with front(lab, registry, Fault("/manifests/a", status=404, times=2)) as shown:  # both of srun
+        done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/mirrored:a", "cat", "/number"])
+    assert done.stdout == "12\n12\n"
+    assert done.stderr.count("has no tag a") == 1
+
+
+def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Server) -> None:
+    old, new = numbered(13), numbered(14)
+    registry.pusher.image("test/het", "a", old)
+    moved = meaning("a")(lambda: registry.pusher.image("test/het", "a", new))
+    with front(lab, registry, moved) as shown:
+        step = f"srun --het-group=0,1 --container-image={shown.host}#test/het:a cat /number"
+        assert lab.run(["salloc", "-Q", "-w", "n1", ":", "-w", "n2", *step.split()]).stdout == "13\n13\n"
+        step = f"--container-image={shown.host}#test/het:a cat /number"
+        assert lab.run(f"srun -Q -w n1 {step} : -w n2 cat /number").stdout == "14\n14\n"
+        done = lab.run(f"srun -Q -w n1 {step.replace(':a', ':b')} : -w n2 true", check=False)
+        assert done.stderr.count("test/het has no tag b") == 1
 
 
 def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dict[str, str]) -> None:

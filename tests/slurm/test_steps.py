@@ -220,8 +220,6 @@ def test_a_program_that_traps_sigterm_keeps_its_files(lab: Lab, squashfs: str) -
 
 
 BAD = [
-    (("--container-image=registry:5000#nope:1",), "nope"),
-    (("--container-image=registry:5000#minimal:nope",), "nope"),
     (("--container-image=registry:5999#minimal:1",), "5999"),
     (("--container-image=/etc/hostname",), "/etc/hostname"),
     (("--container-image=./no-such.sqsh",), "no-such.sqsh"),
