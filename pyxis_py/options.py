@@ -139,6 +139,9 @@ def _environ_entries(text: str) -> "tuple[str, ...]":
             raise ValueError("a name is empty", "separate names with one comma each; a comma in a value is \\,")
         if equals and "*" in name:
             raise ValueError(f"{entry}: a pattern has no value", "give NAME=VALUE for each name")
+        # What the job has may have other names: BASH_FUNC_module%%.
+        if equals and not (name.isascii() and name.isidentifier()) or any(map(str.isspace, name)):
+            raise ValueError(f"{name!r} is not the name of a variable", "write NAME, or NAME=VALUE, and commas between")
     return tuple(dict.fromkeys(entries))
 
 

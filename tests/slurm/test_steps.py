@@ -161,7 +161,8 @@ def test_limits_of_the_step_are_those_seen_inside(lab: Lab) -> None:
 def test_workdir(lab: Lab) -> None:
     assert srun(lab, image(), "pwd") == "/srv/work\n"
     assert srun(lab, image(), "--container-workdir=/usr", "pwd") == "/usr\n"
-    assert "/no/such" in refused(lab, image(), "--container-workdir=/no/such", "pwd")
+    said = refused(lab, image(), "--container-workdir=/no/such", "pwd")
+    assert "working directory /no/such in the container (--container-workdir): No such file" in said
 
 
 def test_environment(lab: Lab) -> None:
@@ -230,7 +231,7 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
-    said = refused(lab, "-N1", "-n2", *options, "true")
+    said = refused(lab, "-w", "n1", "-n2", *options, "true")
     lines = [line for line in said.splitlines() if word in line and "pyxis" in line and "error" in line]
     assert len(lines) == 1, said
     assert "n1" in lines[0]
