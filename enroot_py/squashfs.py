@@ -36,7 +36,9 @@ def check(path: str) -> None:
             block = f.read(_SUPERBLOCK)
             size = os.fstat(f.fileno()).st_size
     except OSError as e:
-        raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
+        missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
+        hint = f"it must exist on the node {os.uname().nodename}" if missing else ""
+        raise ImageError(f"cannot read the image {path}: {e.strerror}", hint=hint) from e
     if block[:4] != _MAGIC:
         raise ImageError(f"not a squashfs image: {path}", hint="penroot import makes one from a registry's image")
     if len(block) < _SUPERBLOCK:

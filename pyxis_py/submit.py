@@ -32,6 +32,8 @@ def check(job: "Job") -> "Request":
         return request
     for line in options.ignored(request):
         log.warn(line)
+    if request.mounts:
+        mounts(request)
     if request.image is not None and not is_file(request.image, job.cwd):
         from enroot_py import reference
         from enroot_py.errors import ImageReferenceError
@@ -91,5 +93,8 @@ def one_component() -> bool:
 
 
 def is_file(image: str, cwd: str) -> bool:
-    """Whether an image is a path on the node; a bare name is one if it ends as such files do and is there."""
-    return image.startswith(("/", ".")) or (image.endswith(".sqsh") and os.path.isfile(f"{cwd}/{image}"))
+    """Whether an image is a path on the node; what ends as such files do is one if it is one word, or is there."""
+    if image.startswith(("/", ".")):
+        return True
+    # The file may be missing, or not be written yet; an image of that name in a registry is docker://x.sqsh.
+    return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))

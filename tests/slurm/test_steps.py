@@ -224,6 +224,7 @@ BAD = [
     (("--container-image=registry:5999#minimal:1",), "5999"),
     (("--container-image=/etc/hostname",), "/etc/hostname"),
     (("--container-image=./no-such.sqsh",), "no-such.sqsh"),
+    (("--container-image=no-such.sqsh",), "cannot read the image /home/alice/no-such.sqsh"),
     ((image(), "--container-mounts=/no/such/dir:/x"), "/no/such/dir"),
     (("--container-name=never-made",), "never-made"),
 ]
