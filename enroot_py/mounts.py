@@ -13,7 +13,7 @@ from _collections_abc import Iterator, Mapping
 
 from enroot_py import linux, log, paths
 from enroot_py.errors import ConfigError, MountError
-from enroot_py.settings import expand
+from enroot_py.settings import expand, nearest
 
 _SET = {
     "ro": linux.MOUNT_ATTR_RDONLY,
@@ -37,7 +37,9 @@ _IGNORED = frozenset(
     "defaults auto noauto user nouser users nousers owner noowner group nogroup loud async relatime norelatime "
     "nostrictatime iversion noiversion mand nomand lazytime nolazytime".split()
 )
-_WORDS = frozenset(["bind", "rbind", "remount", "nofail", "silent", "x-move", "x-detach", "sync", "dirsync"])
+_WORDS = frozenset(
+    "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
+)
 
 SYSTEM = {
     "10-system.fstab": """\
@@ -93,7 +95,7 @@ class Mount:
                 self.attributes |= _SET[word]
             elif word in _UNSET:
                 self.attributes &= ~_SET[_UNSET[word]]
-            elif word in _WORDS or word.startswith("x-create="):
+            elif word in _WORDS:
                 self.words.add(word)
             elif word in _PROPAGATION:
                 self.propagation = _PROPAGATION[word]
@@ -103,7 +105,10 @@ class Mount:
             elif word and word not in _IGNORED:
                 self.data.append(word)
         if self.data and self.fstype == "none":
-            raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}")
+            known = (*_SET, *_UNSET, *_PROPAGATION, *("r" + word for word in _PROPAGATION), *_WORDS)
+            meant = nearest(self.data[0], known)
+            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(known))
+            raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
 
     def describe(self) -> str:
         """The mount as one line of fstab."""
@@ -124,18 +129,17 @@ class Mount:
                 log.warn(message)
 
     def _hint(self, error: OSError) -> str:
-        where = f"asked for by {self.origin}" if self.origin else ""
+        hint = ""
         if isinstance(error, FileNotFoundError) and self._binds and not os.path.exists(self.source):
-            return f"the source must exist on the node {os.uname().nodename}" + (f"; {where}" if where else "")
-        if isinstance(error, NotADirectoryError):
-            return "a directory mounts on a directory, a file on a file" + (f"; {where}" if where else "")
-        if error.errno == errno.EINVAL and self._binds and os.path.isfile(self.source):
-            # What open_tree(2) and move_mount(2) say of a file on a directory.
-            return "a file mounts on a file: write SOURCE:TARGET/NAME" + (f"; {where}" if where else "")
-        if error.errno == errno.ENODEV:
+            hint = f"the source must exist on the node {os.uname().nodename}; "
+        elif isinstance(error, IsADirectoryError):
+            hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
+        elif isinstance(error, NotADirectoryError):
+            hint = "a directory mounts on a directory, a file on a file; "
+        elif error.errno == errno.ENODEV:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-            return f"no file system of type {self.fstype!r} here: it is {form}" + (f"; {where}" if where else "")
-        return where
+            hint = f"no file system of type {self.fstype!r} here: it is {form}; "
+        return hint + f"asked for by {self.origin}" if self.origin else hint.rstrip("; ")
 
     @property
     def _changeable(self) -> int:
@@ -231,7 +235,15 @@ class Mount:
 
 def attach(mount: int, target: int) -> None:
     """Attach a detached mount to an open file or directory. Raises OSError."""
-    linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
+    try:
+        linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
+    except OSError as e:
+        onto = stat.S_ISDIR(os.fstat(target).st_mode)
+        if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
+            raise
+        if onto:  # both of which are EINVAL to the kernel
+            raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
+        raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
 
 
 def mount_filesystem(fstype: str, source: str, options: "list[str]", attributes: int) -> int:
@@ -270,6 +282,8 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
         fields = [unescape(expand(field, variables)) for field in line.split()]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
+    if not fields:
+        raise ConfigError(f"{origin}: there is nothing to mount", hint="write SOURCE:TARGET")
     if len(fields) > 6:
         raise ConfigError(
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"

@@ -352,9 +352,10 @@ def check_key(key: str, origin: str) -> None:
 
 
 def nearest(word: str, known: "Iterable[str]") -> str:
-    """The known word that ``word`` may be a slip of, up to two letters apart; "" for none."""
+    """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
+    beyond = 3 if len(word) > 4 else 2
     best = min(((_distance(word, name), name) for name in known if abs(len(name) - len(word)) < 3), default=(3, ""))
-    return best[1] if best[0] < 3 else ""
+    return best[1] if best[0] < beyond else ""
 
 
 def _distance(a: str, b: str) -> int:

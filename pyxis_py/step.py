@@ -13,7 +13,7 @@ from enroot_py.errors import (
     RefusedError,
 )
 from enroot_py.mounts import Mount
-from pyxis_py import options, pmix, running
+from pyxis_py import options, pmix, running, submit
 from pyxis_py import settings as plugin_settings
 from pyxis_py.job import REFUSED, RESOLVED
 from pyxis_py.submit import is_file
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from enroot_py.settings import Settings
     from pyxis_py.job import Job
-    from pyxis_py.options import MountEntry
 
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
@@ -152,7 +151,7 @@ class Step:
         for mount in request.mounts:
             if mount.source.startswith("/") and not os.path.exists(mount.source):
                 raise MountError(
-                    f"--container-mounts: source path does not exist: {mount.source}",
+                    f"{request.origins['mounts']}: source path does not exist: {mount.source}",
                     hint=f"it must exist on the node {self.job.node}",
                 )
         if request.name is not None and request.name_mode == "exec":
@@ -282,7 +281,7 @@ class Step:
         """Move this process into the container; its environment and working directory. Raises PenrootError."""
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
-        mounts = [to_mount(mount) for mount in self.request.mounts]
+        mounts = submit.mounts(self.request)
         # Slurm's own come last, so that no tmpfs of the user hides them.
         if self.job.script:
             flags = "x-create=file,bind,ro,nosuid,nodev,private"
@@ -440,9 +439,3 @@ def _remove(name: str, settings: "Settings") -> None:
     for entry in entries:
         if entry.startswith(f".{name}.") or (entry.startswith(".trash.") and entry.endswith(f".{name}")):
             containers.delete(f"{settings.data_path}/{entry}")
-
-
-def to_mount(entry: "MountEntry") -> Mount:
-    """An entry of --container-mounts as a line of fstab."""
-    fstype = "tmpfs" if entry.source == "tmpfs" else "none"
-    return Mount(entry.source, entry.target, fstype, ",".join(entry.flags), 0, "--container-mounts")

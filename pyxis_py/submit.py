@@ -11,6 +11,7 @@ from pyxis_py import options, settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from enroot_py.mounts import Mount
     from enroot_py.reference import Reference
     from pyxis_py.job import Job
     from pyxis_py.options import Request
@@ -43,6 +44,17 @@ def check(job: "Job") -> "Request":
         except ImageReferenceError as e:
             raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
     return request
+
+
+def mounts(request: "Request") -> "list[Mount]":
+    """The entries of --container-mounts as lines of fstab. Raises ConfigError for a flag that none has."""
+    from enroot_py.mounts import Mount
+
+    origin = request.origins.get("mounts", "")
+    return [
+        Mount(each.source, each.target, "tmpfs" if each.source == "tmpfs" else "none", ",".join(each.flags), 0, origin)
+        for each in request.mounts
+    ]
 
 
 def tag(job: "Job", request: "Request") -> "Reference | None":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from enroot_py.errors import ConfigError
 from pyxis_py import submit
 from pyxis_py.job import RESOLVED, Job
 
@@ -72,3 +73,13 @@ def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     tag = submit.tag(asked, submit.check(asked))
     assert tag is not None
     assert submit.resolve(asked, tag) == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"), [("r0", "did you mean ro?"), ("x-create=directory", "known are "), ("frobnicate", "known are ")]
+)
+def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"--container-mounts: unknown mount option '{flag}'") as caught:
+        submit.check(job("debian", ("option", f"container-mounts=/etc:/etc:ro+{flag}")))
+    assert hint in caught.value.hint
+    submit.check(job("debian", ("option", "container-mounts=/etc:/x:ro+rprivate+nofail,tmpfs:/t:size=1m,umount:/y")))
