@@ -457,7 +457,8 @@ class Tar:
                 left = stored - (self._position() - before)
                 if left < 0:
                     raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse map that is longer than its data")
-                self._skip(left + -stored % _BLOCK)
+                self._skip(left)
+                self.read(-stored % _BLOCK)  # at the very end it may be missing: umoci insert, GNU tar and Go's reader
 
 
 @dataclass(slots=True)

@@ -110,9 +110,18 @@ def test_truncated_blob_is_an_error(place: Path, compression: str) -> None:
         layers.unpack(io.BytesIO(blob[: len(blob) // 2]), str(place))
 
 
-def test_truncated_tar_is_an_error(place: Path) -> None:
+@pytest.mark.parametrize("end", [300, 3000, 512 + 4999])
+def test_truncated_tar_is_an_error(place: Path, end: int) -> None:
     with pytest.raises(ImageError, match="truncated"):
-        layers.unpack(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:3000]), str(place))
+        layers.unpack(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:end]), str(place))
+
+
+@pytest.mark.parametrize("end", [5000, 5001, 5119, 5120, 5632])
+def test_padding_of_the_last_member_and_end_mark_may_be_missing(place: Path, end: int) -> None:
+    """As umoci insert writes it."""
+    tar = images.tar([entry("a", b"x" * 5000)])[: 512 + end]
+    assert layers.unpack(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
+    assert (place / "fs/a").read_bytes() == b"x" * 5000
 
 
 def test_bytes_after_the_end_mark_count_for_the_diff_id(place: Path) -> None:
@@ -283,14 +292,15 @@ def test_index_knows_the_last_of_several(place: Path) -> None:
     assert index(place)[2:] == ["file 4711 0 0 new\\nline\\\\"]
 
 
-def test_devices_are_not_made(place: Path) -> None:
+def test_devices_are_not_made_and_hide_what_they_replace(place: Path) -> None:
     fs = unpack(
         place,
         entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
         entry("sda", type=tarfile.BLKTYPE, devmajor=8),
-        entry("w", type=tarfile.CHRTYPE),  # 0:0 is a whiteout to overlayfs, but not in a layer's tar
+        entry("w", type=tarfile.CHRTYPE),
+        hardlink("other", "sda"),
     )
-    assert list(fs.iterdir()) == []
+    assert sorted(path.name for path in fs.iterdir() if is_whiteout(path)) == ["null", "other", "sda", "w"]
     assert {"device c 1 3 666 null", "device b 8 0 644 sda", "device c 0 0 644 w"} <= set(index(place))
 
 
