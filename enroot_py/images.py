@@ -481,7 +481,7 @@ def _head(
     also repairs directories that a layer implies but does not have, as /tmp in a layer
     of nothing but tmp/x: the layers below know what they are like.
     """
-    from enroot_py import layers
+    from enroot_py import layers, merge
 
     root = path + "/fs"
     os.makedirs(root, 0o755)
@@ -501,6 +501,7 @@ def _head(
             for number, holder in shown.layers if shown is not None and stat.S_ISDIR(shown.status.st_mode) else ():
                 found = os.stat(holder)
                 made[here] = stat.S_IMODE(found.st_mode), found.st_mtime
+                merge.copy_attributes(holder, here)
                 if name not in indexes[number].implicit:
                     if name in indexes[number].modes:
                         modes[name] = indexes[number].modes[name]
@@ -515,6 +516,12 @@ def _head(
         for name in index.implicit:
             shown = layers.look(lowerdirs, name)
             if shown is not None and len(shown.layers) > 1 and shown.layers[0][1] == f"{lower}/{name}":
+                directories(name)
+    for lower in lowerdirs:
+        # Only a directory that it merges with another is shown by overlayfs without the whiteouts in it.
+        for name in filter(None, layers.whiteouts(os.path.dirname(lower))):
+            shown = layers.look(lowerdirs, name)
+            if shown is not None and [holder for _, holder in shown.layers] == [f"{lower}/{name}"]:
                 directories(name)
     for name, data in files.items():
         with open(f"{etc}/{name}", "xb") as f:

@@ -151,6 +151,13 @@ def differences(path: str) -> Iterator[str]:
             yield f"{shown} was changed: {_difference(before[name], now[name])}"
 
 
+def whiteouts(path: str) -> set[str]:
+    """The directories of the tree in ``path``/fs that hold whiteouts. Raises OSError."""
+    with open(path + "/sums", "rb") as f:
+        paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
+    return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
+
+
 def _by_path(lines: Iterable[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
     for line in lines:
         *words, path = line.rstrip(b"\n").split(b" ", 5)
@@ -264,6 +271,7 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
+            _make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
         else:
             raise ImageError(f"/{os.fsdecode(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
@@ -455,7 +463,8 @@ class Tree:
                 same = _lstat(parent, name)
                 if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
                     return
-                if stat.S_ISDIR(found.st_mode) or is_whiteout(found):
+                is_device = any(record.startswith("device") for record in self._records.get(target, ()))
+                if stat.S_ISDIR(found.st_mode) or is_whiteout(found) and not is_device:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
@@ -463,7 +472,8 @@ class Tree:
                 os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
-                f"/{os.fsdecode(entry.path)}: hard link to /{os.fsdecode(entry.link)}, which is not in the layer"
+                f"/{os.fsdecode(entry.path)}: hard link to /{os.fsdecode(entry.link)}, which is not in the layer",
+                hint="a layer is unpacked by itself: docker and podman refuse that image too",
             ) from None
 
     def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:
@@ -480,8 +490,7 @@ class Tree:
             raise ImageError(f"/{os.fsdecode(path)}: a whiteout of nothing")
         found = _lstat(parent, name)
         if found is None:
-            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-            os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
+            _make_whiteout(parent, name, mtime)
         elif stat.S_ISDIR(found.st_mode):
             # Whiteouts are about lower layers only: what this layer itself brings stays.
             fd = os.open(name, _DIRECTORY, dir_fd=parent)
@@ -559,6 +568,11 @@ def _lstat(parent: int, name: bytes) -> os.stat_result | None:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _make_whiteout(parent: int, name: bytes, mtime: int) -> None:
+    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+    os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
 
 
 def is_whiteout(found: os.stat_result) -> bool:

@@ -63,7 +63,7 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
             _add(entry.path, there, name + "/", implicit)
             like = below if below is not None and name in implicit else status
             if like is status:
-                _copy_attributes(entry.path, there)
+                copy_attributes(entry.path, there)
             os.chmod(there, stat.S_IMODE(like.st_mode))
             os.utime(there, ns=(like.st_mtime_ns, like.st_mtime_ns))
     if not inside:
@@ -82,12 +82,17 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _copy_attributes(source: str, target: str) -> None:
-    for name in os.listxattr(target):
+def copy_attributes(source: str, target: str) -> None:
+    """Give a directory of a tree the attributes of another, but for those that overlayfs obeys. Raises OSError."""
+    for name in filter(_is_ours, os.listxattr(target)):
         os.removexattr(target, name)
-    for name in os.listxattr(source):
-        if not name.startswith("user.overlay."):
-            os.setxattr(target, name, os.getxattr(source, name))
+    for name in filter(_is_ours, os.listxattr(source)):
+        os.setxattr(target, name, os.getxattr(source, name))
+
+
+def _is_ours(name: str) -> bool:
+    """Others, as security.selinux, are the host's."""
+    return name.startswith("user.") and not name.startswith("user.overlay.")
 
 
 def _remove(directory: str, name: str, found: os.stat_result) -> None:

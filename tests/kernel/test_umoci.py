@@ -54,6 +54,9 @@ FIRST = [
     entry("data" + "/a-long-directory-name" * 11 + "/" + "n" * 200, b"long"),
     entry("data/ümläut \\ new\nline", b"odd"),
     entry("data/owned", b"o", uid=1000, gid=1000),
+    entry("data/file-dev", b"hidden"),
+    directory("data/fresh"),
+    entry("data/fresh/.wh.hidden"),  # with nothing below
     entry("data/large", bytes(range(256)) * 20_000),
 ]
 SECOND = [
@@ -78,6 +81,10 @@ SECOND = [
     entry("data/su", b"#!/bin/true\n", mode=0o6755),
     directory("data/zero", 0),
     entry("data/zero/other", b"17", mode=0o400),
+    entry("data/opaque/.wh.hidden"),
+    entry("data/noted.d/new", b"18"),  # its directory is only implied
+    entry("data/file-dev", type=tarfile.BLKTYPE, devmajor=7, devminor=200),
+    hardlink("data/fresh/dev", "data/file-dev"),
 ]
 
 
@@ -163,7 +170,8 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     theirs = seen(tmp_path / "bundle/rootfs/data")
     assert {"kept/upper", "again/new", "sparse/1.0", "null"} < theirs.keys()
     assert not [path for path in theirs if "hidden" in path]
-    del theirs["null"]  # device nodes are the runtime's
+    for device in ("null", "file-dev", "fresh/dev"):  # are the runtime's
+        del theirs[device]
 
     # A squashfs file has the modes of the image.
     user.penroot("import", "-o", "x.sqsh", name)
