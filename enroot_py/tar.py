@@ -6,7 +6,7 @@ manual, "Basic Tar Format" and "Sparse Formats"; RFC 1952 (gzip) and RFC 8878 (z
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -32,7 +32,8 @@ _ZEROS = bytes(_BLOCK)
 _HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
 _CHUNK = 1 << 18
-_PIECE = 1 << 20  # bytes of decompressed data at a time
+_PIECE = 1 << 20  # bytes of decompressed data at a time, and of a file that one call writes
+_IOV_MAX = 1024
 _AHEAD = 2  # pieces that wait to be written, and to be hashed
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
 
@@ -386,7 +387,11 @@ class Tar:
         return ImageError(f"the layer's tar is truncated after {self.size} bytes")
 
     def copy(self, size: int, fd: int, offset: int) -> int:
-        """Write the next ``size`` bytes to a file at ``offset``; returns their CRC-32."""
+        """Write the next ``size`` bytes to a file at ``offset``; returns their CRC-32.
+
+        In large units that begin at a multiple of their size: the kernel caches what a call
+        writes in folios as large as their place allows, and is quicker to read them.
+        """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small
             self._at = end
@@ -394,14 +399,20 @@ class Tar:
             if not size or os.pwrite(fd, data, offset) == size:
                 return crc32(data)
             self._at = at
-        crc = 0
+        crc, amount = 0, 0  # bytes held
+        held: list[memoryview] = []
         for piece in self.pieces(size):
             size -= len(piece)
             crc = crc32(piece, crc)
-            while len(piece):
-                written = os.pwrite(fd, piece, offset)
-                offset += written
-                piece = piece[written:]
+            held.append(piece)
+            amount += len(piece)
+            rest = (offset + amount) % _PIECE if size else 0
+            if rest < amount:
+                if rest:
+                    held[-1], piece = piece[:-rest], piece[-rest:]
+                _write(fd, held, offset)
+                offset += amount - rest
+                held, amount = [piece] if rest else [], rest
         if size:
             raise self._truncated()
         return crc
@@ -482,6 +493,17 @@ class Entry:
         for key, value in self.pax.items():
             if key.startswith(b"SCHILY.xattr."):
                 yield key[len(b"SCHILY.xattr.") :], value
+
+
+def _write(fd: int, pieces: Sequence[memoryview], offset: int) -> None:
+    """Write all of them, one after the other. Raises OSError."""
+    # pwritev(2) takes IOV_MAX of them, and may write less than it is given.
+    if len(pieces) > _IOV_MAX or os.pwritev(fd, pieces, offset) != sum(map(len, pieces)):
+        for piece in pieces:
+            while len(piece):
+                written = os.pwrite(fd, piece, offset)
+                offset += written
+                piece = piece[written:]
 
 
 def _check_sum(block: bytes, at: int) -> None:

@@ -86,13 +86,14 @@ def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_pat
 
 
 class Trickle:
-    """A stream that gives a byte at a time, as networks may."""
+    """A stream that gives few bytes at a time, as networks may."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, most: int = 1) -> None:
         self.data = io.BytesIO(data)
+        self.most = most
 
     def read(self, size: int, /) -> bytes:
-        return self.data.read(1)
+        return self.data.read(min(size, self.most))
 
 
 @pytest.mark.parametrize("compression", images.COMPRESSIONS)
@@ -101,6 +102,16 @@ def test_pieces_of_any_size_will_do(place: Path, compression: str) -> None:
     blob = images.COMPRESSIONS[compression](tar)
     assert layers.unpack(Trickle(blob), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a/b").read_bytes() == b"z" * 700
+
+
+@pytest.mark.parametrize("most", [300, 70_000])
+def test_large_files_come_out_whole(place: Path, most: int) -> None:
+    sizes = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 12345]
+    contents = [random.Random(size).randbytes(size) for size in sizes]
+    data = images.tar([entry(str(size), content) for size, content in zip(sizes, contents, strict=True)])
+    layers.unpack(Trickle(data, most), str(place))
+    for size, content in zip(sizes, contents, strict=True):
+        assert (place / "fs" / str(size)).read_bytes() == content
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
