@@ -18,7 +18,7 @@ BENCHMARKS = {
     "devices": (bench_devices, 60),
     "step": (bench_step, 20),
     "images": (bench_images, 2),
-    "reading": (bench_reading, 8),
+    "reading": (bench_reading, 20),
 }
 
 
