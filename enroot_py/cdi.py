@@ -7,6 +7,7 @@ form is kept in the user's cache and used while the file stays as it is.
 
 import marshal
 import os
+import stat
 
 from enroot_py import log
 from enroot_py.devices import Edits, Host
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # a device of the second replaces one of the first
 _CACHE_VERSION = 1
-_WRITABLE = "rw"
+_LARGEST = 16 << 20
+# What the values of a specification may raise that are not what they should be.
+_DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
+# Hooks of NVIDIA's with nothing to do here: others' devices are hidden, nodes are not made anew, nor modes changed;
+# for CUDA's compatibility package see nvidia.add_compat.
+_NEEDLESS = {"chmod", "enable-cuda-compat", "disable-device-node-modification", "update-application-profile"}
 _SPECIAL = "&*!|>%@`[{?,"  # what begins more of YAML than is read here
 
 
@@ -38,7 +44,14 @@ class Registry:
 
     def _load(self, directory: str) -> None:
         here: dict[tuple[str, str], str] = {}
-        for name in self.host.list(directory):
+        try:
+            names = sorted(os.listdir(self.host.path(directory)))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as e:
+            self._failed[self.host.path(directory)] = str(e.strerror)
+            return
+        for name in names:
             if not name.endswith((".json", ".yaml", ".yml")):
                 continue
             path = self.host.path(f"{directory}/{name}")
@@ -46,21 +59,27 @@ class Registry:
                 spec = self._read(path)
                 kind = str(spec["kind"])
                 devices = {str(device["name"]): device.get("containerEdits") or {} for device in spec["devices"]}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+                if len(devices) < len(spec["devices"]):
+                    raise ValueError("a name comes twice")
+            except (OSError, RecursionError, *_DAMAGE) as e:
                 # Fatal only for who asks for what it would describe.
-                self._failed[path] = str(e) or type(e).__name__
+                self._failed[path] = f"it has no {e}" if isinstance(e, KeyError) else str(e)
                 continue
             self._common.setdefault(kind, []).append((path, spec.get("containerEdits") or {}))
             for device, edits in devices.items():
                 if (kind, device) in here:
-                    other = here[kind, device]
-                    self._failed[path] = f"{kind}={device} is described in {other} too"
+                    # Which is meant nobody can say, so neither is.
+                    self._failed[path] = f"{kind}={device} is described in {here[kind, device]} too"
+                    self._devices[kind].pop(device, None)
+                    continue
                 here[kind, device] = path
                 self._devices.setdefault(kind, {})[device] = (path, edits)
 
     def _read(self, path: str) -> "dict[str, Any]":
         """Raises OSError, ValueError."""
         info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST:
+            raise ValueError(f"it is no file of at most {_LARGEST >> 20} MiB")
         key = (_CACHE_VERSION, path, info.st_mtime_ns, info.st_size, info.st_ino)
         kept = self._kept(path)
         if kept is not None and kept[0] == key:
@@ -98,8 +117,8 @@ class Registry:
             with open(temporary, "wb") as f:
                 marshal.dump((key, spec), f)
             os.rename(temporary, target)
-        except OSError as e:
-            log.debug(f"{target} is not kept: {e.strerror}")
+        except (OSError, ValueError) as e:  # a date, say, is for YAML alone
+            log.debug(f"{target} is not kept: {e}")
 
     def names(self, kind: str) -> "list[str]":
         """The devices of a kind, such as nvidia.com/gpu."""
@@ -109,12 +128,25 @@ class Registry:
         return [f"{path}: {reason}" for path, reason in self._failed.items()]
 
     def stale(self, kind: str, names: "list[str]") -> str:
-        """The first path of the devices that is not on the host: a driver was changed since. Empty if all are."""
-        for _, edits in self._of(kind, names):
-            for node in edits.get("deviceNodes") or ():
-                if not self.host.exists(path := node.get("hostPath") or node["path"]):
-                    return str(path)
-            for mount in edits.get("mounts") or ():
+        """The first path of the devices that is not on the host: a driver was changed since. Empty if all are.
+
+        Raises HookError for a specification that is none.
+        """
+        for path, edits in self._of(kind, names):
+            try:
+                if missing := self._missing(edits):
+                    return missing
+            except _DAMAGE as e:
+                raise HookError(_invalid(path, e)) from e
+        return ""
+
+    def _missing(self, edits: "dict[str, Any]") -> str:
+        for node in edits.get("deviceNodes") or ():
+            path = str(node.get("hostPath") or node["path"])
+            if not self.host.exists(path):
+                return path
+        for mount in edits.get("mounts") or ():
+            if mount.get("type") != "tmpfs":
                 path = str(mount["hostPath"])
                 # Sockets and pipes come and go with their daemons; the files of a driver container do not.
                 passing = path.startswith(("/run/", "/var/run/", "/tmp/")) and not path.startswith(
@@ -152,8 +184,8 @@ class Registry:
         for path, wanted in self._of(kind, names):
             try:
                 folders += self._edit(edits, wanted)
-            except (KeyError, TypeError, AttributeError, ValueError) as e:
-                raise HookError(f"{path} is no valid CDI specification: {e!r}") from e
+            except _DAMAGE as e:
+                raise HookError(_invalid(path, e)) from e
         return folders
 
     def _edit(self, edits: Edits, wanted: "dict[str, Any]") -> "list[str]":
@@ -164,11 +196,15 @@ class Registry:
                 edits.environ[name] = value
         for node in wanted.get("deviceNodes") or ():
             source = str(node.get("hostPath") or node["path"])
-            if not edits.node(self.host, source, str(node["path"])):
+            if not edits.node(self.host, source, _place(node["path"])):
                 raise HookError(f"the CDI device node {source} does not exist on {os.uname().nodename}")
         for mount in wanted.get("mounts") or ():
-            writable = _WRITABLE in (mount.get("options") or ())
-            edits.file(self.host, str(mount["hostPath"]), str(mount["containerPath"]), writable=writable)
+            target = _place(mount["containerPath"])
+            if mount.get("type") == "tmpfs":
+                edits.tmpfs.append(target)
+            else:
+                writable = "ro" not in (mount.get("options") or ())
+                edits.file(self.host, str(mount["hostPath"]), target, writable=writable)
         folders: list[str] = []
         for hook in wanted.get("hooks") or ():
             folders += _hook(edits, [str(word) for word in hook.get("args") or ()], str(hook.get("path")))
@@ -189,12 +225,23 @@ def _hook(edits: Edits, arguments: "list[str]", path: str) -> "list[str]":
     if "create-symlinks" in arguments:
         for link in values.get("--link", ()):
             target, _, at = link.partition("::")
-            edits.links[at] = target
-    elif "update-ldcache" in arguments:
-        return values.get("--folder", [])
-    elif not {"chmod", "enable-cuda-compat", "disable-device-node-modification"} & set(arguments):
+            edits.links[_place(at)] = target
+    elif {"update-ldcache", "create-soname-symlinks"} & set(arguments):
+        return [_place(folder) for folders in values.get("--folder", ()) for folder in folders.split(",")]
+    elif not _NEEDLESS & set(arguments):
         log.warn(f"CDI: the hook {path} is not run")
     return []
+
+
+def _place(path: str) -> str:
+    """A path of the container, for which its root is the end of all ``..``."""
+    if not path.strip("/"):
+        raise ValueError(f"{path!r} is no path in a container")
+    return os.path.normpath("/" + path.lstrip("/"))
+
+
+def _invalid(path: str, error: Exception) -> str:
+    return f"{path} is no valid CDI specification: {error!r}"
 
 
 def _parse(text: str, path: str) -> "Any":
@@ -203,14 +250,22 @@ def _parse(text: str, path: str) -> "Any":
         import json
 
         return json.loads(text)
-    return parse_yaml(text)
+    try:
+        return parse_yaml(text)
+    except ValueError:
+        # Written by hand, say. Once for every change of the file, so that it may take its time.
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as e:
+            raise ValueError(" ".join(str(e).split())) from None
 
 
 def parse_yaml(text: str) -> "Any":
     """YAML as generators of specifications write it: block mappings and sequences of scalars, ``[]`` and ``{}``.
 
-    Anchors, tags, block scalars and other flow collections are refused.
-    Raises ValueError with the line.
+    Raises ValueError with the line for anything else, which is left to a parser that costs more than a start.
     """
     lines: list[tuple[int, str, int]] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -276,7 +331,7 @@ def _split(text: str, number: int) -> "tuple[str, str] | None":
     if not colon and not text.endswith(":"):
         return None
     if text[0] in _SPECIAL:
-        raise ValueError(f"line {number}: {text[0]!r} begins what is not understood here; write it as JSON")
+        raise ValueError(f"line {number}: {text[0]!r} begins more than is read here")
     return (key.rstrip(), _uncommented(rest)) if colon else (text[:-1].rstrip(), "")
 
 
@@ -299,7 +354,7 @@ def _scalar(text: str, number: int) -> "Any":
     if text in ("[]", "{}"):
         return [] if text == "[]" else {}
     if text[0] in _SPECIAL:
-        raise ValueError(f"line {number}: {text[0]!r} begins what is not understood here; write it as JSON")
+        raise ValueError(f"line {number}: {text[0]!r} begins more than is read here")
     if text in ("null", "~"):
         return None
     if text in ("true", "false"):

@@ -41,6 +41,8 @@ class Host:
                 self._root = os.open(self.prefix, _FLAGS | os.O_DIRECTORY)
             except OSError as e:
                 raise HookError(f"cannot look for devices beneath {prefix}: {e.strerror}") from e
+            # As the kernel names what is beneath it.
+            self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
     @classmethod
     def of(cls, environ: "Mapping[str, str]") -> "Host":
@@ -320,6 +322,12 @@ def add_library(edits: Edits, tree: Host, context: "Context", library: "ldcache.
         edits.links[f"{directory}/{name}"] = file
     edits.libraries.append((flags, name, f"{directory}/{name}"))
     return directory
+
+
+def shown(value: str) -> str:
+    """A value in a message: an image may say anything, at any length."""
+    short = value if len(value) <= 200 else value[:200] + "..."
+    return short if short.isprintable() else ascii(short)[1:-1]
 
 
 def bits(flags: int) -> int:

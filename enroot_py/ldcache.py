@@ -17,6 +17,9 @@ _EXTENSION_MAGIC = 0xEAA42174
 _HWCAPS = 1  # tag of the extension that holds offsets of strings
 _HEADER, _ENTRY = 48, 24
 
+_PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
+_EM_X86_64, _EM_AARCH64 = 62, 183
+
 # What the functions raise for a damaged cache: an image may hold anything.
 DAMAGE = (ValueError, IndexError, StructError)
 
@@ -43,6 +46,36 @@ def find(data: bytes, parts: "tuple[bytes, ...]") -> "list[Library]":
                 found.append((flags[start], path[at - start + 1 :], path))
             at = end
     return found
+
+
+def soname(path: str) -> "Library | None":
+    """What the loader's cache would say of the library in a file of the host: elf(5). None where it is none."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read(64)
+            # Of this byte order: 64 bits, or 32.
+            if data[:4] != b"\x7fELF" or data[5] != (1 if sys.byteorder == "little" else 2):
+                return None
+            wide = data[4] == 2
+            machine = unpack("=H", data[18:20])[0]
+            at = unpack("=Q", data[32:40])[0] if wide else unpack("=I", data[28:32])[0]
+            size, count = unpack("=HH", data[54:58] if wide else data[42:46])
+            f.seek(at)
+            headers = [f.read(size) for _ in range(count)]
+            # Type, offset in the file, address, size in the file.
+            fields = [(unpack("=I4xQQ8xQ", h[:40]) if wide else unpack("=III4xI", h[:20])) for h in headers]
+            [(begin, length)] = [(offset, size) for kind, offset, _, size in fields if kind == _PT_DYNAMIC]
+            f.seek(begin)
+            words = unpack(f"={length // (8 if wide else 4)}{'Q' if wide else 'I'}", f.read(length))
+            tags = dict(zip(words[0::2], words[1::2], strict=True))
+            strings = tags[_DT_STRTAB]
+            [start] = [o + strings - a for kind, o, a, n in fields if kind == _PT_LOAD and a <= strings < a + n]
+            f.seek(start + tags[_DT_SONAME])
+            name = f.read(256).partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    except (OSError, KeyError, *DAMAGE):
+        return None
+    flags = {_EM_X86_64: 0x303, _EM_AARCH64: 0xA03}.get(machine, 0x3) if wide else 0x3
+    return flags, name, path
 
 
 def extend(data: bytes, libraries: "list[Library]") -> bytes:

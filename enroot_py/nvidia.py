@@ -10,7 +10,7 @@ the NVIDIA Container Toolkit.
 import os
 
 from enroot_py import ldcache
-from enroot_py.devices import Edits, Host, add_library, bits
+from enroot_py.devices import Edits, Host, add_library, bits, shown
 from enroot_py.errors import HookError
 
 TYPE_CHECKING = False
@@ -82,7 +82,7 @@ _CUDA_OF_DRIVER = (
 
 
 class GPU:
-    """One GPU; its index is its place by PCI address, as nvidia-smi counts."""
+    """One GPU; its index is its place by PCI address among those with a node, as nvidia-smi counts, or -1."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -120,7 +120,10 @@ class Selection:
 
 
 def gpus(host: Host) -> "list[GPU]":
-    """The GPUs of the host, by PCI address; by number of their nodes where the driver tells no more."""
+    """The GPUs of the host, by PCI address; by number of their nodes where the driver tells no more.
+
+    Some have no node where this runs in a container with a part of them.
+    """
     found: list[GPU] = []
     for bus in host.list(_PROC + "/gpus"):
         said = {}
@@ -129,11 +132,24 @@ def gpus(host: Host) -> "list[GPU]":
             said[key.strip()] = value.strip()
         minor = said.get("Device Minor", "")
         if minor.isdecimal() and said.get("GPU Excluded") != "Yes":
-            found.append(GPU(len(found), int(minor), bus, said.get("GPU UUID", ""), said.get("Model", "")))
+            uuid = said.get("GPU UUID", "")  # of question marks until somebody has used the GPU
+            found.append(GPU(len(found), int(minor), bus, "" if "?" in uuid else uuid, said.get("Model", "")))
+    usable = [gpu for gpu in found if host.exists(f"/dev/nvidia{gpu.minor}")]
+    if usable:
+        for gpu in found:
+            gpu.index = usable.index(gpu) if gpu in usable else -1
     if not found:
         nodes = [name.removeprefix("nvidia") for name in host.list("/dev") if name.startswith("nvidia")]
         found = [GPU(i, n) for i, n in enumerate(sorted(int(name) for name in nodes if name.isdecimal()))]
     return found
+
+
+def absence(host: Host) -> "tuple[str, str]":
+    """Why there is no driver that this module could use, with the way out; the first is empty where nobody wonders."""
+    for kind, paths in (("WSL2", ("/dev/dxg",)), ("a Jetson", ("/dev/nvmap", "/etc/nv_tegra_release"))):
+        if any(host.exists(path) for path in paths):
+            return f"it is {kind}", "its GPU is given by CDI: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    return "", "its kernel module makes /proc/driver/nvidia; unset the variable to start without GPUs"
 
 
 def driver_version(host: Host) -> str:
@@ -167,23 +183,45 @@ def select(words: "list[str]", known: "list[GPU]", host: Host, origin: str, nvml
     """
     whole: dict[int, GPU] = {}
     parts: list[Mig] = []
-    for word in words:
-        if word == "all":
-            return Selection(tuple(known), every=True)
+    if "all" in words:
+        return Selection(_usable(known), every=True)
+    if any(word.startswith("GPU-") for word in words) and not all(gpu.uuid for gpu in known):
+        _learn_uuids(known, nvml())
+    for word in dict.fromkeys(words):
         if word.startswith("MIG-") or (":" in word and word.replace(":", "").isdecimal() and word.count(":") == 1):
             parts.append(_mig(word, known, host, origin, nvml))
             continue
         matching = [gpu for gpu in known if _is(gpu, word)]
         if len(matching) != 1:
             said = "more than one GPU" if matching else "no GPU"
-            raise HookError(f"{origin}: {said} {word!r} on {os.uname().nodename}", hint=_have(known))
+            raise HookError(f"{origin}: {said} {shown(word)!r} on {os.uname().nodename}", hint=_have(known))
         whole[matching[0].minor] = matching[0]
     return Selection(tuple(whole.values()), tuple(parts))
 
 
+def _usable(known: "list[GPU]") -> "tuple[GPU, ...]":
+    """All GPUs but those that this machine has without a node: nvidia-smi does not show them either."""
+    missing = [gpu for gpu in known if gpu.index < 0]
+    for gpu in missing:
+        from enroot_py import log
+
+        log.warn(f"the GPU {gpu.bus} is left out: {os.uname().nodename} has no /dev/nvidia{gpu.minor}")
+    return tuple(gpu for gpu in known if gpu not in missing)
+
+
+def _learn_uuids(known: "list[GPU]", library: str) -> None:
+    """Ask NVML for UUIDs that the driver does not tell in /proc."""
+    if library:
+        from enroot_py import nvml
+
+        uuids = nvml.uuids(library)
+        for gpu in known:
+            gpu.uuid = gpu.uuid or uuids.get(gpu.minor, "")
+
+
 def _is(gpu: GPU, word: str) -> bool:
     if word.isdecimal():
-        return int(word) == gpu.index
+        return word == str(gpu.index)
     if word.startswith("GPU-"):
         return len(word) > 4 and gpu.uuid.startswith(word)
     # nvidia-smi writes eight digits of domain, the kernel four.
@@ -197,18 +235,19 @@ def names(selection: Selection) -> "list[str]":
 
 
 def also_named(word: str, known: "list[GPU]", names: "list[str]") -> str:
-    """The one of ``names`` that means the GPU ``word``: an index, or a UUID; ``word`` where there is none."""
+    """The one of ``names`` that means the GPU ``word``: a UUID, 0, or gpu0; ``word`` where there is none."""
     if word in names:
         return word
     matching = [gpu for gpu in known if _is(gpu, word)]
-    others = [name for gpu in matching[:1] for name in (gpu.uuid, str(gpu.index)) if name in names]
+    others = [name for gpu in matching[:1] for name in (gpu.uuid, str(gpu.index), f"gpu{gpu.index}") if name in names]
     return others[0] if len(matching) == 1 and others else word
 
 
 def _have(known: "list[GPU]") -> str:
     if not known:
         return "it has none that its driver knows of: nvidia-smi -L"
-    return "it has " + ", ".join(f"{gpu.index} ({gpu.uuid})" if gpu.uuid else str(gpu.index) for gpu in known)
+    names = {gpu: str(gpu.index) if gpu.index >= 0 else f"{gpu.bus} without a node" for gpu in known}
+    return "it has " + ", ".join(f"{name} ({gpu.uuid})" if gpu.uuid else name for gpu, name in names.items())
 
 
 def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable[[], str]") -> Mig:
@@ -220,7 +259,7 @@ def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable
         for mig in (mig for gpu in known if gpu.uuid == uuid for mig in instances(host, gpu)):
             if (str(mig.gi), str(mig.ci)) == (gi, ci):
                 return Mig(mig.gpu, mig.gi, mig.ci, word)
-        raise HookError(f"{origin}: no MIG device {word} on {where}", hint="nvidia-smi -L lists them")
+        raise HookError(f"{origin}: no MIG device {shown(word)} on {where}", hint="nvidia-smi -L lists them")
     gpu_index, _, mig_index = word.partition(":")
     library = nvml()
     if library:
@@ -232,16 +271,15 @@ def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable
                     return Mig(gpu, gi_id, ci_id, word)
     elif not word.startswith("MIG-"):
         matching = [gpu for gpu in known if str(gpu.index) == gpu_index]
-        devices = instances(host, matching[0]) if matching else []
-        if int(mig_index) < len(devices):
-            mig = devices[int(mig_index)]
-            return Mig(mig.gpu, mig.gi, mig.ci, word)
+        for number, mig in enumerate(instances(host, matching[0]) if matching else ()):
+            if mig_index == str(number):
+                return Mig(mig.gpu, mig.gi, mig.ci, word)
     else:
         raise HookError(
-            f"{origin}: cannot find {word}: libnvidia-ml.so.1 is not on {where}",
+            f"{origin}: cannot find {shown(word)}: libnvidia-ml.so.1 is not on {where}",
             hint="without it MIG devices are named GPU:MIG, such as 0:1",
         )
-    raise HookError(f"{origin}: no MIG device {word} on {where}", hint="nvidia-smi -L lists them")
+    raise HookError(f"{origin}: no MIG device {shown(word)} on {where}", hint="nvidia-smi -L lists them")
 
 
 def capabilities(text: str) -> "set[str]":
@@ -251,7 +289,7 @@ def capabilities(text: str) -> "set[str]":
         return set(CAPABILITIES)
     if unknown := sorted(words - set(CAPABILITIES)):
         raise HookError(
-            f"NVIDIA_DRIVER_CAPABILITIES: unknown capability {unknown[0]!r}",
+            f"NVIDIA_DRIVER_CAPABILITIES: unknown capability {shown(unknown[0])!r}",
             hint="there are all, " + ", ".join(CAPABILITIES),
         )
     return words
@@ -318,8 +356,11 @@ class Driver:
     def link(self, edits: Edits, folders: "list[str]") -> None:
         """What ldconfig would do for libraries that are bound in ``folders``: links and entries in the cache."""
         bound = {source: target for target, (source, _) in edits.files.items() if os.path.dirname(target) in folders}
-        for flags, soname, path in self.libraries:
-            target = bound.get(self.tree.path(self.tree.real(path)), "")
+        known = [(flags, soname, self.tree.path(self.tree.real(path))) for flags, soname, path in self.libraries]
+        # A driver that no loader of the host knows, or a library that is no driver's.
+        more = (ldcache.soname(path) for path in bound.keys() - {path for _, _, path in known} if ".so" in path)
+        for flags, soname, path in [*known, *(library for library in more if library)]:
+            target = bound.get(path, "")
             directory, _, file = target.rpartition("/")
             if file:
                 if soname != file:
@@ -416,7 +457,7 @@ def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]"
             continue
         if not edits.node(host, f"/dev/nvidia{gpu.minor}"):
             raise HookError(
-                f"GPU {gpu.index} has no node {host.path(f'/dev/nvidia{gpu.minor}')} on {os.uname().nodename}",
+                f"the GPU {gpu.bus} has no node {host.path(f'/dev/nvidia{gpu.minor}')} on {os.uname().nodename}",
                 hint=f"as root: nvidia-modprobe -c {gpu.minor}",
             )
         if wanted & {"graphics", "display"} and gpu.bus:
@@ -424,6 +465,14 @@ def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]"
                 edits.node(host, f"/dev/dri/{name}")
     for path in given:
         edits.node(host, path)
+    for mig in selection.migs:
+        for name in (f"gi{mig.gi}/access", f"gi{mig.gi}/ci{mig.ci}/access"):
+            if f"gpu{mig.gpu.minor}/{name}" not in caps.values():
+                raise HookError(
+                    f"the MIG device {mig.name} has no node in {host.path('/dev/nvidia-caps')} on "
+                    f"{os.uname().nodename} for gpu{mig.gpu.minor}/{name}",
+                    hint=f"as root: nvidia-modprobe -f {_PROC}/capabilities/gpu{mig.gpu.minor}/mig/{name}",
+                )
     hide_others(edits, known, given, caps)
     if selection.every and "utility" in wanted:
         for name in host.list("/dev"):
@@ -484,18 +533,20 @@ def check_requirements(requirements: "dict[str, str]", version: str, known: "lis
     driver = _version(version)
     cuda = next(((int(c), round(c * 10) % 10) for branch, c in _CUDA_OF_DRIVER if driver[0] >= branch), (0, 0))
     facts = {"driver": driver, "cuda": cuda}
-    brand = _brand(known)
+    if driver[0] > _CUDA_OF_DRIVER[0][0]:
+        del facts["cuda"]  # of a branch that is newer than this table
+    brands = _brands(known)
     for name, text in sorted(requirements.items()):
         alternatives = text.split()
-        if alternatives and not any(all(_met(c, facts, brand) for c in a.split(",")) for a in alternatives):
+        if alternatives and not any(all(_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
             raise HookError(
-                f"{name}={alternatives[0]}: the driver {version} of {os.uname().nodename} "
+                f"{name}={shown(alternatives[0])}: the driver {version} of {os.uname().nodename} "
                 f"runs CUDA {cuda[0]}.{cuda[1]} at most",
                 hint="it needs a newer driver; NVIDIA_DISABLE_REQUIRE=1 starts the container all the same",
             )
 
 
-def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brand: str) -> bool:
+def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brands: "set[str]") -> bool:
     for operator in (">=", "<=", "!=", "=", ">", "<"):
         name, found, value = condition.partition(operator)
         if found:
@@ -503,8 +554,8 @@ def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brand: str) -> boo
     else:
         return True
     if name == "brand":
-        return (value.lower() == brand) == (operator == "=")
-    if name not in facts or not value.replace(".", "").isdecimal():
+        return (value.lower() in brands) == (operator == "=")
+    if name not in facts or not value.replace(".", "").isdecimal() or len(value) > 32:
         return True  # what is not known here does not forbid a start
     ours, theirs = facts[name], _version(value)
     width = max(len(ours), len(theirs))
@@ -518,7 +569,12 @@ def _version(text: str) -> "tuple[int, ...]":
     return tuple(int(part) for part in text.split(".") if part.isdecimal()) or (0,)
 
 
-def _brand(known: "list[GPU]") -> str:
+def _brands(known: "list[GPU]") -> "set[str]":
+    """What NVML may call the brand of such a model: older and newer drivers have different words."""
     model = known[0].model.lower() if known else ""
-    names = ("geforce", "quadro", "titan", "nvs", "grid", "rtx")
-    return next((name for name in names if name in model), "tesla")
+    for name in ("geforce", "quadro", "titan"):
+        if name in model:
+            return {name, name + "rtx"}
+    if "rtx" in model:
+        return {"nvidiartx", "quadrortx"}
+    return {next((name for name in ("nvs", "grid") if name in model), "tesla"), "nvidia"}

@@ -1,6 +1,6 @@
 """The few questions that only NVML answers: which MIG device has which UUID, number and instances.
 
-Loaded with ctypes and only when a MIG device is named. Source: NVML API
+Loaded with ctypes and only when a MIG device is named, or a UUID that the driver does not tell. Source: NVML API
 Reference, "Multi Instance GPU Management".
 """
 
@@ -33,6 +33,24 @@ def mig_devices(library: str, bus: str) -> "dict[int, tuple[str, int, int]]":
     nvml = _load(library)
     try:
         return _read(nvml, bus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def uuids(library: str) -> "dict[int, str]":
+    """The UUIDs of GPUs by the numbers of their nodes. Raises HookError where NVML does not answer."""
+    nvml = _load(library)
+    try:
+        count, found = ctypes.c_uint(), {}
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return {}
+        for index in range(count.value):
+            gpu, minor, uuid = ctypes.c_void_p(), ctypes.c_uint(), ctypes.create_string_buffer(_UUID_SIZE)
+            code = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
+            code = code or nvml.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(minor))
+            if not (code or nvml.nvmlDeviceGetUUID(gpu, uuid, _UUID_SIZE)):
+                found[minor.value] = uuid.value.decode("ascii", "replace")
+        return found
     finally:
         nvml.nvmlShutdown()
 

@@ -1,4 +1,7 @@
-"""Devices of any vendor, by ENROOT_DEVICES: names of CDI, or nodes of /dev such as /dev/kfd and /dev/dri."""
+"""Devices of any vendor, by ENROOT_DEVICES: names of CDI, or nodes of /dev such as /dev/kfd and /dev/dri.
+
+GPUs of NVIDIA are left to 98-nvidia, which needs no specification and knows what the image and Slurm say of them.
+"""
 
 import os
 
@@ -28,13 +31,18 @@ def plan(context: "Context") -> "Edits":
                 raise HookError(f"the device {word} does not exist on {os.uname().nodename}")
         elif word:
             kind, name = cdi.split_name(word)
-            kinds.setdefault(kind, []).append(name)
+            if kind != "nvidia.com/gpu":
+                kinds.setdefault(kind, []).append(name)
     registry = cdi.Registry(host, context.settings.cache_path) if kinds else None
     for kind, names in kinds.items():
         assert registry is not None
         known = registry.names(kind)
         wanted = known if "all" in names and "all" not in known else names
         folders = registry.add(edits, kind, wanted or names)
+        if missing := registry.stale(kind, wanted):
+            from enroot_py import log
+
+            log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")
         if folders:
             from enroot_py import nvidia
 

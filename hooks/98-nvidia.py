@@ -23,19 +23,31 @@ def value(context: "Context", name: str) -> str:
     return context.host.get(name, context.environ.get(name, ""))
 
 
+def by_option(context: "Context") -> str:
+    """GPUs that the caller names in the words of CDI: with --device, or in ENROOT_DEVICES."""
+    words = [word.strip() for word in context.settings.devices.split(",")] if context.settings.devices else []
+    return ",".join(word.removeprefix(KIND + "=") for word in words if word.startswith(KIND + "="))
+
+
+def asked(context: "Context") -> str:
+    """What the caller names; empty where only the image does."""
+    return by_option(context) or context.host.get("NVIDIA_VISIBLE_DEVICES", "")
+
+
 def wanted(context: "Context") -> "tuple[str, str]":
     """NVIDIA_VISIBLE_DEVICES, and the numbers of the GPUs that Slurm allocated; two empty strings for neither."""
-    visible = value(context, "NVIDIA_VISIBLE_DEVICES")
+    visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")
     if visible == "void":
         return "", ""
-    if visible == "none" or value(context, "PENROOT_SLURM_GPUS").lower() in ("no", "n", "false", "f", "0", "off"):
+    # What is not of an image is asked of the caller alone: it would be done on the host.
+    if visible == "none" or context.host.get("PENROOT_SLURM_GPUS", "").lower() in ("no", "n", "false", "f", "0", "off"):
         return visible, ""
     # Numbers of the nodes in /dev, whatever the task sees. Those of the job are
     # of the batch script's node, and every step inherits them.
     numbers, of_job = context.host.get("SLURM_STEP_GPUS", ""), context.host.get("SLURM_JOB_GPUS", "")
     if "SLURM_STEP_ID" not in context.host:
         return visible, numbers or of_job
-    if of_job and not numbers and "NVIDIA_VISIBLE_DEVICES" not in context.host:
+    if of_job and not numbers and not by_option(context) and "NVIDIA_VISIBLE_DEVICES" not in context.host:
         return "", ""  # a step that was given none of its job's, whatever the image says
     return visible, numbers
 
@@ -47,29 +59,31 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
 
     host = devices.Host.of(context.host)
     edits = devices.Edits("98-nvidia")
-    if not host.exists("/proc/driver/nvidia") and not host.exists("/dev/nvidiactl"):
-        asked = context.host.get("NVIDIA_VISIBLE_DEVICES", "")
-        if asked not in ("", "all", "none"):
-            raise HookError(
-                f"NVIDIA_VISIBLE_DEVICES={asked}: {os.uname().nodename} has no NVIDIA driver",
-                hint="its kernel module makes /proc/driver/nvidia; unset the variable to start without GPUs",
-            )
-        # An image made for GPUs runs without them too, as it does elsewhere.
-        log.debug("98-nvidia: no NVIDIA driver on this node")
-        return edits
-    mode = value(context, "PENROOT_NVIDIA_MODE") or "auto"
+    mode = context.host.get("PENROOT_NVIDIA_MODE") or "auto"
     if mode not in MODES:
         raise HookError(f"PENROOT_NVIDIA_MODE={mode} is no way to find GPUs", hint="there are " + ", ".join(MODES))
-    capabilities = nvidia.capabilities(value(context, "NVIDIA_DRIVER_CAPABILITIES"))
-    driver = nvidia.Driver.of(host, value(context, "NVIDIA_DRIVER_ROOT"))
-    known = nvidia.gpus(host)
     words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word and word != "none"]
+    if not host.exists("/proc/driver/nvidia") and not host.exists("/dev/nvidiactl"):
+        # Other systems than servers have other drivers, which a specification describes.
+        driver = nvidia.Driver(host, "", "")
+        if words and mode != "native" and by_cdi(context, host, edits, driver, words, [], "auto"):
+            return edits
+        why, hint = nvidia.absence(host)
+        if by_option(context) or asked(context) not in ("", "all", "none"):
+            why = f" ({why})" if why else ""
+            raise HookError(f"{origin(context, visible)}: {os.uname().nodename} has no NVIDIA driver{why}", hint=hint)
+        # An image made for GPUs runs without them too, as it does elsewhere.
+        (log.warn if why and words else log.debug)(f"98-nvidia: no NVIDIA driver on this node; {why}: {hint}")
+        return edits
+    capabilities = nvidia.capabilities(value(context, "NVIDIA_DRIVER_CAPABILITIES"))
+    driver = nvidia.Driver.of(host, context.host.get("NVIDIA_DRIVER_ROOT", ""))
+    known = nvidia.gpus(host)
     selection = None
     if allocated:
         selection = of_slurm(context, known, host, allocated, driver)
         words = ["all"] if selection.every else nvidia.names(selection)
     if mode == "nvidia-container-cli":
-        chosen = selection or nvidia.select(words, known, host, origin(visible), driver.nvml)
+        chosen = selection or nvidia.select(words, known, host, origin(context, visible), driver.nvml)
         words = ["all"] if chosen.every else nvidia.names(chosen)
         caps = nvidia.cap_nodes(host)
         nvidia.hide_others(edits, known, nvidia.nodes(chosen, caps), caps)
@@ -79,7 +93,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     check_requirements(context, driver.version, known)
     if mode == "native" or visible == "none" or not by_cdi(context, host, edits, driver, words, known, mode):
         if selection is None:
-            selection = nvidia.select(words, known, host, origin(visible), driver.nvml)
+            selection = nvidia.select(words, known, host, origin(context, visible), driver.nvml)
         if visible != "none":
             nvidia.add_nodes(edits, host, selection, known, capabilities)
         else:
@@ -92,8 +106,10 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     return edits
 
 
-def origin(visible: str) -> str:
-    return f"NVIDIA_VISIBLE_DEVICES={visible}"
+def origin(context: "Context", visible: str) -> str:
+    from enroot_py.devices import shown
+
+    return shown(f"{'--device ' + KIND if by_option(context) else 'NVIDIA_VISIBLE_DEVICES'}={visible}")
 
 
 def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
@@ -102,23 +118,21 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
     from enroot_py.errors import HookError
 
     step = of_step(context, known, host, allocated, driver)
-    visible = context.host.get("NVIDIA_VISIBLE_DEVICES", "all")
+    visible = asked(context)
     if step.every or visible in ("", "all"):
         return step
     words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word]
     try:
-        asked = nvidia.select(words, known, host, origin(visible), driver.nvml)
+        chosen = nvidia.select(words, known, host, origin(context, visible), driver.nvml)
     except HookError as e:
         # A variable of another node, or of another day.
         log.warn(f"{e}: the step has {allocated}")
         return step
     caps = nvidia.cap_nodes(host)
-    beyond = nvidia.nodes(asked, caps) - nvidia.nodes(step, caps)
+    beyond = ", ".join(sorted(nvidia.nodes(chosen, caps) - nvidia.nodes(step, caps)))
     if not beyond:
-        return asked
-    log.warn(
-        f"{origin(visible)} names GPUs that are not of this step ({', '.join(sorted(beyond))}): it has {allocated}"
-    )
+        return chosen
+    log.warn(f"{origin(context, visible)} names GPUs that are not of this step ({beyond}): it has {allocated}")
     return step
 
 
@@ -148,7 +162,7 @@ def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str
     gpus = tuple(gpu for gpu in known if str(gpu.minor) in numbers)
     if not gpus or len(gpus) != len(numbers):
         return everything
-    if any(mask.isdecimal() and int(mask) >= len(gpus) for mask in masks):
+    if any(mask.isdecimal() and mask not in map(str, range(len(gpus))) for mask in masks):
         # Without ConstrainDevices Slurm counts all GPUs of the node, and so
         # must CUDA: with the others hidden, these numbers would mean none.
         return everything
@@ -179,7 +193,7 @@ def by_cdi(
 
     if mode == "auto" and not any(host.list(directory) for directory in cdi.DIRECTORIES):
         return False
-    from enroot_py import log, nvidia
+    from enroot_py import devices, log, nvidia
     from enroot_py.errors import HookError
 
     registry = cdi.Registry(host, context.settings.cache_path)
@@ -190,12 +204,13 @@ def by_cdi(
     missing = [word for word in words if word not in names]
     stale = "" if missing else registry.stale(KIND, words)
     if not names or missing or stale:
-        why = f"there is no device {KIND}={missing[0]}" if missing else f"{stale} does not exist"
+        why = f"there is no device {KIND}={devices.shown(missing[0])}" if missing else f"{stale} does not exist"
         if not names:
-            why = "; ".join(registry.failures()) or f"there is no specification of {KIND}"
+            why = f"there is no specification of {KIND}"
+        why = "; ".join([why, *registry.failures()])
         if mode == "cdi":
             raise HookError(f"CDI: {why}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
-        if stale:
+        if stale and driver.version:
             log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
         return False
     folders = registry.add(edits, KIND, words)

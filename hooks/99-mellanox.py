@@ -84,11 +84,12 @@ def select(visible: str, known: "list[HCA]") -> "list[HCA]":
                 chosen.append(hca)
                 break
         else:
+            from enroot_py.devices import shown
             from enroot_py.errors import HookError
 
             have = ", ".join(f"{number} ({hca.name})" for number, hca in enumerate(known))
             raise HookError(
-                f"MELLANOX_VISIBLE_DEVICES={visible}: no device {word!r} on {os.uname().nodename}",
+                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: no device {shown(word)!r} on {os.uname().nodename}",
                 hint=f"it has {have}"
                 if known
                 else "its kernel knows of none: is the driver loaded? ls /sys/class/infiniband",

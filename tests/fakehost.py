@@ -82,9 +82,35 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *gpu, unsigned number, void **mig)
 		}
 	return 6;
 }
+int nvmlDeviceGetCount_v2(unsigned *devices)
+{
+	*devices = sizeof buses / sizeof *buses;
+	return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu)
+{
+	*gpu = (void *)buses[index];
+	return 0;
+}
+static unsigned index_of(void *gpu)
+{
+	unsigned index = 0;
+	while (buses[index] != gpu)
+		index++;
+	return index;
+}
+int nvmlDeviceGetMinorNumber(void *gpu, unsigned *minor)
+{
+	static const unsigned minors[] = { MINORS };
+	*minor = minors[index_of(gpu)];
+	return 0;
+}
 int nvmlDeviceGetUUID(struct mig *mig, char *uuid, unsigned size)
 {
-	snprintf(uuid, size, "%s", mig->uuid);
+	if (mig >= migs && mig < migs + count)
+		snprintf(uuid, size, "%s", mig->uuid);
+	else
+		snprintf(uuid, size, UUID, index_of(mig));
 	return 0;
 }
 int nvmlDeviceGetGpuInstanceId(struct mig *mig, unsigned *id)
@@ -122,6 +148,7 @@ def _nvml() -> bytes:
         for n, (gi, ci) in enumerate(MIGS)
     )
     source = _NVML.replace("MIGS", table).replace("BUSES", ", ".join(f'"0000:{bus}:00.0"' for bus in BUSES))
+    source = source.replace("MINORS", ", ".join(map(str, MINORS))).replace("UUID,", f'"GPU-%08x{uuid(0)[12:]}",')
     return _compiled(source, "libnvidia-ml.so.1")
 
 

@@ -345,9 +345,53 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     out = user.start(*options, "box", "sh", "-c", "ls /dev; loader libcuda.so.1; echo $FROM_CDI", env=environ)
     assert {"nvidia1", "nvidiactl", "kfd", "loaded", "yes"} <= set(out.split())
     assert not {"nvidia0", "nvidia2"} & set(out.split())
+    # That an image with CUDA says "all" makes it no more.
+    (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
+    out = user.start(*options, "box", "sh", "-c", "ls /dev", env=environ)
+    assert [name for name in out.split() if name[6:].isdecimal()] == ["nvidia1"]
     done = user.penroot("start", "--device", "nvidia.com/gpu=9", "box", "true", env=environ, status=1)
     assert "nvidia.com/gpu=9" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_hostile_image_is_one_line(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    for value in ("9" * 100000, "x\x1b[31m" + "," * 9999, "*"):
+        (box / "etc/environment").write_text(f"NVIDIA_VISIBLE_DEVICES={value}\n")
+        err = user.penroot("start", "box", "true", status=1).stderr
+        assert [line.split()[0] for line in err.splitlines()] == ["[ERROR]", "[HINT]"]
+        assert len(err) < 2000
+        assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("layout", ["usrmerge", "lib64", "lib64-link", "bare"])
+def test_images_of_any_layout(user: User, dgx: FakeHost, box: pathlib.Path, layout: str) -> None:
+    """Their loader finds the driver's libraries, and before a copy of their own; nothing is written into them."""
+    debian = box / f"usr/lib/{TRIPLET}"
+    debian.rmdir()
+    own = debian
+    if layout == "usrmerge":
+        for name in ("lib", "lib64"):
+            shutil.copytree(box / name, box / "usr" / name, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(box / name)
+            (box / name).symlink_to(f"usr/{name}")
+    elif layout == "lib64":
+        own = box / "usr/lib64"
+        own.mkdir()
+    elif layout == "lib64-link":
+        (box / "usr/lib64").symlink_to("lib")
+        own = box / "usr/lib"
+    stale = FakeHost(user.home / "stale")
+    if layout != "bare":
+        stale.library("/libcuda.so.470.1", "libcuda.so.1")
+        shutil.copy(stale.root / "libcuda.so.470.1", own)
+        (own / "libcuda.so.1").symlink_to("libcuda.so.470.1")
+    user.own(box)
+    before = sorted(str(path) for path in box.rglob("*"))
+    script = "loader libcuda.so.1 libnvidia-ml.so.1; cd /usr; ls -l lib*/libcuda.so.1 lib/*/libcuda.so.1"
+    out = user.start("box", "sh", "-c", f"{script} 2> /dev/null; true", env={"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert out.splitlines()[:2] == ["libcuda.so.1 loaded", "libnvidia-ml.so.1 loaded"]
+    assert {line.rpartition("-> ")[2] for line in out.splitlines()[2:]} == {f"libcuda.so.{fakehost.VERSION}"}
+    assert sorted(str(path) for path in box.rglob("*")) == before
 
 
 def test_site_says_it_in_enroot_conf(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
@@ -370,7 +414,19 @@ NOT_WITHOUT = {"dev/nvidiactl", *(f"dev/nvidia{minor}" for minor in MINORS)}
 def parts(host: FakeHost) -> list[str]:
     """What may be taken from a host: every file, and every directory that is not the host itself."""
     found = [path for path in sorted(host.root.rglob("*")) if "sys/devices" not in str(path)]
-    kept = {"proc", "proc/driver", "proc/driver/nvidia", "dev", "sys", "sys/class", "usr", "usr/bin", "run", "var"}
+    # One GPU of many may be missing, where all are asked for.
+    kept = NOT_WITHOUT - {f"dev/nvidia{MINORS[0]}"} | {
+        "proc",
+        "proc/driver",
+        "proc/driver/nvidia",
+        "dev",
+        "sys",
+        "sys/class",
+        "usr",
+        "usr/bin",
+        "run",
+        "var",
+    }
     standard = {"null", "zero", "full", "random", "urandom", "tty", "shm", "pts"}
     names = [str(path.relative_to(host.root)) for path in found]
     libraries = [name for name in names if ".so." in name]
@@ -383,7 +439,7 @@ def parts(host: FakeHost) -> list[str]:
     names = [
         name for name in names if name not in kept and ".so." not in name and name.rpartition("/")[2] not in standard
     ]
-    return sorted(few | set(names) - NOT_WITHOUT)
+    return sorted(few | set(names))
 
 
 @pytest.mark.parametrize("restricted", ["yes", "no"])
@@ -415,9 +471,13 @@ def test_what_is_required_is_named(user: User, dgx: FakeHost, box: pathlib.Path,
     if specification:
         dgx.cdi()
     mode = "cdi" if specification else "native"
-    environ = {"NVIDIA_VISIBLE_DEVICES": "all", "PENROOT_NVIDIA_MODE": mode}
+    environ = {"PENROOT_NVIDIA_MODE": mode}
     for name in sorted(NOT_WITHOUT):
         path, away = dgx.root / name, dgx.root / "away"
+        number = name.removeprefix("dev/nvidia")
+        # Without a specification, all are those that have a node.
+        named = number.isdecimal() and not specification
+        environ["NVIDIA_VISIBLE_DEVICES"] = uuid(MINORS.index(int(number))) if named else "all"
         os.rename(path, away)
         err = user.penroot("start", "box", "true", env=environ, status=1).stderr
         os.rename(away, path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enroot_py import cdi
+from enroot_py import cdi, linux
 from enroot_py.devices import Edits, Host
 from enroot_py.errors import HookError
 from tests import fakehost
@@ -103,12 +103,6 @@ def test_specification_of_a_driver_container(tmp_path: pathlib.Path, box: pathli
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
     assert (0x303, "libcuda.so.1", f"{LIB}/libcuda.so.1") in edits.libraries
-    by_option = fakehost.hook("97-devices.py")["plan"](
-        fakehost.context(host, box, {"ENROOT_DEVICES": "nvidia.com/gpu=all"}, {})
-    )
-    assert by_option.files == {path: edits.files[path] for path in by_option.files}
-    assert by_option.libraries == edits.libraries
-    assert by_option.links == edits.links
     path.write_text(path.read_text().replace(VERSION, "470.10"))
     with pytest.raises(HookError, match=r"470\.10"):
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
@@ -173,11 +167,295 @@ def test_native_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
 
 
 def test_broken_specification_hurts_only_who_needs_it(dgx: FakeHost, box: pathlib.Path) -> None:
-    dgx.file("/etc/cdi/broken.yaml", "kind: acme.com/x\ndevices: &anchor\n")
+    dgx.file("/etc/cdi/broken.yaml", "kind: acme.com/x\ndevices: *nothing\n")
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError) as caught:
         cdi.Registry(Host(str(dgx.root))).add(Edits("test"), "acme.com/x", ["1"])
-    assert "broken.yaml: line 2" in caught.value.hint
+    assert "broken.yaml" in caught.value.hint
+    assert "line 2" in caught.value.hint
+
+
+NODE = '{"path": "/dev/null"}'
+
+
+def with_edits(edits: str) -> str:
+    return f'{{"kind": "acme.com/x", "devices": [{{"name": "a", "containerEdits": {edits}}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.yaml", ""),
+        ("x.yaml", "just a word\n"),
+        ("x.yaml", "kind: acme.com/x\n"),
+        ("x.yaml", "kind: acme.com/x\ndevices:\n"),
+        ("x.yaml", "kind: acme.com/x\ndevices: 1\n"),
+        ("x.yaml", "devices:\n- name: a\n"),
+        ("x.yaml", "kind: acme.com/x\ndevices:\n- containerEdits: {}\n"),
+        ("x.yaml", "kind: acme.com/x\ndevices:\n- a\n"),
+        ("x.yaml", "kind: acme.com/x\ndevices:\n- name: a\n- name: a\n"),
+        ("x.yaml", "- " * 20000 + "a\n"),
+        ("x.json", "[" * 200000),
+        ("x.json", '{"kind": "acme.com/x", "devices": [{"name": "a"}]'),
+        ("x.json", with_edits('"no"')),
+        ("x.json", with_edits('{"deviceNodes": [{}]}')),
+        ("x.json", with_edits('{"deviceNodes": {"a": 1}}')),
+        ("x.json", with_edits('{"mounts": [{"hostPath": 1}]}')),
+        ("x.json", with_edits('{"mounts": 3}')),
+        ("x.json", f'{{"kind": "acme.com/x", "devices": [{{"name": "a"}}], "containerEdits": [{NODE}]}}'),
+        ("x.json", with_edits('{"hooks": [{"args": 4}]}')),
+        ("x.json", with_edits('{"deviceNodes": [{"path": "/"}]}')),
+    ],
+)
+def test_what_is_no_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, name: str, text: str) -> None:
+    """GPUs are found without it; who needs it reads which file it is. Nothing else than HookError is raised."""
+    path = dgx.file(f"/etc/cdi/{name}", text)
+    plan = fakehost.hook("97-devices.py")["plan"]
+    with pytest.raises(HookError) as caught:
+        plan(fakehost.context(dgx, box, {"ENROOT_DEVICES": "acme.com/x=a"}, {}))
+    assert str(path) in str(caught.value) + caught.value.hint
+    path.write_text(text.replace("acme.com/x", "nvidia.com/gpu").replace('"a"', '"0"'))
+    for visible, minors in (("all", set(MINORS)), ("0", {2})):
+        try:
+            assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})) == minors
+        except HookError as e:
+            assert str(path) in str(e)
+
+
+def test_what_is_no_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
+    (dgx.root / "etc/cdi/directory.yaml").mkdir(parents=True)
+    (dgx.root / "etc/cdi/nowhere.yaml").symlink_to("/nowhere")
+    os.mkfifo(dgx.root / "etc/cdi/pipe.yaml")
+    with open(dgx.root / "etc/cdi/huge.json", "wb") as f:
+        f.truncate(1 << 40)
+    assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
+    with pytest.raises(HookError) as caught:
+        cdi.Registry(Host(str(dgx.root))).add(Edits("test"), "acme.com/x", ["1"])
+    for name in ("directory.yaml", "nowhere.yaml", "pipe.yaml", "huge.json"):
+        assert f"/etc/cdi/{name}: " in caught.value.hint
+
+
+def test_directory_that_is_not_for_us_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
+    (dgx.root / "etc/cdi").symlink_to("cdi")  # as closed as a directory can be for root too
+    assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
+    with pytest.raises(HookError, match=r"/etc/cdi: Too many levels"):
+        planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
+
+
+def test_device_in_two_files_is_in_neither(dgx: FakeHost, box: pathlib.Path) -> None:
+    dgx.cdi()
+    other = dgx.cdi(name="old.yaml")
+    other.write_text(other.read_text().replace("FROM_CDI=yes", "FROM_CDI=old"))
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert gpus(edits) == {2}
+    assert not edits.environ
+    with pytest.raises(HookError, match=r"old\.yaml: nvidia\.com/gpu=\S+ is described in \S+nvidia\.yaml too"):
+        planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
+
+
+def test_places_end_at_the_root_of_the_container(dgx: FakeHost) -> None:
+    edit = {
+        "deviceNodes": [{"path": "/dev/../../../dev/x/../gdrdrv", "hostPath": "/dev/gdrdrv"}],
+        "mounts": [{"hostPath": "/etc/cufile.json", "containerPath": "../../../etc/./cufile.json/"}],
+        "hooks": [{"args": ["nvidia-ctk", "hook", "create-symlinks", "--link", "x::../../../usr/y"]}],
+    }
+    spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": edit}]}
+    dgx.file("/etc/cdi/x.json", json.dumps(spec))
+    edits = Edits("test")
+    cdi.Registry(Host(str(dgx.root))).add(edits, "acme.com/x", ["a"])
+    assert list(edits.nodes) == ["/dev/gdrdrv"]
+    assert list(edits.files) == ["/etc/cufile.json"]
+    assert list(edits.links) == ["/usr/y"]
+
+
+def test_yaml_of_any_form(dgx: FakeHost, tmp_path: pathlib.Path) -> None:
+    """What people write by hand, and the values of dates that no cache keeps."""
+    text = """
+cdiVersion: "0.6.0"
+kind: acme.com/x
+annotations: {made: 2024-05-01}
+devices:
+  - name: "0"
+    containerEdits: &edits
+      deviceNodes: [{path: /dev/gdrdrv}]
+      env: ["A=b", "C=d e"]
+  - {name: "1", containerEdits: *edits}
+containerEdits:
+  env:
+    - >-
+      LONG=one
+      two
+"""
+    dgx.file("/etc/cdi/x.yaml", text)
+    for _ in range(2):
+        edits = Edits("test")
+        cdi.Registry(Host(str(dgx.root)), str(tmp_path / "cache")).add(edits, "acme.com/x", ["1"])
+        assert list(edits.nodes) == ["/dev/gdrdrv"]
+        assert edits.environ == {"A": "b", "C": "d e", "LONG": "one two"}
+
+
+def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost) -> None:
+    mounts = [
+        {"hostPath": "/etc/cufile.json", "containerPath": "/a", "options": ["ro", "nosuid", "bind"]},
+        {"hostPath": "/etc/cufile.json", "containerPath": "/b", "options": ["nosuid", "nodev", "rbind"]},
+        {"hostPath": "/etc/cufile.json", "containerPath": "/c"},
+        {"hostPath": "tmpfs", "containerPath": "/etc", "type": "tmpfs"},
+    ]
+    spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"mounts": mounts}}]}
+    dgx.file("/etc/cdi/x.json", json.dumps(spec))
+    edits, registry = Edits("test"), cdi.Registry(Host(str(dgx.root)))
+    assert registry.stale("acme.com/x", ["a"]) == ""
+    registry.add(edits, "acme.com/x", ["a"])
+    assert {path: bool(flags & linux.MOUNT_ATTR_RDONLY) for path, (_, flags) in edits.files.items()} == {
+        "/a": True, "/b": False, "/c": False,
+    }  # fmt: skip
+    assert edits.tmpfs == ["/etc"]
+
+
+# As of driver 570 with version 1.18 of NVIDIA's toolkit on a host of Kubernetes, whose driver no loader knows.
+GKE = """
+cdiVersion: 0.7.0
+containerEdits:
+    additionalGids:
+        - 44
+    deviceNodes:
+        - fileMode: 438
+          major: 195
+          minor: 255
+          path: /dev/nvidiactl
+          permissions: rwm
+        - path: /dev/nvidia-uvm
+    env:
+        - NVIDIA_CTK_LIBCUDA_DIR=/home/kubernetes/bin/nvidia/lib64
+        - NVIDIA_VISIBLE_DEVICES=void
+    hooks:
+        - args:
+            - nvidia-cdi-hook
+            - enable-cuda-compat
+            - --host-driver-version=535.104.05
+          env:
+            - NVIDIA_CTK_DEBUG=false
+          hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+        - args:
+            - nvidia-cdi-hook
+            - update-ldcache
+            - --folder
+            - /home/kubernetes/bin/nvidia/lib64
+            - --folder
+            - /home/kubernetes/bin/nvidia/lib64/vdpau
+          hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+        - args:
+            - nvidia-cdi-hook
+            - disable-device-node-modification
+          hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+    mounts:
+        - containerPath: /home/kubernetes/bin/nvidia/lib64/libcuda.so.535.104.05
+          hostPath: /home/kubernetes/bin/nvidia/lib64/libcuda.so.535.104.05
+          options: &options
+            - ro
+            - nosuid
+            - nodev
+            - rbind
+            - rprivate
+        - containerPath: /home/kubernetes/bin/nvidia/lib64/libnvidia-nvvm.so.535.104.05
+          hostPath: /home/kubernetes/bin/nvidia/lib64/libnvidia-nvvm.so.535.104.05
+devices:
+    - containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+        hooks:
+            - args:
+                - nvidia-cdi-hook
+                - create-symlinks
+                - --link
+                - ../card1::/dev/dri/by-path/pci-0000:07:00.0-card
+              hookName: createContainer
+              path: /usr/bin/nvidia-cdi-hook
+      name: gpu0
+    - containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+      name: all
+kind: nvidia.com/gpu
+"""
+
+
+@pytest.mark.parametrize("anchors", [True, False])
+@pytest.mark.parametrize("visible", ["0", "gpu0", "all", uuid(0)])
+def test_libraries_that_no_loader_of_the_host_knows(
+    tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str], visible: str, anchors: bool
+) -> None:
+    host = fakehost.FakeHost(tmp_path / "host")
+    host.gpu(0, "07", 0)
+    where = "/home/kubernetes/bin/nvidia/lib64"
+    host.driver(libraries=where, cache=False)
+    host.file("/etc/cdi/nvidia.yaml", GKE if anchors else GKE.replace("&options", ""))
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+    assert edits.environ["NVIDIA_CTK_LIBCUDA_DIR"] == where
+    assert gpus(edits) == {0}
+    assert (0x303, "libcuda.so.1", f"{where}/libcuda.so.1") in edits.libraries
+    assert (0x303, "libnvidia-nvvm.so.4", f"{where}/libnvidia-nvvm.so.4") in edits.libraries
+    assert edits.links[f"{where}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+    assert "WARN" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("node", "word"), [("/dev/dxg", "WSL2"), ("/dev/nvmap", "Jetson")])
+def test_systems_whose_driver_only_a_specification_knows(
+    tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str], node: str, word: str
+) -> None:
+    host = fakehost.FakeHost(tmp_path / "host")
+    host.node(node, 10, 1)
+    spec = {
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": "all", "containerEdits": {"deviceNodes": [{"path": node}]}}],
+        "containerEdits": {"mounts": [{"hostPath": "/usr/lib/wsl/x.so.1", "containerPath": "/usr/lib/wsl/x.so.1"}]},
+    }
+    image = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    assert planned(host, box, {}, image).describe() == []
+    said = capsys.readouterr().err
+    assert word in said
+    assert "nvidia-ctk cdi generate" in said
+    with pytest.raises(HookError, match=word) as caught:
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert "nvidia-ctk cdi generate" in caught.value.hint
+    host.file("/etc/cdi/nvidia.json", json.dumps(spec))
+    host.file("/usr/lib/wsl/x.so.1")
+    assert set(planned(host, box, {}, image).nodes) == {node}
+    # A node of the same cluster without a GPU has the same file.
+    (host.root / node.lstrip("/")).unlink()
+    assert planned(host, box, {}, image).describe() == []
+    assert "WARN" not in capsys.readouterr().err
+
+
+def test_option_beats_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
+    """Every image with CUDA says "all": --device nvidia.com/gpu=0 is one GPU all the same, with and without CDI."""
+    image = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    for _ in range(2):
+        for devices, minors in (
+            ("nvidia.com/gpu=0", {2}),
+            ("/dev/knem, nvidia.com/gpu=0,nvidia.com/gpu=3", {2, 1}),
+            (f"nvidia.com/gpu={uuid(4)}", {6}),
+        ):
+            edits = planned(dgx, box, {"ENROOT_DEVICES": devices}, image)
+            assert gpus(edits) == minors
+            assert {path for path in edits.hidden if "caps" not in path} == {
+                f"/dev/nvidia{minor}" for minor in set(MINORS) - minors
+            }
+            plan = fakehost.hook("97-devices.py")["plan"]
+            assert not gpus(plan(fakehost.context(dgx, box, {"ENROOT_DEVICES": devices}, image)))
+        dgx.cdi()
+    with pytest.raises(HookError, match="--device nvidia.com/gpu=9"):
+        planned(dgx, box, {"ENROOT_DEVICES": "nvidia.com/gpu=9"}, image)
+    with pytest.raises(HookError, match="--device nvidia.com/gpu=all"):
+        planned(fakehost.FakeHost(dgx.root / "none"), box, {"ENROOT_DEVICES": "nvidia.com/gpu=all"})
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert gpus(planned(dgx, box, {**step, "ENROOT_DEVICES": "nvidia.com/gpu=0"}, image)) == {2}
+    assert gpus(planned(dgx, box, {**step, "ENROOT_DEVICES": "nvidia.com/gpu=all"}, image)) == {2, 3}
+    of_job = {"SLURM_STEP_ID": "0", "SLURM_JOB_GPUS": "2,3"}
+    assert gpus(planned(dgx, box, {**of_job, "ENROOT_DEVICES": "nvidia.com/gpu=0"}, image)) == {2}
 
 
 def test_parsed_once_while_the_file_stays(dgx: FakeHost, tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,6 +196,8 @@ def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
         ("driver>535.104.05", False),
         ("driver!=535.104.5", False),
         ("arch>=12.0", True),
+        # What NVML calls this model since version 450.
+        ("cuda>=12.6 brand=nvidia,driver>=535,driver<536", True),
     ],
 )
 def test_requirements_of_an_image(dgx: FakeHost, box: pathlib.Path, requirement: str, met: bool) -> None:
@@ -206,6 +209,40 @@ def test_requirements_of_an_image(dgx: FakeHost, box: pathlib.Path, requirement:
         planned(dgx, box, {}, image)
     assert "NVIDIA_DISABLE_REQUIRE" in caught.value.hint
     assert gpus(planned(dgx, box, {"NVIDIA_DISABLE_REQUIRE": "1"}, image))
+
+
+@pytest.mark.parametrize(
+    ("model", "brand", "met"),
+    [
+        ("NVIDIA GeForce RTX 3090", "geforcertx", True),
+        ("NVIDIA GeForce RTX 3090", "geforce", True),
+        ("NVIDIA GeForce RTX 3090", "tesla", False),
+        ("NVIDIA RTX A6000", "nvidiartx", True),
+        ("Quadro RTX 6000", "quadrortx", True),
+        ("Tesla V100-SXM2-16GB", "tesla", True),
+        ("NVIDIA H200", "nvidia", True),
+        ("NVIDIA H200", "geforce", False),
+    ],
+)
+def test_brands(tmp_path: pathlib.Path, box: pathlib.Path, model: str, brand: str, met: bool) -> None:
+    host = FakeHost(tmp_path / "host")
+    host.gpu(0, "01", 0, model)
+    host.driver()
+    image = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_REQUIRE_CUDA": f"cuda>=99.0 brand={brand},driver>=535"}
+    if met:
+        assert gpus(planned(host, box, {}, image)) == {0}
+    else:
+        with pytest.raises(HookError, match="NVIDIA_REQUIRE_CUDA"):
+            planned(host, box, {}, image)
+
+
+def test_driver_that_is_newer_than_our_table_forbids_nothing(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = FakeHost(tmp_path / "host")
+    host.gpu(0, "01", 0)
+    host.version = "999.10"
+    host.driver()
+    image = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_REQUIRE_CUDA": "cuda>=99.0"}
+    assert gpus(planned(host, box, {}, image)) == {0}
 
 
 BOUND = {"SLURMD_TRES_BIND": "gpu:per_task:1"}
@@ -344,6 +381,100 @@ def test_nvidias_own_program_and_the_driver_of_a_container(tmp_path: pathlib.Pat
     caller = {"NVIDIA_VISIBLE_DEVICES": "all", "PENROOT_NVIDIA_MODE": "nvidia-container-cli", "NVIDIA_DEBUG_LOG": "1"}
     [command] = planned(host, box, caller).programs
     assert command[:4] == [*CLI, "--debug=/dev/stderr", f"--root={host.root}/run/nvidia/driver"]
+
+
+def test_image_has_no_say_in_what_is_of_the_host(dgx: FakeHost, box: pathlib.Path) -> None:
+    """Libraries of NVML are loaded from there, outside of the container."""
+    image = {
+        "NVIDIA_VISIBLE_DEVICES": "6:1",
+        "NVIDIA_DRIVER_ROOT": "/home/somebody/image",
+        "PENROOT_NVIDIA_MODE": "nvidia-container-cli",
+        "PENROOT_SLURM_GPUS": "no",
+    }
+    edits = planned(dgx, box, {}, image)
+    assert not edits.programs
+    assert edits.files["/usr/bin/nvidia-smi"][0] == f"{dgx.root}/usr/bin/nvidia-smi"
+    assert gpus(planned(dgx, box, {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, image)) == {2, 3}
+
+
+def test_driver_behind_a_link(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.driver_container(tmp_path / "host")
+    (host.root / "opt").mkdir()
+    (host.root / "opt/driver").symlink_to("../run/nvidia/driver")
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_ROOT": "/opt/driver/"})
+    for source in (edits.files[f"{LIB}/libcuda.so.{VERSION}"][0], edits.files["/usr/bin/nvidia-smi"][0]):
+        assert pathlib.Path(source).is_file()
+
+
+def test_uuids_that_the_driver_does_not_tell(dgx: FakeHost, tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Until a GPU is first used its file has question marks; without the files there is NVML alone."""
+    host = fakehost.dgx_a100(tmp_path / "host")
+    for path in host.root.glob("proc/driver/nvidia/gpus/*/information"):
+        text = path.read_text().splitlines()
+        path.write_text("\n".join("GPU UUID: \t GPU-????????-????" if "UUID" in line else line for line in text))
+    for _ in range(2):
+        assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": uuid(4)})) == {6}
+        assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})) == set(MINORS)
+        with pytest.raises(HookError):
+            planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "GPU-????????"})
+        shutil.rmtree(host.root / "proc/driver/nvidia/gpus", ignore_errors=True)
+
+
+def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a container of Kubernetes, say, whose /proc is the machine's and whose /dev is not."""
+    host = fakehost.dgx_a100(tmp_path / "host")
+    for index in (0, 1, 3):
+        (host.root / f"dev/nvidia{MINORS[index]}").unlink()
+    assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})) == {MINORS[i] for i in (2, 4, 5, 6, 7)}
+    err = capsys.readouterr().err
+    assert "the GPU 0000:07:00.0 is left out" in err
+    assert "has no /dev/nvidia2" in err
+    assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0,1"})) == {MINORS[2], MINORS[4]}
+    with pytest.raises(HookError, match="/dev/nvidia2") as caught:
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": uuid(0)})
+    assert "nvidia-modprobe -c 2" in caught.value.hint
+    with pytest.raises(HookError) as caught:
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "5"})
+    assert "0000:07:00.0 without a node" in caught.value.hint
+    for minor in MINORS:
+        (host.root / f"dev/nvidia{minor}").unlink(missing_ok=True)
+    with pytest.raises(HookError, match="has no node"):
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
+
+
+@pytest.mark.parametrize("ci", [None, 0])
+def test_part_of_a_gpu_without_its_node(tmp_path: pathlib.Path, box: pathlib.Path, ci: int | None) -> None:
+    host = fakehost.dgx_a100(tmp_path / "host")
+    (host.root / f"dev/nvidia-caps/nvidia-cap{cap_number(4, 2, ci)}").unlink()
+    assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "6:0"})) == {4}
+    for visible in ("6:1", mig_uuid(6, 1)):
+        with pytest.raises(HookError, match=f"the MIG device {visible} has no node") as caught:
+            planned(host, box, {"NVIDIA_VISIBLE_DEVICES": visible})
+        below = "gi2/access" if ci is None else "gi2/ci0/access"
+        assert caught.value.hint.endswith(f"nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu4/mig/{below}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [*("0:", ":", "*", "٣", "0\n1", "0,\x1b[31m"), *(word + "9" * 9999 for word in ("", "0:", "MIG-", "GPU-"))],
+)
+@pytest.mark.parametrize("nvml", [True, False])
+def test_hostile_values_are_one_short_line(tmp_path: pathlib.Path, box: pathlib.Path, value: str, nvml: bool) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    if not nvml:
+        shutil.rmtree(host.root / "usr/local/nvidia")
+    limits = {"NVIDIA_REQUIRE_CUDA": f"cuda>={value}", "NVIDIA_REQUIRE_X": f"driver<{value} brand={value}"}
+    for image in (
+        {"NVIDIA_VISIBLE_DEVICES": value},
+        {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": value},
+        {"NVIDIA_VISIBLE_DEVICES": "0", **limits},
+    ):
+        try:
+            planned(host, box, {}, image)
+        except HookError as e:
+            assert len(str(e)) < 1000
+            assert str(e).isprintable()
+    planned(host, box, {"SLURM_STEP_GPUS": value, "CUDA_VISIBLE_DEVICES": value})
 
 
 def test_unknown_way_to_find_gpus(dgx: FakeHost, box: pathlib.Path) -> None:
