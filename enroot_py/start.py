@@ -334,6 +334,7 @@ def enter(
     context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups)
     origins = dict.fromkeys(context.environ, "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
+    _update(context.environ, origins, env, "--env")  # hooks are told, and below have no say in it
     before = dict(context.environ)
     if server is not None and (program or command):
         if not program:

@@ -354,6 +354,18 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     assert "Traceback" not in done.stderr
 
 
+def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    """As in enroot: before what the image says, after the caller's own variables."""
+    (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
+    environ = {"ENROOT_RESTRICT_DEV": "y"}
+    options = ["-e", "NVIDIA_VISIBLE_DEVICES=3", "--env=MELLANOX_VISIBLE_DEVICES=mlx5_2"]
+    script = "cd /dev; ls nvidia[0-9]* infiniband/*; echo $NVIDIA_VISIBLE_DEVICES"
+    out = user.start(*options, "box", "sh", "-c", script, env=environ)
+    assert set(out.split()) == {"nvidia1", "infiniband/uverbs2", "infiniband/rdma_cm", "3"}
+    out = user.start(*options, "box", "sh", "-c", script, env={**environ, "NVIDIA_VISIBLE_DEVICES": "0"})
+    assert set(out.split()) == {"nvidia2", "infiniband/uverbs2", "infiniband/rdma_cm", "3"}
+
+
 def test_hostile_image_is_one_line(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     for value in ("9" * 100000, "x\x1b[31m" + "," * 9999, "*"):
         (box / "etc/environment").write_text(f"NVIDIA_VISIBLE_DEVICES={value}\n")
