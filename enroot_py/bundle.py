@@ -68,7 +68,7 @@ def write(
         except FileExistsError:
             raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
         except OSError as e:
-            raise ImageError(f"cannot write {output}: {e.strerror}", hint=f"is there room in {directory}?") from e
+            raise squashfs.cannot_write(output, e) from e
     return output
 
 

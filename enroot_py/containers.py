@@ -6,7 +6,6 @@ changes, the layers stay where they are. Lookup is on the start path; the rest
 imports what it needs.
 """
 
-import errno
 import os
 from _collections_abc import Callable
 
@@ -65,6 +64,8 @@ def open_container(name: str, settings: Settings) -> Source:
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are"
         ) from None
+    except PermissionError as e:
+        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
     upper, work = path + "/upper", path + "/work"
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py import fuseoverlay
@@ -165,7 +166,7 @@ class _made:
             os.mkdir(self.temporary, 0o755)
         except OSError as e:
             raise ContainerError(
-                f"cannot create a container in {os.path.dirname(self.path)}: {e.strerror}", hint=space(e)
+                f"cannot create a container in {os.path.dirname(self.path)}: {e.strerror}", hint=_way_out(e, self.path)
             ) from e
         return self.temporary
 
@@ -176,19 +177,16 @@ class _made:
                 return
             except OSError as e:
                 error = e
+        hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
         delete(self.temporary)
         if isinstance(error, OSError):
-            raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=space(error)) from error
+            raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error
 
 
-def space(error: OSError) -> str:
-    """The way out of a full disk, which can be full in three ways."""
-    return {
-        errno.ENOSPC: "no space or no inodes left: see df and df -i; ENROOT_DATA_PATH, ENROOT_CACHE_PATH name the disk",
-        errno.EDQUOT: "the quota of the user is used up: quota -s tells",
-        errno.EROFS: "the file system is read-only: set ENROOT_DATA_PATH to another one",
-        errno.EACCES: "check the owner and mode of the directory, or set ENROOT_DATA_PATH",
-    }.get(error.errno or 0, "set ENROOT_DATA_PATH to a directory of your own")
+def _way_out(error: OSError, path: str) -> str:
+    from enroot_py import filesystems
+
+    return filesystems.way_out(error, os.path.dirname(path), "ENROOT_DATA_PATH")
 
 
 def names(settings: Settings) -> "list[str]":
@@ -197,6 +195,9 @@ def names(settings: Settings) -> "list[str]":
         found = os.listdir(settings.data_path)
     except FileNotFoundError:
         return []
+    except OSError as e:
+        path = settings.data_path
+        raise ContainerError(f"cannot read {path}: {e.strerror}", hint=_way_out(e, path + "/")) from e
     return sorted(n for n in found if not n.startswith(".") and os.path.isdir(f"{settings.data_path}/{n}"))
 
 
@@ -218,7 +219,7 @@ def remove_if_there(name: str, settings: Settings) -> bool:
     except FileNotFoundError:
         return False
     except OSError as e:
-        raise ContainerError(f"cannot remove {name}: {e.strerror}") from e
+        raise ContainerError(f"cannot remove {name}: {e.strerror}", hint=_way_out(e, path)) from e
     delete(trash)
     return True
 

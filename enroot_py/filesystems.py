@@ -1,5 +1,6 @@
-"""On what file system a path is, and which of them are shared between nodes."""
+"""On what file system a path is, which of them are shared between nodes, and what to do about a full one."""
 
+import errno
 import os
 
 # Types as /proc/self/mountinfo has them. On these, flock(2) may be local to a node, file
@@ -15,9 +16,7 @@ def kind(path: str) -> str:
 
     Source: proc(5), /proc/PID/mountinfo.
     """
-    while not os.path.exists(path):
-        path = os.path.dirname(path) or "/"
-    device = os.stat(path).st_dev
+    device = os.stat(_existing(path)).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
     with open("/proc/self/mountinfo", "rb") as f:
         for line in f:
@@ -25,3 +24,29 @@ def kind(path: str) -> str:
             if words[2] == wanted:
                 return os.fsdecode(words[words.index(b"-", 6) + 1])
     return ""
+
+
+def way_out(error: OSError, place: str, setting: str = "") -> str:
+    """What to do about an error of writing to ``place``, for which ``setting`` may name another one.
+
+    A disk can be full in three ways.
+    """
+    other = f"set {setting} to another place" if setting else "choose another place"
+    if error.errno == errno.ENOSPC:
+        free = os.statvfs(_existing(place))
+        # Where inodes are made as they are needed, there is no number of them.
+        inodes = free.f_files and not free.f_favail and free.f_bavail
+        full = "has space, but no inode left (df -i)" if inodes else "is full (df, df -i)"
+        return f"the file system of {place} {full}: remove some files there, or {other}"
+    if error.errno == errno.EDQUOT:
+        return f"your quota on the file system of {place} is used up (quota -s): remove some files there, or {other}"
+    if error.errno == errno.EROFS:
+        return f"the file system of {place} is read-only: {other}"
+    return f"{place} must be a directory of your own: see its mode and owner, or {other}"
+
+
+def _existing(path: str) -> str:
+    """``path``, or its nearest parent that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path) or "/"
+    return path

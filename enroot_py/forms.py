@@ -13,7 +13,7 @@ import os
 
 from enroot_py import filesystems, log
 from enroot_py.errors import ImageError
-from enroot_py.store import SQUASHFS, Image, Name, Store
+from enroot_py.store import SQUASHFS, Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,15 +49,21 @@ def squash(path: str, name: str, pull: "Callable[[Settings], Image]", settings: 
     inner = settings.replace(
         "store_form=squashfs", cache_path=local, store_form="tree", cache_limit=0, force_override=True
     )
-    image = pull(inner)
+    try:
+        image = pull(inner)
+    except ImageError as e:
+        raise ImageError(str(e), hint=e.hint.replace("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH")) from e
     try:
         squashfs.write(image.lowerdirs, f"{path}/{SQUASHFS}", inner)
         for record in ("manifest", "config", "exec", "environ"):
             shutil.copyfile(f"{image.path}/{record}", f"{path}/{record}")
         with open(f"{path}/sum", "w") as f:
             f.write(squashfs.checksum(f"{path}/{SQUASHFS}"))
-    except OSError as e:
-        raise ImageError(f"cannot store {name} in {path}: {e.strerror}", hint="see df and df -i") from e
+    except (OSError, ImageError) as e:
+        cause = e.__cause__ if isinstance(e, ImageError) else e
+        if isinstance(cause, OSError):
+            raise cannot_write(f"store {name} in {settings.cache_path}", settings.cache_path, cause) from e
+        raise
     finally:
         image.release()
         try:
@@ -123,7 +129,7 @@ def _unpack(store: Store, path: str, name: str, settings: "Settings") -> "Image 
             store.settle(name)
         store.name(path, None, Name(name))
     except OSError as e:
-        raise ImageError(f"cannot unpack {path} in {store.root}: {e.strerror}", hint="see df and df -i") from e
+        raise cannot_write(f"unpack {path} in {store.root}", store.root, e) from e
     finally:
         os.close(lock)
     image = store.image(name)

@@ -7,7 +7,7 @@ import time
 from enroot_py import log
 from enroot_py.errors import ImageError, PenrootError, RegistryError
 from enroot_py.reference import LocalImage, Reference, parse
-from enroot_py.store import Image, Name, Store, architecture
+from enroot_py.store import Image, Name, Store, architecture, cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ def _compose(
             with open(f"{path}/{name}", "wb") as f:
                 f.write(data)
     except OSError as e:
-        raise ImageError(f"cannot store {reference} in {path}: {e.strerror}", hint="see df and df -i") from e
+        raise cannot_write(f"store {reference}", store.root, e) from e
 
 
 def _merged(store: Store, diff_ids: "Sequence[str]", indexes: "Sequence[layers.Index]") -> str:
@@ -449,7 +449,7 @@ def _merged(store: Store, diff_ids: "Sequence[str]", indexes: "Sequence[layers.I
             try:
                 merge.merge(lowerdirs, indexes, build.path, name, size)
             except OSError as e:
-                raise ImageError(f"cannot merge layers in {build.path}: {e.strerror}", hint="see df and df -i") from e
+                raise cannot_write("merge layers", store.root, e) from e
             build.publish()
     return name
 

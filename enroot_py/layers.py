@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NoReturn
 
-from enroot_py import log
+from enroot_py import filesystems, log
 from enroot_py.errors import ImageError
 from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros
 
@@ -61,8 +61,11 @@ def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | 
     digests and removes ``directory`` when they are wrong or this fails. Raises
     ImageError for a layer that is not what it should be, or that cannot be stored.
     """
-    os.mkdir(directory + "/fs", 0o755)
-    root = os.open(directory + "/fs", _DIRECTORY)
+    try:
+        os.mkdir(directory + "/fs", 0o755)
+        root = os.open(directory + "/fs", _DIRECTORY)
+    except OSError as e:
+        _cannot_store(e, b"", directory)
     umask = os.umask(0)  # what is made has its mode at once
     try:
         with Tree(root) as tree, Tar(stream, progress) as tar:
@@ -195,15 +198,11 @@ def _checksum(path: bytes) -> int:
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     what = f" /{os.fsdecode(path)}" if path else ""
-    hint = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = os.statvfs(directory)
-        hint = f"free space for {directory}, or set ENROOT_CACHE_PATH to another file system"
-        if error.errno == errno.ENOSPC and free.f_bavail and not free.f_favail:
-            hint = f"{directory}: there is space, but no inode is left"
-    elif error.errno in (errno.EPERM, errno.EOPNOTSUPP):
-        hint = f"{directory}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
-    raise ImageError(f"cannot store{what or ' the layer'} in {directory}: {error.strerror}", hint=hint) from error
+    place = os.path.dirname(directory)  # what is in the making has a name of no meaning
+    hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+        hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+    raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
 
 
 class Tree:

@@ -53,6 +53,10 @@ def _failed(error: OSError) -> None:
     hint = "PENROOT_DEBUG=1 shows where"
     if error.filename is not None:
         where = error.filename
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            from enroot_py import filesystems
+
+            hint = filesystems.way_out(error, os.fsdecode(where))
     elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
         where, hint = "the working directory is gone", "cd to one that exists"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

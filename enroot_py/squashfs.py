@@ -2,9 +2,10 @@
 
 Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
 fs/squashfs/squashfs_fs.h for the superblock; mksquashfs(1), unsquashfs(1). On the start
-path only check() and is_squashfs() are used: no import here but os.
+path only check() and is_squashfs() are used: no import here but os and errno.
 """
 
+import errno
 import os
 from _collections_abc import Sequence
 
@@ -12,7 +13,7 @@ from enroot_py.errors import ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any
 
     from enroot_py.settings import Settings
 
@@ -86,10 +87,12 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
         try:
             fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as e:
-            raise ImageError(f"cannot write {output}: {e.strerror}", hint=f"is {directory} yours to write to?") from e
+            raise cannot_write(output, e) from e
     try:
-        _in_child(lowerdirs, image, fd, output, settings)
+        _in_child(lowerdirs, image, fd, settings)
         _link(hidden or f"/proc/self/fd/{fd}", output, replace=settings.force_override)
+    except OSError as e:
+        raise cannot_write(output, e) from e
     finally:
         os.close(fd)
         if hidden:
@@ -106,8 +109,16 @@ def check_output(output: str, settings: "Settings") -> None:
     if os.path.lexists(output) and not settings.force_override:
         raise ImageError(f"file exists: {output}", hint="--force overwrites it")
     if not os.access(directory, os.W_OK | os.X_OK):
-        why = "Read-only file system" if os.statvfs(directory).f_flag & os.ST_RDONLY else "Permission denied"
-        raise ImageError(f"cannot write {output}: {why}", hint=f"is {directory} yours to write to?")
+        why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+        raise cannot_write(output, OSError(why, os.strerror(why)))
+
+
+def cannot_write(output: str, error: OSError) -> ImageError:
+    """The error of an image file that is to be written."""
+    from enroot_py import filesystems
+
+    hint = filesystems.way_out(error, os.path.dirname(output))
+    return ImageError(f"cannot write {output}: {error.strerror}", hint=hint)
 
 
 def _link(source: str, output: str, *, replace: bool) -> None:
@@ -129,21 +140,19 @@ def _link(source: str, output: str, *, replace: bool) -> None:
             return
     except FileExistsError:
         raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
-    except OSError as e:
-        raise ImageError(f"cannot write {output}: {e.strerror}") from e
     finally:
         os.close(at)
     raise ImageError(f"cannot write {output}: no free name beside it")
 
 
-def _in_child(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settings: "Settings") -> None:
+def _in_child(lowerdirs: "Sequence[str]", image: str, fd: int, settings: "Settings") -> None:
     """Run mksquashfs in a process of its own, whose mounts go with it."""
     from enroot_py import workers
 
-    workers.run([lambda: _squash(lowerdirs, image, fd, output, settings)], 1)
+    workers.run([lambda: _squash(lowerdirs, image, fd, settings)], 1)
 
 
-def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settings: "Settings") -> None:
+def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, settings: "Settings") -> None:
     from enroot_py import layers, linux, namespaces, rootfs, run, squashfuse, workers
 
     mksquashfs = run.find("mksquashfs", package="squashfs-tools")
@@ -183,10 +192,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, output: str, settin
     command += ["-action", "exclude@perm(0) && (type(d) || (type(f) && filesize(0)))"]
     command += ["-wildcards", "-e", "dev/*", ".enroot", ".lock"]
     environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
-    try:
-        run.run(command, error=ImageError, environ=environ, stdin=fd)
-    except ImageError as e:
-        _translate(e, output)
+    _run_tool(command, environ=environ, stdin=fd)
 
 
 def processors(settings: "Settings") -> int:
@@ -199,11 +205,17 @@ def _pseudo_name(path: str) -> bytes:
     return b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
-def _translate(error: ImageError, path: str) -> "NoReturn":
-    words = str(error)
-    if "No space left" in words or "quota" in words:
-        raise ImageError(f"no space left for {path}", hint="free some there, or choose another place") from error
-    raise error
+def _run_tool(command: "list[str]", **how: "Any") -> None:
+    """Run a program of squashfs-tools. Raises ImageError; OSError for a full disk, which it only says in words."""
+    from enroot_py import run
+
+    try:
+        run.run(command, error=ImageError, **how)
+    except ImageError as e:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in str(e):
+                raise OSError(number, os.strerror(number)) from e
+        raise
 
 
 def read(path: str, name: str) -> str:
@@ -220,7 +232,7 @@ def read(path: str, name: str) -> str:
 
 
 def unpack(path: str, directory: str, settings: "Settings | None" = None) -> None:
-    """Unpack an image into ``directory``, which may exist and is then empty. Raises ImageError.
+    """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
 
     Every directory gets u+rwx, and no file keeps a set-uid or set-gid bit.
     """
@@ -230,10 +242,7 @@ def unpack(path: str, directory: str, settings: "Settings | None" = None) -> Non
     threads = processors(settings) if settings else len(os.sched_getaffinity(0))
     command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
     command += ["-processors", str(threads), "-force", "-dest", directory, path]
-    try:
-        run.run(command, error=ImageError)
-    except ImageError as e:
-        _translate(e, directory)
+    _run_tool(command)
     _settle(directory)
 
 

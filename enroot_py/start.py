@@ -493,8 +493,10 @@ def make_scratch(settings: Settings) -> str:
         os.makedirs(path, 0o700, exist_ok=True)
         owner = os.lstat(path).st_uid
     except OSError as e:
+        from enroot_py import filesystems
+
         raise ContainerError(
-            f"cannot create {path}: {e.strerror}", hint="set ENROOT_RUNTIME_PATH to a directory that you own"
+            f"cannot create {path}: {e.strerror}", hint=filesystems.way_out(e, path, "ENROOT_RUNTIME_PATH")
         ) from e
     if owner != os.geteuid():
         raise ContainerError(

@@ -183,17 +183,13 @@ class Store:
     def __init__(self, root: str, *, create: bool = False) -> None:
         self.root = root
         if create:
-            if not os.path.isdir(root + "/layers"):
-                from enroot_py import filesystems
-
-                if filesystems.kind(root) in filesystems.NETWORK:
-                    _make_directory(root + "/leases")
-            for path in ("", "/layers", "/images", "/refs", "/users", "/tmp"):
-                _make_directory(root + path)
+            _make_directory(root)
         try:
             found = os.stat(root)
         except FileNotFoundError:
             return
+        except OSError as e:
+            raise cannot_write(f"read the store {root}", root, e) from e
         me = os.geteuid()
         if found.st_uid not in (0, me):
             raise ImageError(
@@ -206,11 +202,17 @@ class Store:
                 hint=f"if nobody has: chmod 700 {root}; else set ENROOT_CACHE_PATH to a directory of your own",
             )
         if not os.access(root, os.R_OK | os.X_OK):
-            raise ImageError(
-                f"the store {root} cannot be read", hint="set ENROOT_CACHE_PATH to a directory of your own"
-            )
+            raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)
+        if create:
+            if not os.path.isdir(root + "/layers"):
+                from enroot_py import filesystems
+
+                if filesystems.kind(root) in filesystems.NETWORK:
+                    _make_directory(root + "/leases")
+            for name in ("layers", "images", "refs", "users", "tmp"):
+                _make_directory(f"{root}/{name}")
 
     # -- reading
 
@@ -286,7 +288,7 @@ class Store:
                 f.write(os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
             os.rename(new, path)
         except OSError as e:
-            raise ImageError(f"cannot write to the store: {path}: {e.strerror}") from e
+            raise cannot_write(f"write {path}", self.root, e) from e
 
     def forget(self, known: Name) -> None:
         """Drop a name."""
@@ -316,7 +318,7 @@ class Store:
         except OSError as e:
             if e.errno in (errno.EACCES, errno.EROFS, errno.EEXIST):
                 return
-            raise ImageError(f"cannot write to the store: {self.root}/users: {e.strerror}") from e
+            raise cannot_write(f"write {self.root}/users", self.root, e) from e
 
     def lock(self, *, exclusive: bool = False, wait: bool = True) -> int:
         """A descriptor that holds the store's own lock: importers share it, a pruner has it alone.
@@ -352,7 +354,7 @@ class Store:
             for marked in (path, *_layers_of(path)):
                 _unmark(marked)
         except OSError as e:
-            raise ImageError(f"cannot write to the store {self.root}: {e.strerror}") from e
+            raise cannot_write(f"write to the store {self.root}", self.root, e) from e
 
     def sweep(self) -> None:
         """Remove what killed makers left behind."""
@@ -387,6 +389,7 @@ class Build:
     """
 
     def __init__(self, root: str, kind: str, name: str) -> None:
+        self._root = root
         self.target = f"{root}/{kind}/{name}"
         self.path = f"{root}/tmp/{kind}-{name}"
         self.done = False
@@ -404,7 +407,7 @@ class Build:
             except FileExistsError:
                 pass
             except OSError as e:
-                raise ImageError(f"cannot write to the store: {self.path}: {e.strerror}") from e
+                raise cannot_write(f"write to the store {self._root}", self._root, e) from e
             try:
                 fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -436,7 +439,7 @@ class Build:
                 f.writelines((_boot_id() + "\n", *_checksums(self.path)))
             os.rename(self.path, self.target)
         except OSError as e:
-            raise ImageError(f"cannot publish {self.target}: {e.strerror}") from e
+            raise cannot_write(f"publish {self.target}", self._root, e) from e
         self.done = True
 
     def __exit__(self, *_: object) -> None:
@@ -589,6 +592,11 @@ def _make_directory(path: str) -> None:
     try:
         os.makedirs(path, 0o700, exist_ok=True)
     except OSError as e:
-        raise ImageError(
-            f"cannot create the store {path}: {e.strerror}", hint="set ENROOT_CACHE_PATH to a directory of your own"
-        ) from e
+        raise cannot_write(f"create the store {path}", path, e) from e
+
+
+def cannot_write(what: str, place: str, error: OSError) -> ImageError:
+    """The error of a store, or of something in it, at ``place``: cannot do ``what``."""
+    from enroot_py import filesystems
+
+    return ImageError(f"cannot {what}: {error.strerror}", hint=filesystems.way_out(error, place, "ENROOT_CACHE_PATH"))

@@ -31,7 +31,7 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
 
     ``tick`` is told, some times a second, how many have ended.
 
-    Raises the PenrootError of the first that fails, when all others have been killed.
+    Raises the PenrootError or OSError of the first that fails, when all others have been killed.
     Kills them likewise when it is interrupted itself: SIGINT raises KeyboardInterrupt,
     SIGTERM SystemExit. What a killed one leaves is the caller's to sweep.
     """
@@ -124,7 +124,7 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
         if os.getppid() == parent:
             task()
             status = 0
-    except PenrootError as e:
+    except (PenrootError, OSError) as e:
         os.write(answer, pickle.dumps(e)[:65536])
     except BaseException:
         traceback.print_exc()
@@ -142,7 +142,7 @@ def _outcome(pipe: int, status: int) -> BaseException | None:
         said = f.read()
     if said:
         error = pickle.loads(said)
-        assert isinstance(error, PenrootError)
+        assert isinstance(error, (PenrootError, OSError))
         return error
     if status == 0:
         return None

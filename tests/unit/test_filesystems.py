@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tempfile
@@ -52,3 +53,15 @@ def test_file_that_changes_is_another(tmp_path: Path) -> None:
     second = forms.identity(str(file))
     os.utime(file, ns=(10, 11))
     assert len({first, second, forms.identity(str(file))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "is full"), (errno.EDQUOT, "your quota"), (errno.EROFS, "is read-only"), (errno.EACCES, "mode")],
+)
+def test_each_way_of_not_writing_has_its_way_out(tmp_path: Path, number: int, words: str) -> None:
+    place = f"{tmp_path}/not/there"
+    hint = filesystems.way_out(OSError(number, os.strerror(number)), place, "ENROOT_DATA_PATH")
+    assert words in hint
+    assert place in hint
+    assert "set ENROOT_DATA_PATH to another place" in hint
