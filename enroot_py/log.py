@@ -38,21 +38,30 @@ def rewrite(text: str) -> None:
 sink: Callable[[str, str], None] = _stderr
 
 
+def _printable(text: str) -> str:
+    """Words from elsewhere, as a registry's or names in an image, must not steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def debug(text: str) -> None:
     if _debug:
-        sink("DEBUG", text)
+        sink("DEBUG", _printable(text))
 
 
 def info(text: str) -> None:
-    sink("INFO", text)
+    sink("INFO", _printable(text))
 
 
 def warn(text: str) -> None:
-    sink("WARN", text)
+    sink("WARN", _printable(text))
 
 
 def error(text: str) -> None:
-    sink("ERROR", text)
+    sink("ERROR", _printable(text))
+
+
+def hint(text: str) -> None:
+    sink("HINT", _printable(text))
 
 
 # Set by ``start --explain``: takes what is about to be done, in the order in which it is done.

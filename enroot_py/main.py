@@ -29,7 +29,7 @@ def main() -> None:
 
         log.error(str(e))
         if e.hint:
-            log.sink("HINT", e.hint)
+            log.hint(e.hint)
         sys.exit(e.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -65,4 +65,4 @@ def _failed(error: OSError) -> None:
     else:
         where = "a system call failed"
     log.error(f"{where}: {error.strerror or error}")
-    log.sink("HINT", hint)
+    log.hint(hint)

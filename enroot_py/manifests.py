@@ -6,13 +6,16 @@ Descriptors"; Docker's "Image Manifest V 2, Schema 2".
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from enroot_py.errors import ImageError
+from enroot_py.reference import MANIFEST_TYPES
 from enroot_py.store import architecture
 
+_MAX_NESTED = 4  # indexes in indexes
 _MAX_LAYERS = 1000  # engines make 127 at most; beyond what overlayfs stacks, the lowest are merged
 
 
@@ -48,12 +51,27 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
         raise ImageError(f"{name}: the manifest is not JSON: {e}") from e
     if not isinstance(document, dict):
         raise ImageError(f"{name}: the manifest is not a JSON object")
-    if document.get("schemaVersion") != 2:
+    if document.get("schemaVersion") == 1:
         raise ImageError(
             f"{name}: the image is in Docker's old format (schema 1)",
             hint="push it again with a current docker or skopeo",
         )
     return document
+
+
+def image_of(named: str, data: bytes, get: Callable[[str], bytes], arch: str | None, name: object) -> Manifest:
+    """The image manifest that ``data``, with the digest ``named``, is or leads to; ``get`` has others by digest.
+
+    Raises ImageError.
+    """
+    digest = named
+    for _ in range(_MAX_NESTED):
+        document = parse(data, name)
+        if "manifests" not in document:
+            return manifest(digest, named, data, document, name)
+        digest = choose(document["manifests"], arch, name)
+        data = get(digest)
+    raise ImageError(f"{name}: more than {_MAX_NESTED} indexes in indexes")
 
 
 def fields(document: object) -> dict[str, Any]:
@@ -68,20 +86,27 @@ def choose(manifests: object, arch: str | None, name: object) -> str:
     variant = variant or _variant(arch)
     there = []
     best: tuple[int, str] | None = None
+    anybody = ""
     for entry in manifests if isinstance(manifests, list) else ():
         if not isinstance(entry, dict) or not isinstance(entry.get("digest"), str):
             continue
-        platform = entry.get("platform") or {}
-        if not isinstance(platform, dict) or not platform:
-            platform = {"os": "linux", "architecture": wanted}  # optional in OCI: then it is for everybody
+        if entry.get("mediaType") not in (None, *MANIFEST_TYPES) or entry.get("artifactType"):
+            continue  # a signature, say
+        platform = fields(entry.get("platform"))
+        if not platform:
+            anybody = anybody or entry["digest"]  # optional in OCI
+            there.append("linux")
+            continue
         names = [str(platform.get(key) or "") for key in ("os", "architecture", "variant")]
         if "unknown" in names[:2]:
             continue  # attestations (BuildKit) are no images
         there.append("/".join(name for name in names if name))
         if names[0] == "linux" and names[1] == wanted:
             rank = _rank(wanted, variant, names[2])
-            if rank >= 0 and (best is None or rank > best[0]):
+            if rank > (best[0] if best else -1):
                 best = rank, entry["digest"]
+    if best is None and anybody:
+        return anybody
     if best is None:
         platform_wanted = "/".join(name for name in ("linux", wanted, variant) if name)
         raise ImageError(

@@ -4,6 +4,7 @@ Sources: OCI distribution specification, "Pull"; Docker's "Token Authentication
 Specification"; RFC 9110 for Range, Retry-After and challenges.
 """
 
+import base64
 import email.utils
 import json
 import os
@@ -11,7 +12,7 @@ import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
 import urllib3
@@ -30,6 +31,7 @@ _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says 
 _MAX_REDIRECTS = 5
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
 _CHUNK = 1 << 18
+_NO_HEAD = (("HEAD", 405), ("HEAD", 501))  # the same with GET will tell
 
 
 class Unreachable(RegistryError):
@@ -75,20 +77,20 @@ class Registry:
         """The image manifest for an architecture (default: this machine's), its digests checked."""
         path = self._manifest_path()
         data = self._small(path, _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
-        digest = named = manifests.digest(data)
+        digest = manifests.digest(data)
         if self._reference.digest and digest != self._reference.digest:
             raise ImageError(
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
                 hint="the registry or a proxy before it is broken, or lies: the image was not used",
             )
-        document = manifests.parse(data, self._reference)
-        if "manifests" in document:
-            digest = manifests.choose(document["manifests"], arch, self._reference)
-            data = self._small(self._manifest_path(digest), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
-            if manifests.digest(data) != digest:
-                raise ImageError(f"{self._reference}: the manifest {digest} has the digest {manifests.digest(data)}")
-            document = manifests.parse(data, self._reference)
-        return manifests.manifest(digest, named, data, document, self._reference)
+        return manifests.image_of(digest, data, self._named, arch, self._reference)
+
+    def _named(self, digest: str) -> bytes:
+        """A manifest or index by its digest, which is checked."""
+        data = self._small(self._manifest_path(digest), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
+        if manifests.digest(data) != digest:
+            raise ImageError(f"{self._reference}: the manifest {digest} has the digest {manifests.digest(data)}")
+        return data
 
     def config(self, manifest: Manifest) -> bytes:
         """The image's config, its digest checked."""
@@ -138,12 +140,12 @@ class Registry:
         method: str = "GET",
         patience: "Patience | None" = None,
     ) -> "urllib3.response.BaseHTTPResponse":
-        """A response of status 200 or 206, or 416 to a Range; errors raised, passing ones outwaited."""
+        """A response of status 200, 206, 416 to a Range, or _NO_HEAD; errors raised, passing ones outwaited."""
         patience = patience or Patience(self._settings)
         while True:
             try:
                 response = self._authorized(method, path, headers)
-                if response.status in (200, 206, 416):
+                if response.status in (200, 206, 416) or (method, response.status) in _NO_HEAD:
                     return response
                 self._refuse(response, path)
             except _Transient as e:
@@ -193,12 +195,19 @@ class Registry:
         first = urlsplit(url)
         for _ in range(_MAX_REDIRECTS + 1):
             response = self._raw(method, url, headers)
+            if response.status == 401 and not url.startswith(f"{first.scheme}://{first.netloc}/"):
+                _discard(response)  # the challenge is not the registry's: no secret of ours is for that host
+                other = urlsplit(url).netloc
+                raise RegistryError(f"{first.netloc} redirects to {other}, which wants a login of its own")
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             location = response.headers.get("Location", "")
             _discard(response)
-            url = urljoin(url, location)
-            target = urlsplit(url)
+            try:
+                url = urljoin(url, location)
+                target = urlsplit(url)
+            except ValueError as e:
+                raise RegistryError(f"{first.netloc} redirects to the bad address {location!r}: {e}") from e
             if target.scheme not in ("http", "https") or (target.scheme, first.scheme) == ("http", "https"):
                 raise RegistryError(
                     f"{first.netloc} redirects to {target.scheme}://{target.netloc}, which is not secure"
@@ -235,7 +244,7 @@ class Registry:
             ) from e
         except exceptions.LocationValueError as e:
             raise RegistryError(f"bad address {url}: {e}") from e
-        except (exceptions.ReadTimeoutError, exceptions.ProtocolError) as e:
+        except exceptions.HTTPError as e:  # a timeout, a connection that ended, an answer that is no HTTP
             raise _Transient(_reason(e)) from e
 
     def _pool(self, url: str) -> urllib3.PoolManager:
@@ -249,12 +258,7 @@ class Registry:
         if proxy not in self._pools:
             context = self._context = self._context or self._trust()
             if proxy:
-                login = urlsplit(proxy)
-                auth = f"{login.username}:{login.password or ''}" if login.username else None
-                proxy_url = proxy if "://" in proxy else f"http://{proxy}"
-                self._pools[proxy] = urllib3.ProxyManager(
-                    proxy_url, ssl_context=context, proxy_headers=urllib3.make_headers(proxy_basic_auth=auth)
-                )
+                self._pools[proxy] = _proxy_manager(proxy, context)
             else:
                 self._pools[proxy] = urllib3.PoolManager(ssl_context=context)
         return self._pools[proxy]
@@ -291,7 +295,10 @@ class Registry:
 
     def _token(self, challenge: Mapping[str, str]) -> str:
         registry, realm = self._reference.registry, challenge["realm"]
-        parts = urlsplit(realm)
+        try:
+            parts = urlsplit(realm)
+        except ValueError as e:
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm!r}: {e}") from e
         if parts.scheme != "https" and not (parts.scheme == "http" and self.base.startswith("http:")):
             raise RegistryError(f"{registry} wants its tokens to be fetched from {realm}, which is not secure")
         scope = challenge.get("scope") or f"repository:{self._reference.repository}:pull"
@@ -316,7 +323,7 @@ class Registry:
         try:
             answer = json.loads(b"".join(_chunks(response, _MAX_MANIFEST)))
             token = answer.get("token") or answer.get("access_token")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             token = None
         finally:
             response.release_conn()
@@ -367,7 +374,7 @@ class Registry:
             data = b"".join(_chunks(response, 1 << 20))
             response.release_conn()
             tags = json.loads(data).get("tags") if response.status == 200 else None
-        except (RegistryError, _Transient, ValueError, AttributeError):
+        except (RegistryError, _Transient, ValueError, AttributeError, RecursionError):
             return RefusedError(
                 f"{reference.registry} has no {reference.repository}:{reference.tag or reference.digest}"
             )
@@ -548,7 +555,7 @@ def _reason(error: BaseException) -> str:
         return "no connection within ENROOT_CONNECT_TIMEOUT"
     if isinstance(error.__cause__, OSError):
         return _reason(error.__cause__)
-    text = str(inner)
+    text = " ".join(str(inner).split())
     return text.partition(">: ")[2] or text.partition("): ")[2] or text
 
 
@@ -560,6 +567,23 @@ def _said(body: bytes) -> str:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = body[:200].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else " " for c in text[:200]).strip()
+
+
+def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
+    """Connections through a proxy: [http://][USER:PASSWORD@]HOST[:PORT], where ``%40`` is an ``@``."""
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        parts = urlsplit(url)
+        headers = {}
+        if parts.username:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+        return urllib3.ProxyManager(url, ssl_context=context, proxy_headers=headers)
+    except ValueError:  # without its words, which may have the password
+        raise ConfigError(
+            f"http_proxy, https_proxy or all_proxy is no proxy of HTTP: {url.partition('://')[0]}://…",
+            hint="write http://[USER:PASSWORD@]HOST:PORT",
+        ) from None
 
 
 def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
@@ -578,15 +602,16 @@ def _retry_after(value: str) -> float | None:
         return None
 
 
-def _read(response: "urllib3.response.BaseHTTPResponse", size: int) -> bytes:
+def _read(response: "urllib3.response.BaseHTTPResponse", size: int, *, decode: bool = False) -> bytes:
     try:
-        return bytes(response.read(size))
+        return bytes(response.read(size, decode_content=decode))
     except (exceptions.HTTPError, OSError) as e:
         raise _Transient(_reason(e)) from e
 
 
 def _chunks(response: "urllib3.response.BaseHTTPResponse", limit: int) -> Iterator[bytes]:
-    while limit > 0 and (data := _read(response, min(limit, _CHUNK))):
+    # Some proxies compress documents whatever we accept. A blob is as its digest says: there Content-Encoding lies.
+    while limit > 0 and (data := _read(response, min(limit, _CHUNK), decode=True)):
         limit -= len(data)
         yield data
 

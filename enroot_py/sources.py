@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MAX_DOCUMENT = 8 << 20  # bytes of an index, manifest or config
-_MAX_NESTED = 4  # indexes in indexes
 _TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-Defined Annotation Keys"
 _ENGINES = {"dockerd://": "docker", "podman://": "podman"}
 
@@ -264,16 +263,10 @@ class Layout:
                 f"{self._reference}: {'no such image' if wanted else 'more than one image'} in there",
                 hint=f"there is: {some}; write {self._reference.scheme}{self._reference.place}:NAME",
             )
-        named = digest = (
+        digest = (
             str(entries[0].get("digest")) if len(entries) == 1 else manifests.choose(entries, arch, self._reference)
         )
-        for _ in range(_MAX_NESTED):
-            data = self._checked(digest)
-            document = manifests.parse(data, self._reference)
-            if "manifests" not in document:
-                return manifests.manifest(digest, named, data, document, self._reference)
-            digest = manifests.choose(document["manifests"], arch, self._reference)
-        raise ImageError(f"{self._reference}: more than {_MAX_NESTED} indexes in indexes")
+        return manifests.image_of(digest, self._checked(digest), self._checked, arch, self._reference)
 
     def config(self, manifest: Manifest) -> bytes:
         return self._checked(manifest.config.digest)

@@ -207,7 +207,7 @@ def explain(source: rootfs.Source, settings: Settings, options: Options) -> None
     except PenrootError as e:
         log.error(str(e))
         if e.hint:
-            log.sink("HINT", e.hint)
+            log.hint(e.hint)
         os._exit(1)
     os._exit(0)
 

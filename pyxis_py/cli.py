@@ -236,14 +236,14 @@ def main() -> None:
     except PenrootError as e:
         log.error(str(e))
         if e.hint:
-            log.sink("HINT", e.hint)
+            log.hint(e.hint)
         sys.exit(e.exit_code)
     except OSError as e:
         if e.filename is None:
             raise
         log.error(f"cannot write or read {e.filename}: {e.strerror}")
         if isinstance(e, PermissionError):
-            log.sink("HINT", "what Slurm loads belongs to root: run it as root")
+            log.hint("what Slurm loads belongs to root: run it as root")
         sys.exit(1)
     except click.ClickException as e:
         e.show()

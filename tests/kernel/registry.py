@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.images import Pusher
 from tests.kernel.conftest import require
@@ -167,7 +168,7 @@ class Front(BaseHTTPRequestHandler):
         status, headers, body = self.ask()
         if fault is not None and fault.change is not None:
             body = fault.change(body)
-            headers["Content-Length"] = str(len(body))
+            headers |= {"Content-Length": str(len(body)), **fault.headers}
         self.answer(status, headers, body, fault)
 
     def give_token(self, login: Login, authorization: str) -> None:
@@ -292,7 +293,7 @@ def tunnel(target: str, user: str = "", password: str = "") -> Iterator[tuple[st
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    login = f"{user}:{password}@" if user else ""
+    login = f"{quote(user, safe='')}:{password}@" if user else ""
     try:
         yield f"http://{login}127.0.0.1:{server.server_address[1]}", asked
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -253,7 +254,11 @@ def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> 
         (other, {"os": "linux", "architecture": "riscv64"}),
         (mine, {"os": "linux", "architecture": arch}),
     ]
-    digest = registry.pusher.manifest("test/multi", "1", images.index(entries))
+    inner = images.index(entries)
+    registry.pusher.manifest("test/multi", images.digest(inner), inner)
+    nested = {"mediaType": OCI["index"], "size": len(inner), "digest": images.digest(inner)}
+    outer = json.dumps({"schemaVersion": 2, "mediaType": OCI["index"], "manifests": [nested]}).encode()
+    digest = registry.pusher.manifest("test/multi", "1", outer)
     for name in ("test/multi:1", f"test/multi@{digest}"):
         user.penroot("import", "-f", "-o", "x.sqsh", f"docker://{registry.host}/{name}")
         assert content(user.home / "x.sqsh", "etc/environment") == b"A=mine\n"
@@ -540,6 +545,44 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
         assert "9999 s" in done.stderr and time.monotonic() - began < 25
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (307, {"Location": "http://[::1/"}, "redirects to the bad address"),
+        (200, {"Content-Length": "5, 6"}, "Content-Length"),
+        (401, {"WWW-Authenticate": 'Bearer realm="http://[::1/"'}, "wants its tokens"),
+    ],
+)
+def test_answers_without_sense_are_told(
+    user: User, registry: Server, status: int, headers: dict[str, str], said: str
+) -> None:
+    with faulty(registry.host, Fault("/manifests/", 99, status, headers)) as front:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        done = user.penroot("digest", f"docker://{front.host}/test/one:1", env=env, status=1)
+        assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_words_of_a_registry_do_not_steer_the_terminal(user: User, registry: Server) -> None:
+    tags = Fault("/tags/", 1, headers={}, change=lambda body: b'{"tags": ["\\u001b[2Jred"]}')
+    with faulty(registry.host, tags) as front:
+        done = user.penroot("digest", f"docker://{front.host}/test/one:none", status=1)
+        assert "\\x1b[2Jred" in done.stderr and "\x1b" not in done.stderr
+
+
+def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
+    fault = Fault("/manifests/", 1, headers={"Content-Encoding": "gzip"}, change=gzip.compress)
+    with faulty(registry.host, fault) as front:
+        user.penroot("digest", f"docker://{front.host}/test/one:1")
+
+
+def test_registry_without_head(user: User, registry: Server) -> None:
+    with faulty(registry.host) as front:
+        user.penroot("create", "-n", "one", f"docker://{front.host}/test/one:1")
+        front.faults.append(Fault("/manifests/", 2, status=405))
+        user.penroot("create", "-n", "two", f"docker://{front.host}/test/one:1")
+        assert front.faults[0].times == 0
+
+
 def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
@@ -560,10 +603,11 @@ def test_registry_that_never_answers_is_given_up(user: User) -> None:
         assert time.monotonic() - began < 25
 
 
-def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server, asks: bool) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     with (
-        faulty(registry.host, bind="127.0.0.2") as other,
+        faulty(registry.host, bind="127.0.0.2", login=Login({"me": "secret"}) if asks else None) as other,
         faulty(registry.host, login=Login({"me": "secret"}, basic=True)) as front,
     ):
         config = images.digest(make().config())
@@ -571,7 +615,8 @@ def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: S
             Fault("/blobs/", 99, status=307, headers={"Location": f"http://{other.host}/v2/test/one/blobs/{config}"})
         )
         # Every blob leads to the config, whose bytes are wrong for a layer: only the way there counts.
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
+        assert ("wants a login of its own" in done.stderr) == asks
         assert other.authorizations and {header for _, header in other.authorizations} == {""}
         assert any(header.startswith("Basic ") for _, header in front.authorizations)
 
@@ -730,7 +775,7 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("login", [("", ""), ("me", "s3cret")], ids=["open", "with a password"])
+@pytest.mark.parametrize("login", [("", ""), ("me@site", "s3cret")], ids=["open", "with a password"])
 def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:

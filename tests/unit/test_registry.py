@@ -40,6 +40,8 @@ def test_challenges_of_any_kind_come_to_an_end() -> None:
 
 
 def platform(name: str, number: int = 0) -> dict[str, Any]:
+    if "/" not in name:
+        return {"digest": f"{number:064}", **({"artifactType": name} if name else {})}
     os, arch, *variant = name.split("/")
     found = {"os": os, "architecture": arch, **({"variant": variant[0]} if variant else {})}
     return {"digest": f"{number:064}", "platform": found}
@@ -56,6 +58,8 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
         ("arm/v6", ["linux/arm/v7", "linux/arm/v5", "linux/arm/v6"], 2),
         ("arm", ["linux/arm/v5", "linux/arm/v6"], 1),
         ("ppc64le", ["linux/amd64", "linux/ppc64le"], 1),
+        ("arm", ["signature", "", "linux/arm"], 2),
+        ("amd64", ["signature", "linux/arm64", ""], 2),
     ],
 )
 def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
