@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enroot_py import log, run
 from enroot_py.errors import ConfigError
 from enroot_py.reference import DOCKER_HUB
-from enroot_py.settings import Settings, expand
+from enroot_py.settings import Settings, base_directories, expand
 
 _HUB_KEY = "https://index.docker.io/v1/"
 
@@ -61,7 +61,7 @@ def netrc_path(settings: Settings) -> str:
 
 
 def docker_path(environ: Mapping[str, str]) -> str:
-    return (environ.get("DOCKER_CONFIG") or environ.get("HOME", "") + "/.docker") + "/config.json"
+    return (environ.get("DOCKER_CONFIG") or base_directories(environ)["HOME"] + "/.docker") + "/config.json"
 
 
 def _hosts(registry: str) -> list[str]:

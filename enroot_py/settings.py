@@ -235,13 +235,13 @@ def load(
 
 def base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
     """XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
-    home = environ.get("HOME") or _home()
+    home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""
     if not run or not os.access(run, os.W_OK):
         run = f"{tmp}/penroot-{os.geteuid()}"
     return {
-        "HOME": home,
+        "HOME": home or "/",
         "TMPDIR": tmp,
         "XDG_CONFIG_HOME": environ.get("XDG_CONFIG_HOME") or home + "/.config",
         "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME") or home + "/.cache",

@@ -155,3 +155,8 @@ def test_a_file_whose_target_is_gone_is_not_an_empty_one(environ: dict[str, str]
     path.symlink_to("/nowhere/site")
     with pytest.raises(ConfigError, match=f"cannot read .*/{name}: No such file"):
         settings.load(environ)
+
+
+@pytest.mark.parametrize("home", ["/", "/home/x/"])
+def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
+    assert settings.load({"HOME": home, "ENROOT_SYSCONF_PATH": "/no"}).data_path == f"{home}.local/share/enroot"
