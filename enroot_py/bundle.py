@@ -55,6 +55,8 @@ def write(
     appears whole or not at all. Raises ImageError, PenrootError.
     """
     squashfs.check(image)
+    if output == squashfs.STDOUT:
+        raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
     output = os.path.abspath(output or os.path.basename(image).removesuffix(".sqsh") + ".run")
     squashfs.check_output(output, settings)
     if target is None:

@@ -73,7 +73,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 @command
 @click.option("-a", "--arch", help="Architecture, if not this machine's.")
-@click.option("-o", "--output", help="Name of the image file.")
+@click.option("-o", "--output", help="Name of the image file; - is stdout.")
 @_force
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
@@ -211,7 +211,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 
 @command
-@click.option("-o", "--output", help="Name of the image file, if not NAME.sqsh.")
+@click.option("-o", "--output", help="Name of the image file, if not NAME.sqsh; - is stdout.")
 @_force
 @click.argument("name", shell_complete=_names)
 def export(output: str | None, force: bool, name: str) -> None:

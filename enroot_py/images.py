@@ -540,17 +540,17 @@ def _head(
 # -- the verbs
 
 
-def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | None" = None) -> str:
-    """Pull an image and write it to a squashfs file; returns the file's path. Raises PenrootError."""
+def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | None" = None) -> None:
+    """Pull an image and write it to a squashfs file. Raises PenrootError."""
     from enroot_py import squashfs
 
     reference = parse(uri, os.getcwd())
-    path = os.path.abspath(output or reference.filename())
+    path = output or reference.filename()
     squashfs.check_output(path, settings)  # before minutes of work, not after
     image = pull(reference, settings, arch=arch)
-    squashfs.write(image.lowerdirs, path, settings, image=image.file)
-    log.info(f"{path}: {_size(os.stat(path).st_size)}, {image.digest}")
-    return path
+    size = squashfs.write(image.lowerdirs, path, settings, image=image.file)
+    shown = "stdout" if path == squashfs.STDOUT else os.path.abspath(path)
+    log.info(f"{shown}: {_size(size)}, {image.digest}")
 
 
 def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from enroot_py.settings import Settings
 
+STDOUT = "-"
 _MAGIC = b"hsqs"
 _SUPERBLOCK = 96  # bytes
 _NEW_NAMES = 100
@@ -65,17 +66,19 @@ def checksum(path: str) -> str:
     return found.hexdigest()
 
 
-def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "") -> None:
-    """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``.
+def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "") -> int:
+    """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
 
-    ``image`` is a squashfs file beneath all of them.
+    ``image`` is a squashfs file beneath all of them. Returns the size of the file.
 
     Nothing is copied on disk. The file appears whole or not at all, and replaces another
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
-    output = os.path.abspath(output)
     check_output(output, settings)
+    if output == STDOUT:
+        return _print(lowerdirs, image, settings)
+    output = os.path.abspath(output)
     # A file without a name: whatever happens to us, nothing half-written is left. Where the
     # file system has none (NFS), a hidden one beside it.
     directory, name = os.path.split(output)
@@ -91,6 +94,7 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
     try:
         _in_child(lowerdirs, image, fd, settings)
         _link(hidden or f"/proc/self/fd/{fd}", output, replace=settings.force_override)
+        return os.fstat(fd).st_size
     except OSError as e:
         raise cannot_write(output, e) from e
     finally:
@@ -99,8 +103,34 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
             os.unlink(hidden)
 
 
+def _print(lowerdirs: "Sequence[str]", image: str, settings: "Settings") -> int:
+    """The same to stdout, by way of a file without a name: mksquashfs goes back to where it was."""
+    import shutil
+    import sys
+    import tempfile
+
+    from enroot_py import filesystems
+
+    try:
+        file = tempfile.TemporaryFile(dir=settings.temp_path)  # noqa: SIM115
+        _in_child(lowerdirs, image, file.fileno(), settings)
+    except OSError as e:
+        hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+        raise ImageError(f"cannot write an image in {settings.temp_path}: {e.strerror}", hint=hint) from e
+    with file:
+        file.seek(0)
+        shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.flush()
+        return file.tell()
+
+
 def check_output(output: str, settings: "Settings") -> None:
     """Whether an image may be written to ``output``. Raises ImageError."""
+    if output == STDOUT:
+        if os.isatty(1):
+            raise ImageError("an image is nothing to read", hint="redirect stdout, or name the file: --output FILE")
+        return
+    output = os.path.abspath(output)
     directory = os.path.dirname(output)
     if os.path.isdir(output):
         raise ImageError(f"{output} is a directory", hint="name the file: --output FILE")

@@ -109,6 +109,16 @@ def test_export_does_not_overwrite(user: User, rootfs: pathlib.Path) -> None:
     assert path.stat().st_size > 4096
 
 
+def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.Path) -> None:
+    user.run("sh", "-c", "penroot export -o - box | cat > piped.sqsh")
+    assert user.start("./piped.sqsh", "echo", "piped") == "piped\n"
+    shown = user.run("script", "-qec", "penroot export -o - box", "/dev/null", status=1).stdout
+    assert "redirect stdout, or name the file: --output FILE" in shown
+    assert "hsqs" not in shown
+    assert "name it: --output FILE" in user.penroot("bundle", "-o", "-", "piped.sqsh", status=1).stderr
+    assert not (user.home / "-").exists()
+
+
 @pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh"])
 def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path, output: str) -> None:
     before = sorted(os.listdir(user.home))

@@ -353,8 +353,10 @@ def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
     assert "file exists" in done.stderr and (user.home / "x.sqsh").read_text() == "mine"
     assert not (user.home / "cache").exists()  # noticed before the work
     user.own(user.home / "x.sqsh")
-    user.penroot("import", "--force", "-o", "x.sqsh", uri)
+    env = {"SOURCE_DATE_EPOCH": "1"}
+    user.penroot("import", "--force", "-o", "x.sqsh", uri, env=env)
     assert "bin/su" in listing(user.home / "x.sqsh")
+    assert "stdout: " in user.run("sh", "-c", f"penroot import -o - {uri} | cmp - x.sqsh", env=env).stderr
     for bad in (".", "none/x.sqsh"):
         user.penroot("import", "--force", "-o", bad, uri, status=1)
 
