@@ -19,6 +19,7 @@ from enroot_py.reference import DOCKER_HUB
 from enroot_py.settings import Settings, base_directories, expand
 
 _HUB_KEY = "https://index.docker.io/v1/"
+_PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _secret(password: str, path: str, machine: str, environ: Mapping[str, str]) 
     except ValueError:
         raise ConfigError(f"{path}: the password of {machine} does not parse") from None
     if not secret:
-        raise ConfigError(f"{path}: the password of {machine} is {password}, which is not set")
+        raise ConfigError(f"{path}: the password of {machine} is that of a variable which is not set")
     return secret
 
 
@@ -150,13 +151,34 @@ def _command(password: str, path: str, machine: str, environ: Mapping[str, str])
         )
     if not password.endswith(")"):
         raise ConfigError(f"{path}: the password of {machine} does not parse", hint="write: password $(COMMAND)")
-    try:
-        secret = run.run(["/bin/sh", "-c", password[2:-1]], error=ConfigError, environ=environ).strip()
-    except ConfigError as e:
-        raise ConfigError(f"{path}: the command for the password of {machine}: {e}") from None
+    answer, failure = _ask(["/bin/sh", "-c", password[2:-1]], environ)
+    if failure:
+        raise ConfigError(f"{path}: the command for the password of {machine}: {failure}")
+    secret = answer.strip()
     if not secret:
         raise ConfigError(f"{path}: the command for the password of {machine} writes nothing")
     return secret
+
+
+def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
+    """What a program writes to stdout, which no message quotes, for it is a secret; and why it failed."""
+    with open(os.memfd_create("question"), "w+b") as given, open(os.memfd_create("answer"), "w+b") as taken:
+        given.write(question.encode())
+        given.seek(0)
+        failure = None
+        try:
+            run.run(
+                command,
+                error=ConfigError,
+                environ=environ,
+                stdin=given.fileno(),
+                stdout=taken.fileno(),
+                timeout=_PATIENCE,
+            )
+        except ConfigError as e:
+            failure = e
+        taken.seek(0)
+        return taken.read().decode("utf-8", "replace"), failure
 
 
 def _from_docker(path: str, hosts: Sequence[str], user: str, environ: Mapping[str, str]) -> Credential | None:
@@ -165,8 +187,10 @@ def _from_docker(path: str, hosts: Sequence[str], user: str, environ: Mapping[st
         return None
     try:
         config = json.loads(text)
-        auths = {_docker_host(key): value for key, value in config.get("auths", {}).items()}
-        helpers = config.get("credHelpers", {})
+        auths = config.get("auths") or {}
+        # podman's HOST/PATH is for a part of HOST only: the shortest key of a host counts
+        auths = {_docker_host(key): auths[key] for key in sorted(auths, key=len, reverse=True)}
+        helpers = config.get("credHelpers") or {}
         for host in hosts:
             if host in auths and auths[host]:
                 found = _docker_auth(auths[host], path)
@@ -177,7 +201,7 @@ def _from_docker(path: str, hosts: Sequence[str], user: str, environ: Mapping[st
                 found = _ask_helper(str(helper), host, environ)
                 if found and (not user or found.user in (user, "")):
                     return found
-    except (ValueError, AttributeError, TypeError) as e:
+    except (ValueError, AttributeError, TypeError, RecursionError) as e:
         raise ConfigError(f"{path}: {e}", hint="it is written by: docker login") from e
     return None
 
@@ -189,22 +213,18 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
     if path is None or "/" in name:
         log.warn(f"{program} is not in PATH: it may know a login for {host}")
         return None
-    question = os.memfd_create("question")
-    try:
-        # Docker files the Hub under the address of its first version.
-        os.write(question, (_HUB_KEY if host == DOCKER_HUB else host).encode())
-        os.lseek(question, 0, os.SEEK_SET)
-        answer = json.loads(run.run([path, "get"], error=ConfigError, environ=environ, stdin=question))
-        user, secret = str(answer["Username"]), str(answer["Secret"])
-    except ConfigError as e:
-        if "credentials not found" not in str(e):
-            log.warn(str(e))
+    # Docker files the Hub under the address of its first version.
+    answer, failure = _ask([path, "get"], environ, _HUB_KEY if host == DOCKER_HUB else host)
+    if failure:
+        if "credentials not found" not in f"{answer}{failure}":
+            log.warn(str(failure))
         return None
-    except (ValueError, KeyError, TypeError):
+    try:
+        found = json.loads(answer)
+        user, secret = str(found["Username"]), str(found["Secret"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         log.warn(f"{program} answers what is no login for {host}")
         return None
-    finally:
-        os.close(question)
     if not secret:
         return None
     return Credential("" if user == "<token>" else user, secret, program, identity_token=user == "<token>")

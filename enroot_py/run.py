@@ -25,26 +25,33 @@ def run(
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     before: Callable[[], None] | None = None,
+    timeout: float | None = None,
 ) -> str:
     """Run ``command`` to its end and return its stdout, unless it goes to the descriptor ``stdout``.
 
-    The process that becomes it calls ``before``.
+    The process that becomes it calls ``before``, and is killed after ``timeout`` seconds.
 
     Raises ``error`` when it fails, with what it wrote, to stderr if it did: the line that begins with
     its own name, which a usage text may follow, or else the last two.
     """
     log.debug("run " + " ".join(command))
-    done = subprocess.run(
-        command,
-        stdin=stdin,
-        stdout=subprocess.PIPE if stdout is None else stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environ,
-        preexec_fn=before,  # there is one thread
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE if stdout is None else stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,
+            preexec_fn=before,  # there is one thread
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise error(f"{command[0]} has not ended within {timeout:.0f} s") from None
+    except OSError as e:  # a script without its interpreter, say
+        raise error(f"cannot execute {command[0]}: {e.strerror}") from e
     if done.returncode != 0:
         said = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-* complain on stdout
         lines = [line for line in said.splitlines() if line.strip()]

@@ -88,6 +88,14 @@ def test_password_from_a_command_is_run_only_for_its_registry(home: Home) -> Non
     assert home.find("a.io", PATH="/bin") == ("me", "secret words")
 
 
+def test_secret_in_a_failure_is_not_told(home: Home) -> None:
+    home.netrc("machine a.io login me password $(echo hunter2; false)\nmachine b.io login me password $hunter2\n")
+    for host in ("a.io", "b.io"):
+        with pytest.raises(ConfigError) as caught:
+            home.find(host, PATH="/bin")
+        assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
 @pytest.mark.parametrize("command", ["$(false)", "$(true)", "$(echo x", "$(/nonexistent)"])
 def test_command_that_gives_no_password(home: Home, command: str) -> None:
     home.netrc(f"machine a.io login me password {command}\n")
@@ -121,6 +129,38 @@ def test_docker_config_elsewhere(home: Home, tmp_path: Path) -> None:
     assert home.find("a.io", DOCKER_CONFIG=str(tmp_path / "other")) == ("u", "p")
 
 
+def test_docker_config_with_nulls_and_paths(home: Home) -> None:
+    home.docker({"auths": None, "credHelpers": None, "credsStore": None})
+    assert home.find("a.io") is None
+    home.docker({"auths": {"a.io": {"username": "u", "password": "all"},
+                           "a.io/team": {"username": "u", "password": "t"},
+                           "b.io/team": {"username": "u", "password": "team"}}})  # fmt: skip
+    assert home.find("a.io") == ("u", "all")
+    assert home.find("b.io") == ("u", "team")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """#!/bin/sh\necho '{"Username": "me", "Secret": "hunter2"}'; exit 1\n""",
+        "#!/bin/sh\necho hunter2\n",
+        "#!/bin/sh\nprintf '%0100000d' 0 | tr 0 [; echo hunter2\n",
+        "#!/none/such\n",
+        "#!/bin/sh\necho hunter2; sleep 100\n",
+    ],
+)
+def test_helper_that_fails_is_told_without_its_answer(
+    home: Home, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(credentials, "_PATIENCE", 1.0)
+    (home.path / "docker-credential-bad").write_text(script)
+    (home.path / "docker-credential-bad").chmod(0o755)
+    home.docker({"credsStore": "bad"})
+    assert home.find("a.io", PATH=f"{home.path}:/bin") is None
+    said = capsys.readouterr().err
+    assert "docker-credential-bad" in said and "hunter2" not in said
+
+
 def test_netrc_goes_before_docker(home: Home) -> None:
     home.netrc("machine a.io login me password netrc\n")
     home.docker({"auths": {"a.io": {"username": "me", "password": "docker"}}})
@@ -128,7 +168,8 @@ def test_netrc_goes_before_docker(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"auths": []}', '{"auths": {"a.io": {"auth": "%%"}}}', '{"auths": {"a.io": 3}}']
+    "text",
+    ["{", "[" * 100_000, "[]", '{"auths": [1]}', '{"auths": {"a.io": {"auth": "%%"}}}', '{"auths": {"a.io": 3}}'],
 )
 def test_damaged_docker_config_is_an_error_with_its_name(home: Home, text: str) -> None:
     home.docker(text)
