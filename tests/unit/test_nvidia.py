@@ -420,6 +420,21 @@ def test_uuids_that_the_driver_does_not_tell(dgx: FakeHost, tmp_path: pathlib.Pa
         shutil.rmtree(host.root / "proc/driver/nvidia/gpus", ignore_errors=True)
 
 
+@pytest.mark.parametrize("damage", ["old", "garbage", "missing"])
+def test_nvml_that_cannot_answer(dgx: FakeHost, box: pathlib.Path, tmp_path: pathlib.Path, damage: str) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    library = host.root / f"usr/local/nvidia/lib64/libnvidia-ml.so.{VERSION}"
+    if damage == "old":
+        host.library(str(library.relative_to(host.root)), "libnvidia-ml.so.1")
+    elif damage == "garbage":
+        library.write_bytes(b"no library")
+    else:
+        library.unlink()
+    with pytest.raises(HookError, match=r"too old|cannot ask|cannot find"):
+        planned(host, box, {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 0)})
+    assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {0}
+
+
 def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a container of Kubernetes, say, whose /proc is the machine's and whose /dev is not."""
     host = fakehost.dgx_a100(tmp_path / "host")
