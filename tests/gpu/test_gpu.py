@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -180,8 +182,7 @@ def test_the_gpus_of_outside(box: Box) -> None:
     first = box.run("nvidia-smi", "-L", env={"NVIDIA_VISIBLE_DEVICES": "0"}).splitlines()
     assert first[0] == wanted.splitlines()[0]
     uuid = wanted.split("UUID: ")[1].split(")")[0]
-    if not glob.glob("/proc/driver/nvidia/gpus/*/information"):
-        pytest.skip("the rest needs /proc/driver/nvidia/gpus, which this machine lacks")
+    # By NVML, where /proc does not tell.
     for environ in ({}, {"ENROOT_RESTRICT_DEV": "y"}):
         assert uuid in box.run("nvidia-smi", "-L", env={"NVIDIA_VISIBLE_DEVICES": uuid, **environ})
     # What Slurm would say.
@@ -230,6 +231,36 @@ def test_vector_add(box: Box, tmp_path: pathlib.Path, how: str) -> None:
     box.user.own(box.root)
     for environ in ({}, {"ENROOT_RESTRICT_DEV": "yes"}, {"NVIDIA_VISIBLE_DEVICES": "0"}):
         assert box.run("/bin/add", env=environ) == "no error, 0 wrong\n", environ
+
+
+def test_vector_add_by_cdi(box: Box, tmp_path: pathlib.Path) -> None:
+    """With a specification of what this machine has, where only these containers see it."""
+    if os.geteuid():
+        pytest.skip("only root has a /run of his own")
+    program = compiled(tmp_path, "driver")
+    box.copy(libraries([str(program)]))
+    shutil.copy(program, box.root / "bin/add")
+    box.user.own(box.root)
+    environ = {"NVIDIA_VISIBLE_DEVICES": "all", "PENROOT_NVIDIA_MODE": "native"}
+    lines = box.user.penroot("start", "--explain", "box", env=environ).stdout.splitlines()
+    planned = [words for words in map(str.split, lines) if words[2:3] == ["from"]]
+    mounts = [{"containerPath": word[1], "hostPath": word[3]} for word in planned if word[0] == "file"]
+    folders = {path.rpartition("/")[0] for path in (mount["containerPath"] for mount in mounts) if ".so." in path}
+    arguments = [word for folder in sorted(folders) for word in ("--folder", folder)]
+    edits = {
+        "deviceNodes": [{"path": word[3]} for word in planned if word[0] == "device"],
+        "mounts": mounts,
+        "hooks": [{"hookName": "createContainer", "args": ["nvidia-cdi-hook", "update-ldcache", *arguments]}],
+        "env": ["FROM_CDI=yes"],
+    }
+    spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": edits}]}
+    (tmp_path / "gpu.json").write_text(json.dumps(spec))
+    script = 'mount -t tmpfs run /run && mkdir /run/cdi && cp "$0" /run/cdi && exec "$@"'
+    prefix = ("unshare", "-m", "sh", "-c", script, str(tmp_path / "gpu.json"))
+    for options in (("--device", "nvidia.com/gpu=all"), ("-e", "NVIDIA_VISIBLE_DEVICES=all")):
+        command = ("penroot", "start", *options, "box", "sh", "-c", "echo $FROM_CDI; add")
+        out = box.user.run(*command, env={"PENROOT_NVIDIA_MODE": "cdi"}, prefix=prefix).stdout
+        assert out == "yes\nno error, 0 wrong\n"
 
 
 def test_matmul_is_equal_and_as_fast(torch_box: tuple[Box, str]) -> None:
