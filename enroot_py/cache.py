@@ -63,6 +63,13 @@ def images(store: Store) -> list[Stored]:
     return sorted(found, key=lambda image: image.used, reverse=True)
 
 
+def total(store: Store) -> tuple[int, int, int]:
+    """How many images and layers a store holds, and how many bytes they are."""
+    found, held = images(store), _directories(store, "layers")
+    size = sum(image.file for image in found) + sum(layer_size(store, layer) for layer in held)
+    return len(found), len(held), size
+
+
 def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size

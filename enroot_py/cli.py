@@ -342,15 +342,16 @@ def cache_verify(repair: bool) -> None:
     """Read all that is stored and compare it with what was unpacked."""
     from enroot_py import cache, images
 
+    store = _store()
+    count, layers, size = cache.total(store)
     damaged: dict[tuple[str, str], str] = {}
-    for kind, name, what in cache.verify(_store()):
+    for kind, name, what in cache.verify(store):
         log.error(f"{kind}/{name}: {what}")
         damaged[kind, name] = what
-    if not damaged:
-        return
-    if not repair:
+    log.info(f"checked {count} images and {layers} layers, {size / 1e6:.1f} MB: {len(damaged) or 'none'} damaged")
+    if damaged and not repair:
         raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
-    for reference in cache.repair(_store(), settings.load(), damaged):
+    for reference in cache.repair(store, settings.load(), damaged) if damaged else ():
         images.pull(reference, settings.load())
 
 
