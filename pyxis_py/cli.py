@@ -1,5 +1,6 @@
 """``pyxis-py``: put the SPANK plugin where Slurm finds it."""
 
+import glob
 import os
 import sys
 import tempfile
@@ -17,6 +18,7 @@ SOURCES = ("plugin.c", "coprocess.c", "enter.c")
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -pthread".split()
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
+_SLURM = "/etc/slurm"
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 
 
@@ -135,6 +137,29 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
     return removed
 
 
+def check_place(directory: str) -> None:
+    """Raise ConfigError where ``directory`` looks like a slip: Slurm would never read what is written there."""
+    beside = os.path.dirname(os.path.abspath(directory))
+    if not any(map(os.path.exists, (directory, f"{beside}/slurm.conf", f"{beside}/plugstack.conf"))):
+        raise ConfigError(
+            f"there is no {directory}, and no slurm.conf beside it",
+            hint="--plugstack-dir names the directory that plugstack.conf includes; mkdir it if this is the one",
+        )
+
+
+def check_unused(plugin: str, directory: str) -> None:
+    """Raise ConfigError where Slurm still loads ``plugin``, by a file outside of ``directory``."""
+    from pyxis_py import check
+
+    directory = os.path.abspath(directory)
+    places = [f"{parent}/plugstack.conf" for parent in dict.fromkeys((os.path.dirname(directory), _SLURM))]
+    for path in places + sorted(glob.glob(f"{_SLURM}/plugstack.conf.d/*")):
+        for line in check.stack(path):
+            if line.path == plugin and os.path.dirname(line.origin) != directory:
+                hint = f"first: pyxis-py uninstall --plugstack-dir {os.path.dirname(line.origin)}"
+                raise ConfigError(f"{line.origin} loads {plugin}", hint=hint)
+
+
 def _included(path: str) -> Iterable[str]:
     """The lines of plugstack.conf that include other files."""
     try:
@@ -176,7 +201,7 @@ def build_command(output: str, slurm_include: str | None, python: str, prefix: s
 
 
 @commands.command("install")
-@click.option("--plugstack-dir", metavar="DIR", default="/etc/slurm/plugstack.conf.d", show_default=True)
+@click.option("--plugstack-dir", metavar="DIR", default=f"{_SLURM}/plugstack.conf.d", show_default=True)
 @click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="An argument of the plugin.")
 @compiling
 def install_command(
@@ -184,6 +209,7 @@ def install_command(
 ) -> None:
     """Build the plugin beside the packages and tell Slurm to load it."""
     settings.load(arguments)
+    check_place(plugstack_dir)
     library = library_directory(prefix)
     plugin = f"{library}/{PLUGIN}"
     build(plugin, python=python, library=library, include=find_slurm(slurm_include))
@@ -214,11 +240,12 @@ def check_command(plugstack: str | None) -> None:
 
 
 @commands.command("uninstall")
-@click.option("--plugstack-dir", metavar="DIR", default="/etc/slurm/plugstack.conf.d", show_default=True)
+@click.option("--plugstack-dir", metavar="DIR", default=f"{_SLURM}/plugstack.conf.d", show_default=True)
 @click.option("--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is.")
 def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     """Tell Slurm to load the plugin no more, and remove it; containers and images stay."""
     plugin = f"{library_directory(prefix)}/{PLUGIN}"
+    check_unused(plugin, plugstack_dir)
     removed = unconfigure(plugstack_dir, plugin)
     if os.path.exists(plugin):
         os.unlink(plugin)

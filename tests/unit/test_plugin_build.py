@@ -417,6 +417,27 @@ def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: 
     assert cli.unconfigure(f"{directory}/none", "/lib/spank_pyxis.so") == []
 
 
+def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
+    """Tasks would fail on all nodes for a plugin that is required and gone."""
+    (tmp_path / "plugstack.conf").write_text("include used.d/*\n")
+    for name in ("used.d", "slip.d"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "used.d/10-site.conf").write_text("required /lib/spank_pyxis.so\n")
+    with pytest.raises(ConfigError, match="used.d/10-site.conf:1 loads /lib/spank_pyxis.so") as caught:
+        cli.check_unused("/lib/spank_pyxis.so", str(tmp_path / "slip.d"))
+    assert caught.value.hint == f"first: pyxis-py uninstall --plugstack-dir {tmp_path}/used.d"
+    cli.check_unused("/lib/spank_pyxis.so", str(tmp_path / "used.d"))
+    cli.check_unused("/lib/other.so", str(tmp_path / "slip.d"))
+
+
+def test_install_makes_no_directory_that_slurm_does_not_know(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="there is no .*/typo, and no slurm.conf beside it"):
+        cli.check_place(f"{tmp_path}/typo")
+    (tmp_path / "slurm.conf").touch()
+    cli.check_place(f"{tmp_path}/plugstack.conf.d")
+    cli.check_place(str(tmp_path))
+
+
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pyxis.conf").symlink_to("nowhere")
     with pytest.MonkeyPatch.context() as patch:
