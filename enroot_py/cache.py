@@ -23,7 +23,7 @@ from hashlib import sha256
 from enroot_py import filesystems, layers, log
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import Settings
-from enroot_py.store import SQUASHFS, Store, is_unchanged
+from enroot_py.store import SQUASHFS, Store, changed_files, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
@@ -90,7 +90,7 @@ def layer_size(store: Store, layer: str) -> int:
 
 def _directories(store: Store, kind: str) -> list[str]:
     try:
-        return sorted(os.listdir(f"{store.root}/{kind}"))
+        return sorted(name for name in os.listdir(f"{store.root}/{kind}") if len(name) == 64)  # not .nfs0000…
     except FileNotFoundError:
         return []
 
@@ -396,6 +396,9 @@ def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str,
 
 def _verify_image(store: Store, name: str) -> Iterator[str]:
     path = f"{store.root}/images/{name}"
+    for file in changed_files(path):
+        if file not in ("manifest", "config"):  # these have digests
+            yield f"its {file} was changed"
     if os.path.exists(path + "/file"):  # the copy of a squashfs file, which is all in its layer
         yield from layers.differences(path + "/head")
         return
@@ -427,6 +430,8 @@ def _verify_layer(path: str) -> Iterator[str]:
         if not os.path.exists(f"{path}/{name}"):
             yield f"its {name} is missing"
             return
+    for file in changed_files(path):
+        yield f"its {file} was changed"
     yield from layers.differences(path)
 
 

@@ -161,7 +161,10 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
             store.settle(manifest.digest)
         image = store.image(manifest.digest)
         if image is None or not image.hold():
-            raise ImageError(f"{reference}: a layer vanished from the store {store.root}", hint="try again")
+            raise ImageError(
+                f"{reference}: a layer vanished from the store {store.root}, or the image is damaged there",
+                hint="try again; penroot cache verify --repair finds what is damaged",
+            )
     finally:
         os.close(lock)
     cache.shrink(store, settings)

@@ -3,7 +3,7 @@
 Beneath its root, which only its owner can enter::
 
     layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (layers.py)
-    layers/DIFF-ID/boot             while it may not be on the disk yet: see below; images have it too
+    layers/DIFF-ID/boot             while it may not be on the disk yet, then ``checked``: see below; images have it too
     images/DIGEST/manifest,config   as the registry sent them
     images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
@@ -22,7 +22,7 @@ image's, shared, until its mount can be seen in /proc (Image.hold, cache.py).
 An import waits for no disk: it would take as long again as all the rest. What it made has a
 mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
 With the mark of another boot it is compared with all its sums before anybody uses it, for
-the node may have crashed, and then the mark goes. A store of root is for others, who could
+the node may have crashed, and then the mark is renamed ``checked``. A store of root is for others, who could
 not take the mark away: there the import calls syncfs(2) and does that at once. On the start
 path: no json, no re.
 """
@@ -231,6 +231,8 @@ class Store:
                 stack = os.fsdecode(f.read()).splitlines()
         except FileNotFoundError:
             return Image(digest, path, (), f"{path}/{SQUASHFS}")
+        if not stack:
+            return None
         lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
@@ -245,11 +247,7 @@ class Store:
 
     def known(self, reference: object, arch: "str | None" = None) -> "Name | None":
         """All that is known of a reference, or None."""
-        try:
-            with open(self._ref_path(reference, arch), "rb") as f:
-                return Name(*os.fsdecode(f.read()).splitlines()[:4])
-        except FileNotFoundError:
-            return None
+        return _read_name(self._ref_path(reference, arch))
 
     def names(self) -> "list[Name]":
         """All that is known of any reference."""
@@ -259,10 +257,9 @@ class Store:
         except FileNotFoundError:
             return []
         for name in files:
-            if name.endswith("~"):
-                continue
-            with open(f"{self.root}/refs/{name}", "rb") as f:
-                found.append(Name(*os.fsdecode(f.read()).splitlines()[:4]))
+            known = None if name.endswith("~") else _read_name(f"{self.root}/refs/{name}")
+            if known is not None:
+                found.append(known)
         return found
 
     def _ref_path(self, reference: object, arch: "str | None") -> str:
@@ -490,7 +487,7 @@ def _layers_of(image: str) -> "list[str]":
 def _is_whole(path: str) -> bool:
     """Whether something is there, and has not the mark of another boot."""
     try:
-        with open(path + "/boot") as f:
+        with open(path + "/boot", errors="replace") as f:
             return f.readline().rstrip("\n") == _boot_id()
     except FileNotFoundError:
         return os.path.isdir(path)
@@ -505,7 +502,7 @@ def _checksums(path: str) -> "list[str]":
         if os.path.isdir(f"{path}/{directory}"):
             for name in sorted(os.listdir(f"{path}/{directory}")):
                 file = f"{path}/{directory}{name}"
-                if name not in ("boot", SQUASHFS) and os.path.isfile(file):
+                if name not in ("boot", "checked", SQUASHFS) and os.path.isfile(file):
                     with open(file, "rb") as f:
                         lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
     return lines
@@ -515,13 +512,24 @@ def _survived(path: str) -> bool:
     """Whether a layer or an image is what it was when it was published."""
     from enroot_py import layers
 
-    with open(path + "/boot") as f:
-        if f.readlines()[1:] != _checksums(path):
-            return False
+    if changed_files(path):
+        return False
     if os.path.exists(f"{path}/{SQUASHFS}"):
         return is_unchanged(path)
     tree = path if os.path.isdir(path + "/fs") else path + "/head"
     return next(layers.differences(tree), None) is None
+
+
+def changed_files(path: str) -> "list[str]":
+    """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
+    for mark in ("boot", "checked"):
+        try:
+            with open(f"{path}/{mark}", errors="replace") as f:
+                before, now = f.read().splitlines()[1:], [line.rstrip("\n") for line in _checksums(path)]
+        except FileNotFoundError:
+            continue
+        return sorted({line.rpartition(" ")[0] for line in set(before) ^ set(now)})
+    return []  # published by an older version
 
 
 def is_unchanged(image: str) -> bool:
@@ -534,7 +542,7 @@ def is_unchanged(image: str) -> bool:
 
 def _unmark(path: str) -> None:
     try:
-        os.unlink(path + "/boot")
+        os.rename(path + "/boot", path + "/checked")
     except OSError as e:  # another was quicker, or it is not ours: then each of us looks
         if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -582,10 +590,24 @@ def _empty(path: str) -> None:
 
 def _hex(digest: str) -> str:
     """The file name of a digest. Raises ImageError for what is none: digests come from the network."""
-    algorithm, _, value = digest.partition(":")
-    if algorithm != "sha256" or len(value) != 64 or value.strip("0123456789abcdef"):
+    if not _is_digest(digest):
         raise ImageError(f"{digest!r} is not a sha256 digest")
-    return value
+    return digest.partition(":")[2]
+
+
+def _is_digest(text: str) -> bool:
+    algorithm, _, value = text.partition(":")
+    return algorithm == "sha256" and len(value) == 64 and not value.strip("0123456789abcdef")
+
+
+def _read_name(path: str) -> "Name | None":
+    """What a file of refs says; None where it is missing or says nothing, as after a crash."""
+    try:
+        with open(path, "rb") as f:
+            lines = os.fsdecode(f.read()).split("\n")
+    except FileNotFoundError:
+        return None
+    return Name(*lines[:4]) if _is_digest(lines[0]) else None
 
 
 def _make_directory(path: str) -> None:

@@ -191,10 +191,13 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
     (base / "bin/more").symlink_to("busybox")
     (base / "bin/id").unlink()
     (base / "etc").chmod(0o700)
+    (base.parent / "index").write_text((base.parent / "index").read_text() + "file 4755 0 0 bin/busybox\n")
+    (image,) = (user.home / "cache/images").iterdir()
+    (image / "stack").write_text("")
     said = user.penroot("cache", "verify", status=1).stderr
     for line in (
         "/number was changed: content", "/bin/more was added", "/bin/id is gone", "/etc was changed: mode",
-        "cache verify --repair",
+        "its index was changed", "its stack was changed", "cache verify --repair",
     ):  # fmt: skip
         assert line in said
     user.penroot("cache", "verify", "--repair")

@@ -117,6 +117,14 @@ def test_names_are_kept_for_each_architecture(store: Store) -> None:
     assert store.resolve(parse("reg.io:5000/a-b:1")) is None
 
 
+@pytest.mark.parametrize("damaged", [b"", b"\n", b"sha256:00", b"\xff\0" * 40])
+def test_name_that_a_crash_damaged_is_forgotten(store: Store, damaged: bytes) -> None:
+    store.name("x", None, Name(A, B, "http://x"))
+    (file,) = Path(store.root, "refs").iterdir()
+    file.write_bytes(damaged)
+    assert store.resolve("x") is None and store.names() == []
+
+
 def test_long_names_and_different_ones_do_not_meet(store: Store) -> None:
     one, two = (parse(f"reg.io/{'a' * 200}/b{n}:{'t' * 100}") for n in (1, 2))
     store.name(one, None, Name(A))
