@@ -256,8 +256,11 @@ class Lab:
         words = DAEMONS[daemon][-1].encode() if daemon.startswith("registry") else daemon.encode()
         for pid in residue.processes(self._entry(node)):
             path = f"{self._entry(node)}/proc/{pid}"
-            with open(f"{path}/cmdline", "rb") as file:
-                arguments = file.read().split(b"\0")
+            try:
+                with open(f"{path}/cmdline", "rb") as file:
+                    arguments = file.read().split(b"\0")
+            except FileNotFoundError:  # slurmctld ends its child
+                continue
             if words in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
                 self.run(["kill", str(pid)], user="root", node=node)
                 deadline = time.monotonic() + 60

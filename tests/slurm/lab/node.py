@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ import cgroups  # type: ignore[import-not-found]  # noqa: E402 run as a script, 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = 0x20000000, 0x40000000, 0x2000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,13 +66,41 @@ def become_lab(spec: dict[str, Any]) -> NoReturn:
     os.setsid()
     unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC)
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    cpus = os.sched_getaffinity(0)
+    first = min(cpus, key=next_namespace)
     for node in spec["nodes"]:
         if os.fork() == 0:
+            os.sched_setaffinity(0, {first})
+            spec["cpus"] = cpus
             become_node(spec, node)
     # /proc still belongs to the machine's PID namespace: this is our process id there.
     tell(f". {os.readlink('/proc/self')}")
     close_stdout()
     reap()
+
+
+def next_namespace(cpu: int) -> int:
+    """About which number a mount namespace gets that is made on ``cpu``; 0 before Linux 6.11.
+
+    job_container/tmpfs keeps the namespace of a job by a bind mount, and the kernel refuses that
+    (EINVAL) for a number lower than that of slurmd's own. Since 6.18 each processor has a supply
+    of numbers: a node is made where they are lowest, as that of a machine's first process is.
+    """
+    receive, send = os.pipe()
+    if os.fork() == 0:
+        number = bytearray(8)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
+            unshare(CLONE_NEWNS)
+            with open("/proc/self/ns/mnt") as namespace:
+                fcntl.ioctl(namespace, NS_GET_MNTNS_ID, number)
+        os.write(send, number)
+        os._exit(0)
+    number = os.read(receive, 8)
+    os.close(receive)
+    os.close(send)
+    os.wait()
+    return int.from_bytes(number, sys.byteorder)
 
 
 def become_node(spec: dict[str, Any], name: str) -> NoReturn:
@@ -80,6 +110,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         cgroups.create(branch)
         cgroups.join(branch)
         unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP)
+        os.sched_setaffinity(0, spec["cpus"])
         if os.fork() > 0:
             os._exit(0)
         os.setsid()
