@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _BOOT = ".step"  # in a container that goes with a step: the node and its boot
+_XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
 
@@ -286,6 +287,10 @@ class Step:
         if self.job.script:
             flags = "x-create=file,bind,ro,nosuid,nodev,private"
             mounts.append(Mount(self.job.script, self.job.script, "none", flags, 0, "batch script"))
+        authority = self.job.environ.get("XAUTHORITY", "")
+        if authority.startswith(_XAUTHORITY) and os.path.exists(authority):
+            flags = "x-create=file,bind,ro,nosuid,noexec,nodev,private"
+            mounts.append(Mount(authority, authority, "none", flags, 0, "srun --x11"))
         mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
         env = options.chosen(self.request.env, self.job.environ)
         container = start.enter(
