@@ -133,7 +133,7 @@ class Edits:
         return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
 
     def execute(self, context: "Context") -> None:
-        """Do it. Raises HookError for a device that cannot be had; anything less is a line of the debug log."""
+        """Do it. Raises HookError for a device that cannot be had; a file that cannot is a warning."""
         whole = shared_dev(context)
         if not whole:
             self.hidden = []  # nothing is there that was not put there
@@ -153,7 +153,8 @@ class Edits:
                 try:
                     do(path, *arguments)
                 except OSError as e:
-                    log.debug(f"{self.origin}: {path}: {e.strerror}")
+                    say = log.warn if do == place.bind else log.debug
+                    say(f"{self.origin}: cannot give the container {path}: {e.strerror}")
         finally:
             place.close()
         self._cache(context)

@@ -118,7 +118,7 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
     from enroot_py.errors import HookError
 
     step = of_step(context, known, host, allocated, driver)
-    visible = asked(context)
+    visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")  # of --env too
     if step.every or visible in ("", "all"):
         return step
     words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word]
@@ -236,7 +236,9 @@ def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "
 
         nvidia.add_direct_nodes(edits, host)
         edits.file(host, "/etc/cufile.json")
-        edits.file(host, context.host.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", writable=True)
+        pipes = os.path.normpath(context.host.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+        if pipes.strip("/") and pipes[0] == "/" and edits.file(host, pipes, writable=True):
+            edits.environ.update({"CUDA_MPS_PIPE_DIRECTORY": pipes} if pipes != "/tmp/nvidia-mps" else {})
 
 
 def requirements(context: "Context") -> "dict[str, str]":

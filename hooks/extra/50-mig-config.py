@@ -11,12 +11,17 @@ def run(context: "Context") -> None:
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
     from enroot_py import devices, nvidia, nvml
+    from enroot_py.errors import HookError
 
     host = devices.Host.of(context.host)
     library = nvidia.Driver.of(host, context.host.get("NVIDIA_DRIVER_ROOT", "")).nvml()
     if not library:
         return
     known = nvidia.gpus(host)
-    chosen = nvidia.select(visible.split(","), known, host, "NVIDIA_VISIBLE_DEVICES", lambda: library)
-    if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):
-        context.environ["NVIDIA_MIG_CONFIG_DEVICES"] = "all"
+    words = [word.removeprefix("nvidia.com/gpu=") for word in visible.split(",")]
+    try:
+        chosen = nvidia.select(words, known, host, "NVIDIA_VISIBLE_DEVICES", lambda: library)
+        if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):
+            context.environ["NVIDIA_MIG_CONFIG_DEVICES"] = "all"
+    except HookError:
+        return  # 98-nvidia says what is wrong, or that Slurm has given others

@@ -366,6 +366,14 @@ def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) 
     assert set(out.split()) == {"nvidia2", "infiniband/uverbs2", "infiniband/rdma_cm", "3"}
 
 
+def test_place_that_an_image_does_not_leave_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    (box / f"usr/lib/{TRIPLET}/libcuda.so.{fakehost.VERSION}").mkdir()
+    user.own(box)
+    err = user.penroot("start", "box", "true", env={"NVIDIA_VISIBLE_DEVICES": "0"}).stderr
+    assert f"cannot give the container /usr/lib/{TRIPLET}/libcuda.so.{fakehost.VERSION}: " in err
+    assert err.count("\n") == 1
+
+
 def test_hostile_image_is_one_line(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     for value in ("9" * 100000, "x\x1b[31m" + "," * 9999, "*"):
         (box / "etc/environment").write_text(f"NVIDIA_VISIBLE_DEVICES={value}\n")

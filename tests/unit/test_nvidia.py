@@ -326,6 +326,8 @@ def test_step_without_gpus_of_a_job_with_some(dgx: FakeHost, box: pathlib.Path) 
     assert planned(dgx, box, step, image).describe() == []
     assert gpus(planned(dgx, box, {**step, "NVIDIA_VISIBLE_DEVICES": "0"}, image)) == {2}
     assert gpus(planned(dgx, box, {**step, "SLURM_STEP_GPUS": "2"}, image)) == {2}
+    # As --env has it, which a hook sees as the image's.
+    assert gpus(planned(dgx, box, {"SLURM_STEP_GPUS": "2,3"}, {"NVIDIA_VISIBLE_DEVICES": "1"})) == {3}
     # A cluster whose Slurm knows of no GPUs.
     assert gpus(planned(dgx, box, {"SLURM_STEP_ID": "3"}, image)) == set(MINORS)
 
@@ -433,6 +435,22 @@ def test_nvml_that_cannot_answer(dgx: FakeHost, box: pathlib.Path, tmp_path: pat
     with pytest.raises(HookError, match=r"too old|cannot ask|cannot find"):
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": mig_uuid(0, 0)})
     assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {0}
+
+
+@pytest.mark.parametrize("said", ["/run/mps", "/run/mps/", "/run/../run/mps"])
+def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, said: str) -> None:
+    """The caller's, whose variable a container knows nothing of."""
+    host = fakehost.consumer(tmp_path / "host")
+    host.directory("run/mps", "tmp/nvidia-mps")
+    caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    edits = planned(host, box, {**caller, "CUDA_MPS_PIPE_DIRECTORY": said})
+    assert edits.files["/run/mps"][0] == f"{host.root}/run/mps"
+    assert edits.environ == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    for other in ("", "/", "mps"):
+        edits = planned(host, box, {**caller, "CUDA_MPS_PIPE_DIRECTORY": other})
+        assert ("/tmp/nvidia-mps" in edits.files) == (not other)
+        assert not edits.environ
+        assert not {"/", "mps", "."} & set(edits.files)
 
 
 def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -583,7 +601,16 @@ def test_optional_things_may_be_missing(
 
 def test_mig_config_hook(dgx: FakeHost, box: pathlib.Path) -> None:
     run = fakehost.hook("extra/50-mig-config.py")["run"]
-    for visible, expected in (("0", None), ("0,6", "all"), ("all", "all"), ("6:0", None), ("void", None)):
+    selections = {
+        "0": None,
+        "0,6": "all",
+        "all": "all",
+        "6:0": None,
+        "void": None,
+        "9": None,
+        "nvidia.com/gpu=6": "all",
+    }
+    for visible, expected in selections.items():
         context = fakehost.context(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible}, {})
         run(context)
         assert context.environ.get("NVIDIA_MIG_CONFIG_DEVICES") == expected, visible
