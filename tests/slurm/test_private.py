@@ -80,10 +80,11 @@ def test_a_display_is_reached_from_inside(lab: Lab) -> None:
     thread = threading.Thread(target=greet, daemon=True)
     thread.start()
     connect = "d=${DISPLAY#*:}; exec 3<>/dev/tcp/localhost/$((6000 + ${d%.*})); cat <&3"
+    key = "test -s $XAUTHORITY && echo key"
     try:
         lab.run(f"touch .Xauthority; xauth add registry:{number} . 00112233445566778899aabbccddeeff")
         env = {"DISPLAY": f"registry:{number}"}
-        out = lab.run(["srun", "--x11", IMAGE, "bash", "-c", f"{connect}; test -s $XAUTHORITY && echo key"], env=env).stdout
+        out = lab.run(["srun", "--x11", IMAGE, "bash", "-c", f"{connect}; {key}"], env=env).stdout
     finally:
         # slurmstepd makes the file before it enters the job's /tmp, and leaves an empty one behind.
         lab.run("rm -f .Xauthority* /tmp/.Xauthority-*", node="n1")
