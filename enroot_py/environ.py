@@ -1,6 +1,7 @@
 """The environment of a container: the image's, then the site's, then the user's.
 
-Nothing of the caller's environment comes in by itself.
+Nothing of the caller's environment comes in by itself, but for ranks of MPI what
+tells them who they are.
 """
 
 import os
@@ -12,6 +13,8 @@ from enroot_py.imagefiles import decode_environment
 from enroot_py.settings import Settings, expand, sysconf_path
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
+# PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
+_RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -53,6 +56,16 @@ def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[s
         if equals or key in host:
             environ[key] = value if equals else host[key]
     return environ
+
+
+def is_rank(host: "Mapping[str, str]") -> bool:
+    """Whether a launcher of MPI has started the caller."""
+    return any(name in host for name in _RANK[:3])
+
+
+def rank(host: "Mapping[str, str]") -> "list[str]":
+    """What tells a rank from the other ranks and from its launcher; empty words in other processes."""
+    return [host.get(name, "") for name in _RANK]
 
 
 def complete(environ: "dict[str, str]", name: str, home: str, shell: str) -> None:

@@ -26,7 +26,7 @@ class Process:
         """Read /proc/PID. Raises OSError where it is gone or not ours."""
         with open(f"/proc/{pid}/stat") as f:
             text = f.read()
-        fields = text.rpartition(")")[2].split()
+        fields = _fields(text)
         tick = os.sysconf("SC_CLK_TCK")
         self.name = name
         self.pid = pid
@@ -35,20 +35,20 @@ class Process:
         self.started = _boot_time() + int(fields[19]) / tick
         self.cpu = (int(fields[11]) + int(fields[12])) / tick
         self.mntns = mntns
-        self.userns = _inode(pid, "user")
+        self.userns = inode(pid, "user")
         with open(f"/proc/{pid}/cmdline", "rb") as f:
             self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
 
 
 def running(settings: Settings) -> "list[Process]":
     """The user's running containers, by name and age."""
-    ours = _inode(os.getpid(), "mnt")
+    ours = inode(os.getpid(), "mnt")
     oldest: dict[int, Process] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
             continue
         try:
-            mntns = _inode(int(entry), "mnt")
+            mntns = inode(int(entry), "mnt")
             name = _container(int(entry), settings) if mntns != ours else None
             if name is None:
                 continue
@@ -61,7 +61,28 @@ def running(settings: Settings) -> "list[Process]":
     return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
 
-def _inode(pid: int, namespace: str) -> int:
+def _fields(stat: str) -> "list[str]":
+    """What stands behind the name of a process in /proc/PID/stat, from its state on."""
+    return stat.rpartition(")")[2].split()
+
+
+def _stat(pid: int) -> "list[str]":
+    with open(f"/proc/{pid}/stat") as f:
+        return _fields(f.read())
+
+
+def parent(pid: int) -> int:
+    """The parent of a process. Raises OSError."""
+    return int(_stat(pid)[1])
+
+
+def started(pid: int) -> int:
+    """When a process began, in clock ticks after the boot: with its PID what no other process has. Raises OSError."""
+    return int(_stat(pid)[19])
+
+
+def inode(pid: int, namespace: str) -> int:
+    """What tells a namespace of a process from others. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
 
 
@@ -141,17 +162,32 @@ def join(pid: int) -> "tuple[dict[str, str], bool]":
     try:
         environ = of_process(pid)
         cwd = os.readlink(f"/proc/{pid}/cwd")
-        joined = {}
-        for name in _NAMESPACES:
-            path = f"/proc/{pid}/ns/{name}"
-            if os.stat(path).st_ino != _inode(os.getpid(), name):
-                joined[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        for fd in joined.values():
-            linux.setns(fd, 0)
-            os.close(fd)
-        os.chdir(cwd if os.path.isdir(cwd) else "/")
+        spaces = namespaces(pid)
     except FileNotFoundError as e:
         raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
-    return environ, "pid" in joined
+    enter(spaces, pid)
+    os.chdir(cwd if os.path.isdir(cwd) else "/")
+    return environ, "pid" in spaces
+
+
+def namespaces(pid: int, mnt: int = 0) -> "dict[str, int]":
+    """Those namespaces of a process that are not ours, as descriptors.
+
+    ``mnt`` is what its mount namespace must be. Raises OSError.
+    """
+    if mnt and inode(pid, "mnt") != mnt:
+        raise ProcessLookupError(pid)
+    names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
+    return {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
+
+
+def enter(spaces: "dict[str, int]", pid: int) -> None:
+    """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
+    try:
+        for fd in spaces.values():
+            linux.setns(fd, 0)
+            os.close(fd)
+    except OSError as e:
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e

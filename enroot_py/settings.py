@@ -141,6 +141,12 @@ class Settings:
     unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
     unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
     unshare_uts = Bool("no", "give the container a host name of its own")
+    mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
+    join = Choice(
+        "auto",
+        "share one container with equal starts by the same process while they run; auto: ranks of MPI do",
+        *("auto", "yes", "no"),
+    )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
     bundle_all = Bool("no", "let bundles take the user's configuration along")

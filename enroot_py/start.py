@@ -35,6 +35,7 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -c, --conf CONFIG        run a configuration script before the container starts
        --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
+       --join               share the container of equal starts by the same process, as ranks of MPI do
    -m, --mount FSTAB        mount SOURCE:TARGET[:TYPE:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
@@ -67,6 +68,7 @@ _SCHEMES = ("docker://", "dockerd://", "podman://", "oci:", "oci-archive:", "doc
 FLAGS = {
     "-r": "remap_root",
     "--root": "remap_root",
+    "--join": "join",
     "-w": "rootfs_writable",
     "--rw": "rootfs_writable",
     "--pid": "unshare_pid",
@@ -140,11 +142,13 @@ def main(arguments: "list[str]", *, batch: bool = False) -> None:
     if options.devices:
         asked = [settings.devices, *options.devices] if settings.devices else options.devices
         settings = settings.replace("command line", devices=",".join(asked))
-    source = find(options.target, settings)
     if options.explain:
-        explain(source, settings, options)
+        explain(find(options.target, settings), settings, options)
         return
-    container = enter_as_asked(source, settings, options)
+    if joins(settings):
+        container = enter_shared(settings, options)
+    else:
+        container = enter_as_asked(find(options.target, settings), settings, options)
     if not privileged(settings):
         namespaces.confine(remap_root=settings.remap_root)
     container.execute(options.command)
@@ -153,6 +157,38 @@ def main(arguments: "list[str]", *, batch: bool = False) -> None:
 def privileged(settings: Settings) -> bool:
     """Whether root keeps his privileges, and so needs no user namespace."""
     return settings.allow_superuser and os.geteuid() == 0
+
+
+def joins(settings: Settings) -> bool:
+    """Whether this start shares a container. Raises UsageError."""
+    if settings.join == "auto":
+        return settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
+    if settings.join == "yes" and settings.unshare_pid:
+        raise UsageError("--join and --pid exclude each other", hint="processes of one's own end with the first")
+    return settings.join == "yes"
+
+
+def enter_shared(settings: Settings, options: Options) -> "Container":
+    """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
+    from enroot_py import ranks
+
+    make_scratch(settings)
+    given = environ.of_options(tuple(options.env), os.environ)
+    asked = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
+    asked += [options.target, *sorted(given), *options.conf, "", *options.mounts]
+    record = ranks.Record(asked, settings, os.environ)
+    own = {**ranks.variables(os.environ, settings), **given}
+    joined = record.join()
+    if joined is None:
+        record.sweep()
+        container = enter_as_asked(find(options.target, settings), settings, options)
+        record.keep(container.environ, container.origins, own)
+        return container
+    variables, said = joined
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+    origins = dict.fromkeys([*said, *own], "the launcher")
+    return Container({**variables, **own}, origins, image, settings.login_shell)
 
 
 def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> "Container":

@@ -2,7 +2,7 @@
 
 import os
 
-from enroot_py import __version__, containers, linux, log, namespaces, rootfs, start
+from enroot_py import __version__, containers, linux, log, namespaces, pmix, rootfs, start
 from enroot_py import settings as enroot_settings
 from enroot_py.errors import (
     CommandError,
@@ -13,7 +13,7 @@ from enroot_py.errors import (
     RefusedError,
 )
 from enroot_py.mounts import Mount
-from pyxis_py import options, pmix, running, submit
+from pyxis_py import options, running, submit
 from pyxis_py import settings as plugin_settings
 from pyxis_py.job import REFUSED, RESOLVED
 from pyxis_py.submit import is_file
@@ -73,6 +73,7 @@ class Step:
     def _settings(self) -> "Settings":
         loaded = enroot_settings.load(self.host)
         said = {
+            "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,

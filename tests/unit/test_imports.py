@@ -16,7 +16,7 @@ LAYERS = (
      "progress", "ldcache", "yamlcache", "yamlconf", "configs"},
     {"paths", "mounts", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
-     "fuseoverlay", "login", "squashfuse"},
+     "fuseoverlay", "login", "squashfuse", "pmix", "ranks"},
     {"devices", "cdi", "nvidia", "nvml"},
     {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual"},

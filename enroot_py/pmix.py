@@ -23,9 +23,12 @@ _MODULES = (
 
 
 def used(environ: "Mapping[str, str]") -> bool:
-    """True where the step runs under PMIx; stray PMIX_ variables of the user do not count."""
-    kind = environ.get("SLURM_MPI_TYPE")
-    return (kind is None or kind.startswith("pmix")) and "PMIX_NAMESPACE" in environ
+    """True where the step or rank runs under PMIx; stray PMIX_ variables of the user do not count.
+
+    A rank of mpirun does, whatever srun has started mpirun's daemon with.
+    """
+    kind = "pmix" if "OMPI_COMM_WORLD_RANK" in environ else environ.get("SLURM_MPI_TYPE", "pmix")
+    return kind.startswith("pmix") and "PMIX_NAMESPACE" in environ
 
 
 _MUNGE = "/run/munge"
@@ -71,7 +74,7 @@ def withheld(environ: "Mapping[str, str]", *, remap_root: bool) -> "tuple[str, .
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
 
 
-def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
+def check_root(environ: "Mapping[str, str]", tasks: int, option: str = "--container-remap-root") -> str:
     """Why no PMIx client can connect as root of a user namespace, else empty: it would hang, not fail.
 
     Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
@@ -82,9 +85,11 @@ def check_root(environ: "Mapping[str, str]", tasks: int) -> str:
         return ""
     why = f"PMIx refuses clients that are root of a user namespace, as {lack}"
     if tasks > 1:
-        hint = (
-            "with MPI: --no-container-remap-root, or --mpi=pmi2 where the image's MPI speaks it; "
-            "a program without: --mpi=none"
-        )
-        raise ConfigError(f"--container-remap-root: {why}", hint=hint)
-    return f"MPI will not work with --container-remap-root: {why}"
+        hint = "with MPI: leave out --root; a program without: ENROOT_MPI=no"
+        if option != "--root":
+            hint = (
+                "with MPI: --no-container-remap-root, or --mpi=pmi2 where the image's MPI speaks it; "
+                "a program without: --mpi=none"
+            )
+        raise ConfigError(f"{option}: {why}", hint=hint)
+    return f"MPI will not work with {option}: {why}"

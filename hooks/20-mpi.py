@@ -1,0 +1,18 @@
+"""MPI: a rank that mpirun, mpiexec or srun has started finds its launcher, and through it the others."""
+
+from enroot_py.environ import is_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.hooks import Context
+
+
+def run(context: "Context") -> None:
+    if not (context.settings.mpi and is_rank(context.host)):
+        return
+    from enroot_py import pmix, ranks
+
+    given = ranks.variables(context.host, context.settings)
+    context.environ.update(given)
+    for path, mode, _ in pmix.directories(given, remap_root=context.settings.remap_root):
+        context.mount(path, path, f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private,nofail,silent")

@@ -1,0 +1,261 @@
+"""MPI without Slurm: mpirun starts penroot, and the ranks find each other and share a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from .conftest import User, require
+from .test_start import servers, wait_for
+
+HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
+USR = ("--mount", "/usr:/usr")
+OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
+HYDRA = ("mpiexec.hydra", "-n", "4")
+# Where there is no InfiniBand, Debian's Open MPI complains of a library for it on every start.
+QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,tcp,self", "OMPI_MCA_pml": "ob1"}
+SHOW = "import os; print(*(os.readlink(f'/proc/self/ns/{kind}') for kind in ('user', 'mnt')), os.environ['PMI_RANK'])"
+
+
+@pytest.fixture
+def mpi(user: User) -> pathlib.Path:
+    """A container named ``mpi`` with programs; their libraries are the host's, as sites bring in their own MPI."""
+    for program in ("mpicc.openmpi", "mpirun", "mpicc.mpich", "mpiexec.hydra"):
+        require(shutil.which(program), f"{program} is not installed")
+    path = user.data / "mpi"
+    for name in ("dev", "etc", "opt", "proc", "sys", "tmp", "usr"):
+        (path / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (path / name).symlink_to(f"usr/{name}")
+    (path / "etc/environment").write_text("PATH=/usr/bin\n")
+    shutil.copytree("/etc/openmpi", path / "etc/openmpi")
+    for kind in ("openmpi", "mpich"):
+        subprocess.run([f"mpicc.{kind}", "-o", path / f"opt/hello.{kind}", HELLO], check=True)
+    user.own(user.data)
+    return path
+
+
+@pytest.fixture
+def image(user: User, mpi: pathlib.Path) -> str:
+    """The same as a squashfs image."""
+    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
+    if os.geteuid() == 0:
+        os.chmod("/dev/fuse", 0o666)
+    path = user.home / "mpi.sqsh"
+    subprocess.run(["mksquashfs", str(mpi), str(path), "-all-root", "-quiet", "-no-progress"], check=True)
+    user.own(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("source", ["mpi", "image"])
+def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
+    command = ("penroot", "start", *USR, image if source == "image" else source, "/opt/hello.openmpi")
+    done = user.run(*OPEN_MPI, *command, env=QUIET)
+    assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
+    assert "sum 6" in done.stdout
+    assert done.stderr == ""  # nor a warning that there is no cross-memory attach
+    assert list((user.home / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--root",)])
+def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None:
+    done = user.run(*HYDRA, "penroot", "start", *more, *USR, image, "/opt/hello.mpich")
+    assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
+    assert "sum 6" in done.stdout
+
+
+def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
+    # A script of one's own between launcher and penroot does not part them.
+    command = ("sh", "-c", 'penroot start "$@"; exit $?', "sh", *USR, image, "python3", "-c", SHOW)
+    lines = [line.split() for line in user.run(*HYDRA, *command).stdout.splitlines()]
+    assert len({(line[0], line[1]) for line in lines}) == 1
+    assert sorted(line[2] for line in lines) == ["0", "1", "2", "3"]
+
+
+def test_descriptors_of_pmi_stay_open(user: User, image: str) -> None:
+    program = "import os, stat; print(stat.S_ISSOCK(os.fstat(int(os.environ['PMI_FD'])).st_mode))"
+    for source, more in ((image, ()), ("mpi", ("--pid",)), (image, ("--pid",))):
+        command = ("penroot", "start", *more, *USR, source, "python3", "-c", program)
+        assert user.run(*HYDRA, *command).stdout.split() == ["True"] * 4
+
+
+RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
+
+
+def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
+    odd = "a\n'b' \"$HOME\" \\ =ü"
+    given = {
+        "OMPI_MCA_odd": odd,
+        "I_MPI_PIN": "1",
+        "PMIX_SERVER_TMPDIR": "/nowhere",
+        "OPAL_PREFIX": "/opt/openmpi",
+        "I_MPI_ROOT": "/opt/intel",
+        "OTHER": "x",
+    }
+    show = ("--env", "I_MPI_PIN=2", "box", "cat", "/proc/self/environ")
+
+    def seen(**more: str) -> dict[str, str]:
+        pairs = user.start(*show, env={**given, **more}).split("\0")[:-1]
+        return dict(pair.partition("=")[::2] for pair in pairs)
+
+    inside = seen(**RANK)
+    assert inside["OMPI_MCA_odd"] == odd
+    assert (inside["PMIX_RANK"], inside["I_MPI_PIN"]) == ("0", "2")
+    assert not inside.keys() & {"OPAL_PREFIX", "I_MPI_ROOT", "OTHER"}
+    assert "OMPI_MCA_odd" not in seen()
+    assert "PMIX_RANK" not in seen(ENROOT_MPI="no", **RANK)
+
+
+def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) -> None:
+    session = user.home / "session"
+    session.mkdir()
+    (session / "file").touch()
+    user.own(session)
+    given = {**RANK, "PMIX_SERVER_TMPDIR": str(session)}
+    assert user.start("box", "ls", f"{session}/file", env=given) == f"{session}/file\n"
+    user.penroot("start", "box", "ls", f"{session}/file", env={**given, "ENROOT_MPI": "no"}, status=1)
+
+
+def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
+    given = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
+    done = user.penroot("start", "--root", "box", "true", env=given, status=1)
+    assert "[ERROR] --root: PMIx refuses" in done.stderr
+    assert "leave out --root" in done.stderr
+    # A shell that srun has started is a rank too, and none of what it starts is.
+    alone = user.start("--root", "box", "env", env={**given, "OMPI_COMM_WORLD_SIZE": "1"})
+    assert "PMIX_RANK" not in alone
+
+
+# A launcher whose ranks do what the test says, when it says so.
+LAUNCHER = """
+import json, os, subprocess, sys, time
+def start(rank, *arguments, **more):
+    environ = {**os.environ, **more, **({"PMI_RANK": str(rank)} if rank is not None else {})}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(["penroot", "start", *arguments], env=environ, stdin=pipe, stdout=pipe, text=True)
+def line(process): return process.stdout.readline().strip()
+def end(process):
+    process.communicate("\\n", timeout=60)
+    return process.returncode
+WHERE = ("sh", "-c", "readlink /proc/self/ns/mnt; read line")
+"""
+
+
+def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]:
+    """What a script after LAUNCHER prints, as JSON."""
+    done = user.run("/usr/bin/python3", "-c", LAUNCHER + script, *arguments, env=env)
+    found = json.loads(done.stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_first_rank_may_end_first(user: User, image: str) -> None:
+    script = """
+image = sys.argv[1]
+ranks = [start(n, "-m", "/usr:/usr", image, *WHERE) for n in (0, 1)]
+seen = [line(rank) for rank in ranks]
+end(ranks[0])
+ranks.append(start(2, "-m", "/usr:/usr", image, *WHERE))
+seen.append(line(ranks[2]))
+ends = [end(rank) for rank in ranks[1:]]
+late = start(3, "-m", "/usr:/usr", image, "echo", "late")
+print(json.dumps([seen, ends, line(late), end(late)]))
+"""
+    seen, ends, late, status = launch(user, script, image)
+    assert isinstance(seen, list)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert (ends, late, status) == ([0, 0], "late", 0)
+    assert wait_for(lambda: not servers(pathlib.Path(image)))
+
+
+def test_a_rank_that_is_killed_in_its_set_up_is_replaced(user: User, rootfs: pathlib.Path) -> None:
+    script = 'touch "$HOME/here"; while test -e "$HOME/wait"; do sleep 0.02; done'
+    (user.home / "conf").write_text(f"hooks() {{ {script}; }}\n")
+    (user.home / "wait").touch()
+    user.own(user.home / "wait")
+    script = """
+conf, here = os.environ["HOME"] + "/conf", os.environ["HOME"] + "/here"
+first = start(0, "--conf", conf, "box", *WHERE)
+while not os.path.exists(here): time.sleep(0.02)
+others = [start(n, "--conf", conf, "box", *WHERE) for n in (1, 2)]
+first.kill()
+os.unlink(os.environ["HOME"] + "/wait")
+print(json.dumps([[line(rank) for rank in others], [end(rank) for rank in others]]))
+"""
+    where, ends = launch(user, script)
+    assert isinstance(where, list)
+    assert len(set(where)) == 1
+    assert where[0]
+    assert ends == [0, 0]
+
+
+READ = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(0x59616d61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, where Yama restricts
+if os.environ["PMI_RANK"] == "0":
+    secret = ctypes.create_string_buffer(b"in the other's memory")
+    print(os.getpid(), ctypes.addressof(secret), flush=True)
+    input()
+else:
+    class Piece(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+    pid, address = map(int, input().split())
+    here = ctypes.create_string_buffer(21)
+    pieces = [Piece(ctypes.addressof(here), 21), Piece(address, 21)]
+    got = libc.process_vm_readv(pid, *(word for piece in pieces for word in (ctypes.byref(piece), 1)), 0)
+    print(here.raw.decode() if got == 21 else os.strerror(ctypes.get_errno()), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("join", "result"), [("auto", "in the other's memory"), ("no", "Operation not permitted")])
+def test_memory_of_another_rank(user: User, mpi: pathlib.Path, join: str, result: str) -> None:
+    script = """
+ranks = [start(n, "-m", "/usr:/usr", "mpi", "python3", "-c", sys.argv[1]) for n in (0, 1)]
+where = line(ranks[0])
+found = ranks[1].communicate(where + "\\n")[0].strip()
+print(json.dumps([found, end(ranks[0])]))
+"""
+    assert launch(user, script, READ, ENROOT_JOIN=join) == [result, 0]
+
+
+def test_who_shares_a_container(user: User, rootfs: pathlib.Path) -> None:
+    script = """
+asked = {
+    "first": start(0, "box", *WHERE),
+    "rank": start(1, "--env", "X=1", "box", *WHERE, PMI_SIZE="9"),
+    "another": start(4, "--env", "X=2", "box", *WHERE),
+    "same rank": start(0, "box", *WHERE),
+    "mount": start(2, "--mount", "/etc:/etc", "box", *WHERE),
+    "gpu": start(3, "box", *WHERE, NVIDIA_VISIBLE_DEVICES="void"),
+    "no rank": start(None, "box", *WHERE),
+    "option": start(None, "--join", "box", *WHERE),
+    "again": start(None, "--join", "box", *WHERE),
+}
+where = {name: line(rank) for name, rank in asked.items()}
+print(json.dumps([where, [end(rank) for rank in asked.values()]]))
+"""
+    where, ends = launch(user, script)
+    assert isinstance(where, dict)
+    assert ends == [0] * len(where)
+    assert where["option"] == where["again"]
+    assert where["rank"] == where["another"]  # whatever their variables are, but for which they give
+    alone = ("first", "rank", "same rank", "mount", "gpu", "no rank", "option")
+    assert len({where[name] for name in alone}) == len(alone)
+
+
+def test_records_of_launchers_that_ended_go(user: User, rootfs: pathlib.Path) -> None:
+    for _ in range(3):
+        launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
+        assert len(list((user.home / "run").glob("ranks-*"))) == 1
+
+
+def test_a_container_of_its_own_processes_is_not_shared(user: User, rootfs: pathlib.Path) -> None:
+    done = user.penroot("start", "--join", "--pid", "box", "true", status=1)
+    assert "--join and --pid exclude each other" in done.stderr
+    assert user.start("--pid", "box", "echo", "mine", env=RANK) == "mine\n"
