@@ -75,6 +75,7 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
 	mkdir -p $(PREFIX)/share/penroot/apparmor
 	$(PREFIX)/bin/penroot manual $(PREFIX)/share/man > $(PREFIX)/share/penroot/penroot.yaml
+	$(PREFIX)/bin/pyxis-py manual $(PREFIX)/share/man
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done
@@ -94,6 +95,7 @@ uninstall: ## remove what install put there
 	rm -f $(TOOLS:%=$(PREFIX)/bin/penroot-%) $(TOOLS:%=$(PREFIX)/bin/enroot-%) $(PREFIX)/bin/enroot-nsenter
 	test ! -L $(PREFIX)/bin/enroot || rm $(PREFIX)/bin/enroot
 	rm -f $(PREFIX)/share/man/man1/penroot*.1 $(PREFIX)/share/man/man5/penroot*.5
+	rm -f $(PREFIX)/share/man/man1/pyxis-py.1 $(PREFIX)/share/man/man7/penroot-srun.7
 	rm -f $(PREFIX)/share/bash-completion/completions/penroot
 
 clean:

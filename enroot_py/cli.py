@@ -286,7 +286,7 @@ def manual_(directory: str) -> None:
     """Write the manual pages to man1 and man5 of DIRECTORY, and print an example of penroot.yaml, for make install."""
     from enroot_py import manual
 
-    manual.write(penroot, directory)
+    manual.write(manual.pages(penroot), directory)
     click.echo(manual.example(), nl=False)
 
 

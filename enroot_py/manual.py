@@ -56,14 +56,14 @@ STATUS = (
 )
 
 
-def write(root: click.Group, directory: str) -> list[str]:
-    """Write the pages to man1 and man5 of ``directory``, and return their paths. Raises OSError."""
+def write(made: Iterable[tuple[str, str]], directory: str) -> list[str]:
+    """Write pages to man1, man5 and so on of ``directory``, and return their paths. Raises OSError."""
     written = []
-    for name, text in pages(root):
+    for name, source in made:
         folder = f"{directory}/man{name[-1]}"
         os.makedirs(folder, exist_ok=True)
         with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
-            f.write(text)
+            f.write(source)
         written.append(f"{folder}/{name}")
     return written
 
@@ -84,48 +84,56 @@ def pages(root: click.Group) -> Iterator[tuple[str, str]]:
     yield "penroot.1", _main_page(root)
     for verb, command in sorted(root.commands.items()):
         if not command.hidden:
-            yield f"penroot-{verb}.1", _verb_page(verb, command)
+            examples = [section("EXAMPLES", entries(EXAMPLES[verb]))] if verb in EXAMPLES else []
+            see = "penroot(1), penroot.yaml(5)"
+            yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see, *examples)
     yield "penroot.yaml.5", _settings_page()
 
 
 def _main_page(root: click.Group) -> str:
     verbs = [(verb, command) for verb, command in sorted(root.commands.items()) if not command.hidden]
+    rows = [(verb, f"{command.get_short_help_str(200)} See penroot-{verb}(1).") for verb, command in verbs]
+    see = ", ".join((*(f"penroot-{verb}(1)" for verb, _ in verbs), "penroot.yaml(5)", "penroot-srun(7)"))
     return "".join(
         (
-            _title("penroot", 1, "containers without root or daemon"),
-            _section("SYNOPSIS", _bold("penroot") + " COMMAND [OPTION...] [ARGUMENT...]\n"),
-            _section("DESCRIPTION", _text(root.help or "")),
-            _section("COMMANDS", _list((f"{v}", f"{c.get_short_help_str(200)} See penroot-{v}(1).") for v, c in verbs)),
-            _section("EXIT STATUS", _list(STATUS)),
-            _section("ENVIRONMENT", _text("Every setting is a variable ENROOT_*, see penroot.yaml(5).")),
-            _section("FILES", _list(FILES)),
-            _section("SEE ALSO", _text(", ".join(f"penroot-{v}(1)" for v, _ in verbs) + ", penroot.yaml(5)")),
+            title("penroot", 1, "containers without root or daemon"),
+            section("SYNOPSIS", bold("penroot") + " COMMAND [OPTION...] [ARGUMENT...]\n"),
+            section("DESCRIPTION", text(root.help or "")),
+            section("COMMANDS", entries(rows)),
+            section("EXIT STATUS", entries(STATUS)),
+            section("ENVIRONMENT", text("Every setting is a variable ENROOT_*, see penroot.yaml(5).")),
+            section("FILES", entries(FILES)),
+            section("SEE ALSO", text(see)),
         )
     )
 
 
-def _verb_page(verb: str, command: click.Command) -> str:
-    if verb in ("start", "batch"):
-        usage, help_text, options = _of_start(verb)
-    else:
-        context = click.Context(command, info_name=f"penroot {verb}")
-        usage = [" ".join((f"penroot {verb}", *command.collect_usage_pieces(context)))]
-        help_text = command.help or ""
-        options = _options(command, context)
-        for name, inner in sorted(getattr(command, "commands", {}).items()):
-            within = click.Context(inner, info_name=name, parent=context)
-            usage.append(" ".join((f"penroot {verb} {name}", *inner.collect_usage_pieces(within))))
-            options += [(f"{name}", inner.help or "")]
-            options += [(f"{name} {option}", said) for option, said in _options(inner, within)]
-    parts = [
-        _title(f"penroot-{verb}", 1, (command.get_short_help_str(200) or "").rstrip(".")),
-        _section("SYNOPSIS", "\n.br\n".join(map(_escape, usage)) + "\n"),
-        _section("DESCRIPTION", _text(help_text)),
-        _section("OPTIONS", _list(options)),
-    ]
-    if verb in EXAMPLES:
-        parts.append(_section("EXAMPLES", _list(EXAMPLES[verb])))
-    return "".join((*parts, _section("SEE ALSO", _text("penroot(1), penroot.yaml(5)"))))
+def command_page(words: str, command: click.Command, see: str, *more: str) -> str:
+    """The page of a command that is called by ``words``, with ``more`` sections."""
+    of = _of_start if words in ("penroot start", "penroot batch") else _of_command
+    usage, help_text, options = of(words, command)
+    parts = (
+        title(words.replace(" ", "-"), 1, (command.get_short_help_str(200) or "").rstrip(".")),
+        section("SYNOPSIS", "\n.br\n".join(map(_escape, usage)) + "\n"),
+        section("DESCRIPTION", text(help_text)),
+        section("OPTIONS", entries(options)),
+    )
+    return "".join((*parts, *more, section("SEE ALSO", text(see))))
+
+
+def _of_command(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
+    """Usage, description and options of a command and those within it."""
+    context = click.Context(command, info_name=words)
+    usage = [" ".join((words, *command.collect_usage_pieces(context)))]
+    options = _options(command, context)
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        if inner.hidden:
+            continue
+        within = click.Context(inner, info_name=name, parent=context)
+        usage.append(" ".join((f"{words} {name}", *inner.collect_usage_pieces(within))))
+        options += [(f"{name}", inner.help or "")]
+        options += [(f"{name} {option}", said) for option, said in _options(inner, within)]
+    return usage, command.help or "", options
 
 
 def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
@@ -134,11 +142,11 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
     return [record for record in found if record is not None]
 
 
-def _of_start(verb: str) -> tuple[list[str], str, list[tuple[str, str]]]:
+def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options out of the help text of start."""
     head, _, table = start.USAGE.partition("\n Options:\n")
-    usage_lines, _, text = head.partition("\n\n")
-    usage = [line.replace("Usage:", "").strip() for line in usage_lines.splitlines() if f"penroot {verb} " in line]
+    usage_lines, _, help_text = head.partition("\n\n")
+    usage = [line.replace("Usage:", "").strip() for line in usage_lines.splitlines() if f"{words} " in line]
     options: list[tuple[str, str]] = []
     for line in table.splitlines():
         found = re.match(r" {3,8}(-\S.*?)(?: {2,}(.*))?$", line)
@@ -147,25 +155,23 @@ def _of_start(verb: str) -> tuple[list[str], str, list[tuple[str, str]]]:
         elif line.strip():
             name, said = options[-1]
             options[-1] = name, f"{said} {line.strip()}".strip()
-    return usage, text, options
+    return usage, help_text, options
 
 
 def _settings_page() -> str:
-    entries = []
+    rows = []
     for variable, setting in SETTINGS.items():
         default = f'"{setting.default}"' if setting.default else "empty"
-        entries.append(
-            (f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}.")
-        )
+        rows.append((f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}."))
     unused = [(name, why) for name, why in settings.UNUSED.items()]
     example = "data_path: /local/${USER}/containers\ncache_limit: 200G\nmount_home: yes\n"
     example += "environment:\n  MELLANOX_VISIBLE_DEVICES: all\n"
     return "".join(
         (
-            _title("penroot.yaml", 5, "settings of penroot"),
-            _section(
+            title("penroot.yaml", 5, "settings of penroot"),
+            section(
                 "DESCRIPTION",
-                _text(
+                text(
                     "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
                     f"{', '.join(f'$({command})' for command in settings.COMMANDS)} are replaced; no shell is run. "
                     "The key environment maps what hooks and clients are told: MELLANOX_*, NVIDIA_*, SSL_CERT_*, "
@@ -178,36 +184,39 @@ def _settings_page() -> str:
                     "value comes from."
                 ),
             ),
-            _section("SETTINGS", _list(entries)),
-            _section("ACCEPTED WITHOUT EFFECT", _list(unused)),
-            _section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
-            _section("SEE ALSO", _text("penroot(1)")),
+            section("SETTINGS", entries(rows)),
+            section("ACCEPTED WITHOUT EFFECT", entries(unused)),
+            section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
+            section("SEE ALSO", text("penroot(1)")),
         )
     )
 
 
-def _title(name: str, section: int, what: str) -> str:
+def title(name: str, number: int, what: str) -> str:
+    """How a page begins."""
     return (
-        f'.TH {name.upper()} {section} "" "penroot {__version__}" "penroot"\n'
+        f'.TH {name.upper()} {number} "" "penroot {__version__}" "penroot"\n'
         f".SH NAME\n{_escape(name)} \\- {_escape(what[:1].lower() + what[1:])}\n"
     )
 
 
-def _section(name: str, body: str) -> str:
+def section(name: str, body: str) -> str:
+    """A part of a page under its heading."""
     return f".SH {name}\n{body}"
 
 
-def _list(entries: Iterable[tuple[str, str]]) -> str:
-    return "".join(f".TP\n{_bold(name)}\n{_escape(said)}\n" for name, said in entries)
+def entries(rows: Iterable[tuple[str, str]]) -> str:
+    """What there is, and what is said of each."""
+    return "".join(f".TP\n{bold(name)}\n{_escape(said)}\n" for name, said in rows)
 
 
-def _text(text: str) -> str:
+def text(said: str) -> str:
     """Paragraphs, separated by blank lines."""
-    return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in text.split("\n\n") if part.strip())
+    return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in said.split("\n\n") if part.strip())
 
 
-def _bold(text: str) -> str:
-    return f"\\fB{_escape(text)}\\fR"
+def bold(said: str) -> str:
+    return f"\\fB{_escape(said)}\\fR"
 
 
 def _escape(text: str) -> str:

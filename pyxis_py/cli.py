@@ -256,6 +256,15 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
         log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
 
 
+@commands.command("manual", hidden=True)
+@click.argument("directory", type=click.Path())
+def manual_command(directory: str) -> None:
+    """Write the manual pages of the plugin to man1 and man7 of DIRECTORY, for make install."""
+    from pyxis_py import manual
+
+    manual.write(commands, directory)
+
+
 def main() -> None:
     """Entry point of ``pyxis-py``."""
     try:

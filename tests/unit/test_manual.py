@@ -9,8 +9,14 @@ import pytest
 from enroot_py import manual, start, yamlconf
 from enroot_py.cli import penroot
 from enroot_py.settings import SETTINGS
+from pyxis_py import manual as of_plugin
+from pyxis_py.cli import commands
+from pyxis_py.options import OPTIONS, Option
+from pyxis_py.settings import SETTINGS as ARGUMENTS
+from pyxis_py.settings import Setting as Argument
 
-PAGES = dict(manual.pages(penroot))
+OF_PENROOT = dict(manual.pages(penroot))
+PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
 
 
 def plain(name: str) -> str:
@@ -21,7 +27,7 @@ def plain(name: str) -> str:
 
 def test_every_verb_has_a_page_and_is_in_the_first_one() -> None:
     verbs = {verb for verb, command in penroot.commands.items() if not command.hidden}
-    assert set(PAGES) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
+    assert set(OF_PENROOT) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
     for verb in verbs:
         assert f"penroot-{verb}(1)" in plain("penroot.1")
 
@@ -50,6 +56,29 @@ def test_every_setting_is_explained(setting: object) -> None:
     assert setting.variable in page  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("command", commands.commands.values(), ids=lambda command: command.name)
+def test_every_command_of_the_plugin_is_in_its_page(command: click.Command) -> None:
+    page = plain("pyxis-py.1")
+    assert (f"pyxis-py {command.name} " in page) is not command.hidden
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert f"{command.name} {parameter.opts[0]}" in page, parameter.name
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_of_a_step_is_explained(option: Option) -> None:
+    page = plain("penroot-srun.7")
+    for words in (f"--{option.name}{'=' if option.arginfo else ''}{option.arginfo}", option.usage, option.variable):
+        assert words in page
+
+
+@pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
+def test_every_argument_of_the_plugin_is_explained(setting: Argument) -> None:
+    page = plain("pyxis-py.1")
+    assert f"{setting.name}={setting.default}\n" in page
+    assert setting.doc in page
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_well_formed(name: str) -> None:
     for line in PAGES[name].splitlines():
@@ -59,7 +88,7 @@ def test_pages_are_well_formed(name: str) -> None:
 
 
 def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
-    written = manual.write(penroot, str(tmp_path))
+    written = manual.write(PAGES.items(), str(tmp_path))
     assert str(tmp_path / "man1/penroot-start.1") in written
     assert (tmp_path / "man5/penroot.yaml.5").read_text().startswith(".TH PENROOT.YAML 5")
 
