@@ -70,7 +70,7 @@ class Registry:
     def digest(self) -> str:
         """The digest that the reference has now; one HEAD request. Empty if the registry does not tell."""
         response = self._get(self._manifest_path(), {"Accept": _ACCEPT}, method="HEAD")
-        response.release_conn()
+        _discard(response)
         return str(response.headers.get("Docker-Content-Digest") or "")
 
     def manifest(self, arch: str | None = None) -> Manifest:
