@@ -12,7 +12,6 @@ for as long as --older says.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -23,7 +22,7 @@ from hashlib import sha256
 from enroot_py import filesystems, layers, log
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import Settings
-from enroot_py.store import SQUASHFS, Store, changed_files, is_unchanged
+from enroot_py.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
@@ -330,7 +329,7 @@ class _Locks:
         fd = os.open(f"{self._store.root}/{kind}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.append(fd)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(fd, LOCK_EX | LOCK_NB)
         except BlockingIOError:
             os.close(self._held.pop())
             return False

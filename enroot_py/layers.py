@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from enroot_py import filesystems, log
 from enroot_py.errors import ImageError
-from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros
+from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros, shown
 
 _MAX_DEPTH = 256  # directories in one path: real images stay below 30, and a removal must not run out of stack
 _MAX_SYMLINKS = 40  # path_resolution(7)
@@ -197,11 +197,13 @@ def _checksum(path: bytes) -> int:
 
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
-    what = f" /{os.fsdecode(path)}" if path else ""
+    what = f" {shown(path)}" if path else ""
     place = os.path.dirname(directory)  # what is in the making has a name of no meaning
     hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+    elif error.errno == errno.ENAMETOOLONG:
+        hint = "a name has up to 255 bytes, and a path with that of the store up to 4095"
     raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
 
 
@@ -272,7 +274,7 @@ class Tree:
             self._remove(parent, name)
             _make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
         else:
-            raise ImageError(f"/{os.fsdecode(entry.path)}: unknown tar entry type {entry.kind!r}")
+            raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
 
     def finish(self) -> None:
@@ -348,7 +350,7 @@ class Tree:
                         links += 1
                         target = os.readlink(name, dir_fd=stack[-1])
                         if links > _MAX_SYMLINKS:
-                            raise ImageError(f"too many symlinks in /{os.fsdecode(b'/'.join(parts))}") from None
+                            raise ImageError(f"too many symlinks in {shown(b'/'.join(parts))}") from None
                         if target.startswith(b"/"):
                             while len(stack) > 1:
                                 os.close(stack.pop())
@@ -425,7 +427,7 @@ class Tree:
             else:
                 for offset, length in entry.segments:
                     if offset + length > entry.size:
-                        raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse segment beyond the end of the file")
+                        raise ImageError(f"{shown(entry.path)}: a sparse segment beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
             if entry.pax:
@@ -471,7 +473,7 @@ class Tree:
                 os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
-                f"/{os.fsdecode(entry.path)}: hard link to /{os.fsdecode(entry.link)}, which is not in the layer",
+                f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
                 hint="a layer is unpacked by itself: docker and podman refuse that image too",
             ) from None
 
@@ -486,7 +488,7 @@ class Tree:
         if name.startswith(_WHITEOUT):
             return  # aufs keeps its own books under .wh..wh.*
         if name in (b"", b".", b".."):
-            raise ImageError(f"/{os.fsdecode(path)}: a whiteout of nothing")
+            raise ImageError(f"{shown(path)}: a whiteout of nothing")
         found = _lstat(parent, name)
         if found is None:
             _make_whiteout(parent, name, mtime)
@@ -518,7 +520,7 @@ class Tree:
             try:
                 os.setxattr(fd, name, value)
             except OSError as e:
-                log.debug(f"/{os.fsdecode(entry.path)}: attribute {os.fsdecode(name)} is lost: {e.strerror}")
+                log.debug(f"{shown(entry.path)}: attribute {os.fsdecode(name)} is lost: {e.strerror}")
 
     def _record(self, path: bytes, entry: Entry) -> None:
         records = []
@@ -549,9 +551,7 @@ def _normal(path: bytes) -> bytes:
         for part in path.split(b"/"):
             if part == b"..":
                 if not parts:
-                    raise ImageError(
-                        f"{os.fsdecode(path)}: leads out of the layer", hint="the image is hostile or damaged"
-                    )
+                    raise ImageError(f"{shown(path)}: leads out of the layer", hint="the image is hostile or damaged")
                 parts.pop()
             elif part not in (b"", b"."):
                 parts.append(part)

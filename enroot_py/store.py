@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 SQUASHFS = "image.sqsh"
 _USE_STEP = 3600  # seconds
+LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4  # flock(2); the module fcntl is not for every start
 _ARCHITECTURES = {
     "x86_64": "amd64",
     "aarch64": "arm64",
@@ -76,13 +77,11 @@ class Image:
         Until release(), or until this process executes another program or ends: by then
         its mount, or the record of its container, speaks for the image.
         """
-        import fcntl
-
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        flock(fd, LOCK_SH)
         _lease(self.path)
         if not _is_at(fd, self.path):
             os.close(fd)
@@ -122,6 +121,22 @@ class Image:
     def _read(self, name: str) -> bytes:
         with open(f"{self.path}/{name}", "rb") as f:
             return f.read()
+
+
+def flock(fd: int, how: int) -> None:
+    """flock(2). Raises BlockingIOError, and ImageError where the file system has no such locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, how)
+    except OSError as e:
+        if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        raise ImageError(
+            f"cannot lock {path}: {e.strerror}",
+            hint="mount its file system with flock(2) (of Lustre: -o flock), or set ENROOT_CACHE_PATH to another place",
+        ) from e
 
 
 def _lease(image: str) -> None:
@@ -322,12 +337,10 @@ class Store:
 
         Raises BlockingIOError where others have it and ``wait`` is False.
         """
-        import fcntl
-
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-            fcntl.flock(fd, how if wait else how | fcntl.LOCK_NB)
+            how = LOCK_EX if exclusive else LOCK_SH
+            flock(fd, how if wait else how | LOCK_NB)
         except BaseException:
             os.close(fd)
             raise
@@ -355,8 +368,6 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what killed makers left behind."""
-        import fcntl
-
         directory = self.root + "/tmp"
         if not os.access(directory, os.R_OK | os.W_OK):
             return  # a shared store that is not ours to clean
@@ -369,7 +380,7 @@ class Store:
                     raise
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(fd, LOCK_EX | LOCK_NB)
                 if _is_at(fd, path):
                     _remove(path)
             except BlockingIOError:
@@ -393,8 +404,6 @@ class Build:
         self._fd = -1
 
     def __enter__(self) -> "Build":
-        import fcntl
-
         while True:
             if _is_whole(self.target):
                 self.done = True
@@ -410,7 +419,7 @@ class Build:
             except FileNotFoundError:
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                flock(fd, LOCK_EX)
                 if _is_at(fd, self.path):
                     _empty(self.path)
                     if os.path.isdir(self.target):

@@ -35,6 +35,7 @@ _CHUNK = 1 << 18
 _PIECE = 1 << 20  # bytes of decompressed data at a time, and of a file that one call writes
 _IOV_MAX = 1024
 _AHEAD = 2  # pieces that wait to be written, and to be hashed
+_SHOWN = 400  # characters of a name
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
 
 
@@ -467,7 +468,7 @@ class Tar:
             if stored:
                 left = stored - (self._position() - before)
                 if left < 0:
-                    raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse map that is longer than its data")
+                    raise ImageError(f"{shown(entry.path)}: a sparse map that is longer than its data")
                 self._skip(left)
                 self.read(-stored % _BLOCK)  # at the very end it may be missing: umoci insert, GNU tar and Go's reader
 
@@ -504,6 +505,12 @@ def _write(fd: int, pieces: Sequence[memoryview], offset: int) -> None:
                 written = os.pwrite(fd, piece, offset)
                 offset += written
                 piece = piece[written:]
+
+
+def shown(path: bytes) -> str:
+    """A name for a message: in one line, and not all of a long one."""
+    text = "/" + path.lstrip(b"/").decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def _check_sum(block: bytes, at: int) -> None:
@@ -588,13 +595,13 @@ def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, lo
         path = pax.get(b"GNU.sparse.name") or pax.get(b"path") or path
         link = pax.get(b"linkpath") or link
         if b"\0" in path or b"\0" in link:
-            raise ImageError(f"a name with a NUL in the layer's tar: {path!r}")
+            raise ImageError(f"a name with a NUL in the layer's tar: {shown(path)}")
         size = _decimal(pax[b"size"]) if b"size" in pax else size
         mtime = _nanoseconds(pax[b"mtime"]) if b"mtime" in pax else None
         owner = _decimal(pax[b"uid"]) if b"uid" in pax else owner
         group = _decimal(pax[b"gid"]) if b"gid" in pax else group
     if size < 0:
-        raise ImageError(f"/{os.fsdecode(path)}: negative size {size}")
+        raise ImageError(f"{shown(path)}: negative size {size}")
     if kind in (b"0", b"\0", b"7"):
         kind = b"5" if path.endswith(b"/") and not size else b"0"
     if mtime is None:
@@ -650,7 +657,7 @@ def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
     text = read(_BLOCK)
     count = _decimal(text.split(b"\n", 1)[0])
     if count > _MAX_EXTENSION:
-        raise ImageError(f"/{os.fsdecode(entry.path)}: a sparse map of {count} segments")
+        raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments")
     blocks, lines = [text], text.count(b"\n")
     while lines < 2 * count + 1:
         blocks.append(read(_BLOCK))

@@ -18,6 +18,7 @@ from enroot_py import linux
 from enroot_py.errors import PenrootError
 
 _TICK = 0.2  # seconds
+_PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -125,7 +126,8 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
             task()
             status = 0
     except (PenrootError, OSError) as e:
-        os.write(answer, pickle.dumps(e)[:65536])
+        said = pickle.dumps(e)
+        os.write(answer, said if len(said) <= _PIPE else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from tests import images
 from tests.images import Image, entry
-from tests.kernel.conftest import PREFIX, UID, User
+from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.registry import Server, serve
 
 
@@ -203,6 +204,15 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
     user.penroot("cache", "verify", "--repair")
     assert ": none damaged" in user.penroot("cache", "verify").stderr
     assert user.start("box", "cat", "/number") == "1"
+
+
+def test_store_without_locks_is_told(user: User, registry: Server) -> None:
+    """As on Lustre without its mount option flock."""
+    require(shutil.which("strace"), "strace is not installed")
+    prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "inject=flock:error=ENOSYS")
+    said = user.penroot("start", uri(registry, 1), "true", prefix=prefix, status=1).stderr
+    assert "cannot lock" in said and "-o flock" in said and "Traceback" not in said
+    assert list((user.home / "cache/tmp").iterdir()) == []
 
 
 def test_repair_touches_nothing_that_runs(user: User, registry: Server) -> None:

@@ -414,6 +414,12 @@ def test_names_that_lead_out_are_refused(place: Path, outside: Path, name: str) 
         unpack(place, directory("a"), entry(name, b"x"))
 
 
+def test_name_in_a_message_is_short_and_in_one_line(place: Path) -> None:
+    with pytest.raises(ImageError) as caught:
+        unpack(place, entry("a\n" + "x" * 100_000 + "/../../../end", b"x"))
+    assert "/a\\nxx" in str(caught.value) and "/end" in str(caught.value) and len(str(caught.value)) < 500
+
+
 def test_absolute_names_are_beneath_the_layer(place: Path, outside: Path) -> None:
     fs = unpack(place, entry(f"{outside}/secret", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
     assert (fs / str(outside)[1:] / "secret").read_bytes() == b"x"

@@ -25,6 +25,15 @@ def test_the_first_failure_ends_the_others() -> None:
     assert caught.value.hint == "look elsewhere"
 
 
+@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), ImageError("long " * 50_000)])
+def test_any_failure_with_words_is_told(error: Exception) -> None:
+    def task() -> None:
+        raise error
+
+    with pytest.raises((PenrootError, OSError), match=str(error)[:20].replace("[", ".").replace("]", ".")):
+        workers.run([task], 1)
+
+
 def test_a_killed_worker_is_a_failure() -> None:
     with pytest.raises(PenrootError, match="killed by SIGKILL"):
         workers.run([lambda: os.kill(os.getpid(), signal.SIGKILL)], 1)
