@@ -8,7 +8,7 @@ its namespace what is mounted in there. Sources: fuse-overlayfs(1), fuse(4).
 import os
 import stat
 
-from enroot_py import linux, mounts
+from enroot_py import linux, mounts, squashfuse
 from enroot_py.errors import ContainerError
 from enroot_py.scripts import keep_capabilities
 
@@ -26,7 +26,12 @@ def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> i
 
     ``name`` is a path that lists of mounts show, behind SOURCE.
     """
-    program = find()
+    program = squashfuse.installed("fuse-overlayfs")
+    if not program:
+        raise ContainerError(
+            f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
+            hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
+        )
     fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     ready, tell = os.pipe2(os.O_CLOEXEC)
     start, go = os.pipe2(os.O_CLOEXEC)
@@ -50,8 +55,7 @@ def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> i
     try:
         if not os.read(ready, 1):
             raise ContainerError("the server of the overlay could not have a mount namespace of its own")
-        options = [f"fd={fuse}", "rootmode=40000", f"user_id={os.geteuid()}", f"group_id={os.getegid()}"]
-        options += ["allow_other", "default_permissions"]
+        options = squashfuse.mount_options(fuse)
         mount = mounts.mount_filesystem("fuse.fuse-overlayfs", SOURCE + name, options, _ATTRIBUTES)
         os.write(go, b"g")
     finally:
@@ -72,7 +76,7 @@ def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, wo
     import _signal
 
     os.setsid()
-    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP"):
+    for name in squashfuse.UNHEARD:
         _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     # By descriptor: in the words of an option, ":" and "," separate.
@@ -93,16 +97,6 @@ def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, wo
     paths = [f"/proc/self/fd/{number}" for number in numbers]
     options = f"lowerdir={':'.join(paths[:-2])},upperdir={paths[-2]},workdir={paths[-1]}"
     os.execve(program, [program, "-f", "-o", options, "/dev/fd/3"], {"PATH": "/usr/bin:/bin"})
-
-
-def find() -> str:
-    for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
-        if os.access(f"{directory}/fuse-overlayfs", os.X_OK):
-            return f"{directory}/fuse-overlayfs"
-    raise ContainerError(
-        f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
-        hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
-    )
 
 
 def note(upper: str) -> None:

@@ -15,7 +15,7 @@ _ENVIRON = {
     "MALLOC_TRIM_THRESHOLD_": "134217728",
     "MALLOC_TOP_PAD_": "1048576",
 }
-_UNHEARD = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP")
+UNHEARD = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP")
 
 
 class Server:
@@ -30,7 +30,12 @@ class Server:
     def __init__(self, image: str) -> None:
         """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us."""
         self.image = image
-        program = _program(image)
+        program = installed("squashfuse_ll", "squashfuse")
+        if not program:
+            raise ImageError(
+                f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
+                hint=f"install the package squashfuse, or unpack the image: penroot create {image}",
+            )
         try:
             # The fd must belong to the user namespace of the mount, fuse(4).
             fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -39,10 +44,8 @@ class Server:
                 f"cannot open /dev/fuse: {e.strerror}",
                 hint=f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: penroot create IMAGE",
             ) from e
-        options = [f"fd={fuse}", "rootmode=40000", f"user_id={os.geteuid()}", f"group_id={os.getegid()}"]
-        options += ["allow_other", "default_permissions"]
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
-        self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
+        self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", mount_options(fuse), attributes)
         self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
         os.close(fuse)
 
@@ -87,19 +90,23 @@ def _spawn(command: "list[str]", fuse: int) -> int:
     # Whoever waits for the end of a pipe that we were given shall not wait for the server.
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 3]
     # What ends or stops the container leaves alone what serves it.
-    blocked = [getattr(_signal, name) for name in _UNHEARD]
+    blocked = [getattr(_signal, name) for name in UNHEARD]
     return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=blocked)
 
 
-def _program(image: str) -> str:
-    for name in ("squashfuse_ll", "squashfuse"):
+def installed(*names: str) -> str:
+    """The first of these FUSE servers that there is, not by the PATH of a user; "" for none."""
+    for name in names:
         for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
             if os.access(f"{directory}/{name}", os.X_OK):
                 return f"{directory}/{name}"
-    raise ImageError(
-        f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
-        hint=f"install the package squashfuse, or unpack the image: penroot create {image}",
-    )
+    return ""
+
+
+def mount_options(fuse: int) -> "list[str]":
+    """How the file system of an open /dev/fuse is mounted for all of a container."""
+    ids = f"user_id={os.geteuid()}", f"group_id={os.getegid()}"
+    return [f"fd={fuse}", "rootmode=40000", *ids, "allow_other", "default_permissions"]
 
 
 def _read_ahead(root: int, path: str) -> "tuple[bytes, str]":

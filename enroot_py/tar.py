@@ -13,15 +13,11 @@ from hashlib import sha256
 from queue import Empty, Queue
 from struct import Struct
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from isal import isal_zlib  # 2.5 times as fast as zlib
 
 from enroot_py.errors import ImageError
-
-if TYPE_CHECKING:
-    from bz2 import BZ2Decompressor
-    from lzma import LZMADecompressor
 
 crc32: Callable[..., int] = isal_zlib.crc32  # (data, value so far)
 _adler32: Callable[[bytes], int] = isal_zlib.adler32
@@ -66,54 +62,43 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Decoder(Protocol):
+class _Decoder:
     """One member or frame. What comes of some data comes in pieces of about _PIECE, whatever it was made to be."""
 
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
     @property
-    def eof(self) -> bool: ...
+    def eof(self) -> bool:
+        return bool(self._decoder.eof)
+
     @property
-    def unused_data(self) -> bytes: ...
-    def pieces(self, data: bytes, /) -> Iterator[bytes]: ...
+    def unused_data(self) -> bytes:
+        return bytes(self._decoder.unused_data)
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        raise NotImplementedError
 
 
 class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-class _Gzip:
+class _Gzip(_Decoder):
     def __init__(self) -> None:
-        self._zlib = isal_zlib.decompressobj(wbits=31)
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._zlib.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        return bytes(self._zlib.unused_data)
+        super().__init__(isal_zlib.decompressobj(wbits=31))
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         more = True
-        while more and not self._zlib.eof:
-            out = bytes(self._zlib.decompress(data, _PIECE))
+        while more and not self._decoder.eof:
+            out = bytes(self._decoder.decompress(data, _PIECE))
             yield out
-            data = bytes(self._zlib.unconsumed_tail)
+            data = bytes(self._decoder.unconsumed_tail)
             more = bool(data) or len(out) == _PIECE
 
 
-class _Limited:
+class _Limited(_Decoder):
     """BZ2Decompressor and LZMADecompressor, which keep what they have no room for."""
-
-    def __init__(self, decoder: "BZ2Decompressor | LZMADecompressor") -> None:
-        self._decoder = decoder
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decoder.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         yield self._decoder.decompress(data, _PIECE)
@@ -121,26 +106,18 @@ class _Limited:
             yield self._decoder.decompress(b"", _PIECE)
 
 
-class _Zstd:
+class _Zstd(_Decoder):
     """Gives the decoder, which knows no limit, some blocks at a time: RFC 8878, "Blocks"; 128 KiB come out of one."""
 
     def __init__(self) -> None:
         import zstandard
 
         # Frames say how much memory they want; 128 MiB is what "zstd --long" makes.
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+        super().__init__(zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj())
         self._header = b""  # of the frame or of a block, as far as it has come
         self._in_frame = False
         self._left = 0  # bytes of the block
         self._last = False
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decoder.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         start = 0
