@@ -16,14 +16,14 @@ IMAGE = f"--container-image={MINIMAL}"
 ON_N1 = ("-w", "n1", "--overlap")
 
 
-def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """The stdout of srun, which must succeed."""
-    return lab.run(["srun", *ON_N1, *arguments], env=env).stdout
+def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
+    """The stdout of srun, which must succeed; of several nodes n1 is one."""
+    return lab.run(["srun", *ON_N1, *arguments], env=env, cwd=cwd).stdout
 
 
-def refused(lab: Lab, *arguments: str) -> str:
+def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
     """The stderr of srun, which must fail, and in words for people."""
-    done = lab.run(["srun", *ON_N1, *arguments], check=False)
+    done = lab.run(["srun", *ON_N1, *arguments], check=False, env=env)
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
     return done.stderr

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import assert_nothing_left, end, expect, until
+from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, refused, srun, until
 
-MINIMAL = "registry:5000#minimal:1"
 MPI = "registry:5000#mpi:1"
 
 
@@ -19,19 +18,6 @@ def nothing_left(lab: Lab) -> Iterator[None]:
     """Whatever a test does, its jobs leave nothing on any node; it removes the named containers that it made."""
     yield
     assert_nothing_left(lab)
-
-
-def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
-    """The stdout of srun, which must succeed."""
-    return lab.run(["srun", *arguments], env=env, cwd=cwd).stdout
-
-
-def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """The stderr of srun, which must fail."""
-    done = lab.run(["srun", *arguments], check=False, env=env)
-    assert done.returncode != 0, done.stdout
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stderr
 
 
 def image(reference: str = MINIMAL) -> str:
@@ -232,7 +218,7 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
-    said = refused(lab, "-w", "n1", "-n2", *options, "true")
+    said = refused(lab, "-n2", *options, "true")
     lines = [line for line in said.splitlines() if word in line and "pyxis" in line and "error" in line]
     assert len(lines) == 1, said
     assert "n1" in lines[0]
