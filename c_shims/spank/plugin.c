@@ -36,6 +36,9 @@ static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm 
 /* What srun found out for all nodes of a step: pyxis_py/job.py. */
 #define RESOLVED "SLURM_PYXIS_RESOLVED"
 
+/* An option of sbatch, before its name. Slurm's own variables for it are lost with --export=NONE before 23.11. */
+#define FORWARDED "SLURM_PYXIS_OPTION_"
+
 extern char **environ;
 
 struct given_option {
@@ -376,7 +379,43 @@ static int check(int ac, char **av, const char *context)
 	return rc;
 }
 
+/* sbatch: its options go to the batch script as variables that every --export lets through. */
+static int forward_options(void)
+{
+	for (size_t i = 0; i < step.option_count; i++) {
+		char name[64];
+		(void)snprintf(name, sizeof(name), FORWARDED "%s", option_table[step.options[i].option].name);
+		if (setenv(name, step.options[i].value, 1) < 0)
+			return fail("cannot set %s: %s", name, strerror(errno));
+	}
+	return 0;
+}
+
 /* slurmd and slurmstepd, as root */
+
+/* What sbatch has forwarded, taken where Slurm has lost the options. Nobody else is to see it: a job that the
+ * script submits has options of its own. */
+static int take_forwarded(spank_t sp)
+{
+	bool lost = step.option_count == 0;
+	char **variables = NULL;
+	char name[64];
+
+	if (spank_get_item(sp, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
+		return fail("cannot get the environment of the job");
+	for (char **v = variables; lost && v && *v; v++) {
+		for (int i = 0; i < OPTION_COUNT; i++) {
+			int length = snprintf(name, sizeof(name), FORWARDED "%s=", option_table[i].name);
+			if (strncmp(*v, name, (size_t)length) == 0 && option_given(i, *v + length, 1) < 0)
+				return -1;
+		}
+	}
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		(void)snprintf(name, sizeof(name), FORWARDED "%s", option_table[i].name);
+		(void)spank_unsetenv(sp, name);
+	}
+	return 0;
+}
 
 /* The value of `name=` in plugstack.conf; the last one counts. */
 static const char *argument(int ac, char **av, const char *name, const char *otherwise)
@@ -476,6 +515,11 @@ static int init_step(spank_t sp, int ac, char **av)
 {
 	const char *runtime_path = argument(ac, av, "runtime_path", DEFAULT_RUNTIME_PATH);
 
+	uint32_t step_id = 0;
+
+	if (spank_get_item(sp, S_JOB_STEPID, &step_id) == ESPANK_SUCCESS && step_id == SLURM_BATCH_SCRIPT &&
+	    take_forwarded(sp) < 0)
+		return -1;
 	step.active = container_asked_for(sp);
 	if (!step.active)
 		return 0;
@@ -802,7 +846,11 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 	case S_CTX_LOCAL:
 		return anything_said() ? check(ac, av, "srun") : 0;
 	case S_CTX_ALLOCATOR:
-		return anything_said() ? check(ac, av, strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch") : 0;
+		if (!anything_said())
+			return 0;
+		if (strcmp(program_invocation_short_name, "salloc") == 0)
+			return check(ac, av, "salloc");
+		return check(ac, av, "sbatch") < 0 ? -1 : forward_options();
 	case S_CTX_REMOTE:
 		return init_step(sp, ac, av);
 	default:

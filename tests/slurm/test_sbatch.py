@@ -45,6 +45,14 @@ def test_options_in_the_script_itself(lab: Lab) -> None:
     assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
 
 
+@pytest.mark.parametrize("export", ["NONE", "FOO"])
+def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) -> None:
+    mount = "--container-mounts=./job.sh:/job"
+    out = batch(lab, "echo $IMAGE_NAME $(cat /job); env", f"--export={export}", IMAGE, mount)
+    assert "minimal #!/bin/sh" in out
+    assert "PYXIS" not in out
+
+
 def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
     out = batch(
         lab, f"echo outer=$IMAGE_NAME\nsrun {IMAGE} sh -c 'echo inner=$IMAGE_NAME'\nsrun sh -c 'echo $IMAGE_NAME'"
