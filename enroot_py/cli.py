@@ -327,7 +327,7 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     try:
         limit = Size("0", "").parse(keep)
     except ValueError as e:
-        raise UsageError(f"--keep {keep}: it {e}") from None
+        raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
     done = cache.prune(_store(), settings.load(), limit=limit, older=older * 86400, dry=dry_run)
     for digest, user in done.kept:
         log.info(f"kept {digest}: used by {user}")

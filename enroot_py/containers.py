@@ -64,7 +64,7 @@ def open_container(name: str, settings: Settings) -> Source:
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are"
         ) from None
-    except PermissionError as e:
+    except OSError as e:
         raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
     upper, work = path + "/upper", path + "/work"
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):

@@ -42,6 +42,8 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
         return f"your quota on the file system of {place} is used up (quota -s): remove some files there, or {other}"
     if error.errno == errno.EROFS:
         return f"the file system of {place} is read-only: {other}"
+    if error.errno == errno.ENAMETOOLONG:
+        return "give a shorter name"
     return f"{place} must be a directory of your own: see its mode and owner, or {other}"
 
 

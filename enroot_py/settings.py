@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _YES = frozenset(("1", "y", "yes", "true", "t", "on"))
+_LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 _NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
 
 
@@ -49,6 +50,8 @@ class Path(Text):
     def parse(self, text: str) -> str:
         if not text.startswith("/"):
             raise ValueError("must be an absolute path")
+        if len(os.fsencode(text)) > _LONGEST:
+            raise ValueError(f"is longer than {_LONGEST} bytes")
         return text.rstrip("/") or "/"
 
 

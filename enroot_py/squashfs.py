@@ -39,7 +39,7 @@ def check(path: str) -> None:
             size = os.fstat(f.fileno()).st_size
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
-        hint = f"it must exist on the node {os.uname().nodename}" if missing else ""
+        hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a squashfs file of your own"
         raise ImageError(f"cannot read the image {path}: {e.strerror}", hint=hint) from e
     if block[:4] != _MAGIC:
         raise ImageError(f"not a squashfs image: {path}", hint="penroot import makes one from a registry's image")
@@ -136,8 +136,15 @@ def check_output(output: str, settings: "Settings") -> None:
         raise ImageError(f"{output} is a directory", hint="name the file: --output FILE")
     if not os.path.isdir(directory):
         raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
-    if os.path.lexists(output) and not settings.force_override:
-        raise ImageError(f"file exists: {output}", hint="--force overwrites it")
+    try:
+        os.lstat(output)
+    except FileNotFoundError:
+        pass
+    except OSError as e:  # its name is too long
+        raise cannot_write(output, e) from e
+    else:
+        if not settings.force_override:
+            raise ImageError(f"file exists: {output}", hint="--force overwrites it")
     if not os.access(directory, os.W_OK | os.X_OK):
         why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
         raise cannot_write(output, OSError(why, os.strerror(why)))
@@ -166,7 +173,11 @@ def _link(source: str, output: str, *, replace: bool) -> None:
                 os.link(source, new, dst_dir_fd=at)
             except FileExistsError:
                 continue
-            os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
+            try:
+                os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
+            except OSError:
+                os.unlink(new, dir_fd=at)
+                raise
             return
     except FileExistsError:
         raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None

@@ -215,7 +215,7 @@ def read_script(path: str) -> str:
         with open(path, "rb") as f:
             return os.fsdecode(f.read())
     except OSError as e:
-        raise UsageError(f"--rc {path}: {e.strerror}") from e
+        raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
 
 
 def explain(source: rootfs.Source, settings: Settings, options: Options) -> None:

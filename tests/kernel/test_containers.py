@@ -119,7 +119,7 @@ def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.
     assert not (user.home / "-").exists()
 
 
-@pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh"])
+@pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh", 256 * "x"])
 def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path, output: str) -> None:
     before = sorted(os.listdir(user.home))
     done = user.penroot("export", "-f", "-o", output, "box", status=1)

@@ -46,6 +46,7 @@ def test_conf_d_comes_after_conf(environ: dict[str, str]) -> None:
         "ENROOT_REMAP_ROOT maybe",
         "ENROOT_MAX_CONNECTIONS many",
         "ENROOT_DATA_PATH relative",
+        "ENROOT_DATA_PATH " + 600 * "/x",
         "ENROOT_DATA_PATH $(rm -rf /)",
         "ENROOT_DATA_PATH ${HOME",
         "FOO bar",
