@@ -141,8 +141,11 @@ class _Names:
             os.close(fd)
 
     def short(self, path: str, limit: int = 255) -> str:
-        """A name of at most ``limit`` bytes: a string of fsconfig(2) ends at 255, a descriptor's name is short."""
-        if len(os.fsencode(path)) <= limit:
+        """A name of at most ``limit`` bytes: a string of fsconfig(2) ends at 255, a descriptor's name is short.
+
+        It has no backslash, which quotes in some options of fsconfig(2) and not in others.
+        """
+        if len(os.fsencode(path)) <= limit and "\\" not in path:
             return path
         self._held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         return f"/proc/self/fd/{self._held[-1]}"

@@ -111,6 +111,13 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
     assert srun(lab, NAME, "cat", "/later") == "seen\n"
 
 
+@pytest.mark.parametrize("name", ["a\\b", "a b", "a,b", "..", "-x", "*$HOME'", "é"])
+def test_names_of_unusual_characters(lab: Lab, name: str) -> None:
+    srun(lab, IMAGE, f"--container-name={name}", "--container-writable", *sh("echo 1 > /kept"))
+    assert srun(lab, f"--container-name={name}", "cat", "/kept") == "1\n"
+    lab.run(["penroot", "remove", "-f", "--", f"pyxis_{name}"], node="n1")
+
+
 def test_fifty_concurrent_reuses(lab: Lab) -> None:
     names = [f"--container-name=many{i}" for i in range(5)]
     for name in names:
