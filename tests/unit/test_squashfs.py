@@ -46,6 +46,14 @@ def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
         squashfs.check(str(path))
 
 
+def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    os.mkfifo(path)
+    assert not squashfs.is_squashfs(str(path))
+    with pytest.raises(ImageError, match="not a squashfs image"):
+        squashfs.check(str(path))
+
+
 def test_missing_file_and_other_versions(tmp_path: Path, image: Path) -> None:
     with pytest.raises(ImageError, match="No such file"):
         squashfs.check(str(tmp_path / "none"))
