@@ -123,6 +123,9 @@ class Mount:
             self._execute(root)
         except OSError as e:
             message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
+            if "x-detach" in self.words:
+                why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
+                message = f"cannot unmount {self.target}: {why}"
             if "nofail" not in self.words:
                 raise MountError(message, hint=self._hint(e)) from e
             if "silent" not in self.words:
