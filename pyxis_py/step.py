@@ -1,5 +1,6 @@
 """Decisions of a step: which container it gets, and how it is made, entered and removed."""
 
+import errno
 import os
 
 from enroot_py import __version__, containers, linux, log, namespaces, pmix, rootfs, start
@@ -406,6 +407,10 @@ class Step:
             why, hint = f"no such directory: {directory}", f"it must be there on the node {self.job.node}"
         elif not os.access(directory, os.W_OK | os.X_OK):
             why, hint = f"the directory is not writable for you: {directory}", "save to a directory of your own"
+        elif e := _try_to_write(directory):
+            from enroot_py import filesystems
+
+            why, hint = f"{directory}: {e.strerror}", filesystems.way_out(e, directory)
         else:
             return
         raise ImageError(f"--container-save={save}: {why}", hint=hint)
@@ -419,6 +424,21 @@ class Step:
             status = "srun exits as its tasks did, whatever becomes of the file"
             raise ImageError(why, hint=f"{e.hint}; {status}" if e.hint else status) from e
         tell(f"exported container {self.name} to {save}")
+
+
+def _try_to_write(directory: str) -> "OSError | None":
+    """Why not a megabyte can be written there: the disk is full, or a quota used up."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None  # NFS has no O_TMPFILE, open(2)
+    try:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    except OSError as e:
+        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None
+    finally:
+        os.close(fd)
+    return None
 
 
 def clean_up(job: "Job") -> None:

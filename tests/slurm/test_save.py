@@ -63,6 +63,17 @@ def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab, path: str, 
     assert done.stdout == ""
 
 
+def test_a_full_disk_is_said_before_the_tasks(lab: Lab) -> None:
+    lab.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "tmpfs", "/mnt"], node="n1", user="root")
+    try:
+        done = lab.run(["srun", "-w", "n1", IMAGE, "--container-save=/mnt/x.sqsh", *sh("echo ran")], check=False)
+    finally:
+        lab.run(["umount", "/mnt"], node="n1", user="root")
+    assert done.returncode != 0
+    assert "--container-save=/mnt/x.sqsh: /mnt: No space left on device" in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
     lab.run("mkdir late")
     try:
