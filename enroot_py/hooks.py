@@ -4,11 +4,12 @@ The contract is in hooks/README.md. Ours are Python and run in this process.
 """
 
 import os
+import sys
 from _collections_abc import Callable, Mapping
 from _frozen_importlib_external import SourceFileLoader
 
 from enroot_py import configs, log, mounts, paths
-from enroot_py.errors import HookError
+from enroot_py.errors import HookError, PenrootError
 from enroot_py.settings import Settings, sysconf_path
 
 TYPE_CHECKING = False
@@ -103,8 +104,24 @@ def run(hooks: "list[tuple[str, Hook]]", context: Context) -> None:
             log.explain(f"hook     {path}")
         try:
             hook(context)
-        except OSError as e:
-            raise HookError(f"hook {path} failed: {e}") from e
+        except (PenrootError, KeyboardInterrupt):
+            raise
+        except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
+            raise _failure(path, e) from e
+
+
+def _failure(path: str, error: BaseException) -> HookError:
+    """What a site's hook does wrong is no bug of ours: one line, with the place in the hook."""
+    if os.environ.get("PENROOT_DEBUG"):
+        sys.excepthook(type(error), error, error.__traceback__)
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f"{path}:{line}" if line else path
+    return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint="PENROOT_DEBUG=1 shows more")
 
 
 def _sorted(*directories: str) -> "list[str]":
@@ -119,14 +136,15 @@ def _sorted(*directories: str) -> "list[str]":
 def _load(path: str) -> "Hook":
     # The loader keeps byte code beside the file, as import does; import itself
     # does not take names such as 10-home.
+    module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
         code = SourceFileLoader(path, path).get_code(path)
-    except OSError as e:
-        raise HookError(f"hook {path} cannot be read: {e.strerror}") from e
-    if code is None:
-        raise HookError(f"hook {path} has no code")
-    module: dict[str, object] = {"__name__": path, "__file__": path}
-    exec(code, module)
+        assert code is not None
+        exec(code, module)
+    except (PenrootError, KeyboardInterrupt):
+        raise
+    except BaseException as e:
+        raise _failure(path, e) from e
     function = module.get("run")
     if not callable(function):
         raise HookError(f"hook {path} defines no function run(context)", hint="see hooks/README.md")

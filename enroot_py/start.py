@@ -583,6 +583,10 @@ def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> 
         error = CommandError(f"cannot run {name}: {e.strerror}", hint=_advice(path) if missing else "")
         error.exit_code = 127 if missing else 126
         raise error from e
+    except (TypeError, ValueError) as e:
+        # The image, environ.d and hooks may say what no environment can hold.
+        bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
+        raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
 
 
 def execute_in(target: str, command: "tuple[str, ...]", env: "tuple[str, ...]", settings: Settings) -> int:

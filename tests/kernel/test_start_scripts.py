@@ -118,6 +118,25 @@ def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, optio
     assert out == f"user{UID}:x:{UID}:{UID}::/:/bin/sh\ngroup{UID}:x:{UID}:\n"
 
 
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ("def run(c):\n    c.nothing()\n", ":2 failed: AttributeError: "),
+        ("def run(c)\n    pass\n", ":1 failed: SyntaxError: "),
+        ("import sys\ndef run(c):\n    sys.exit(0)\n", ":3 failed: SystemExit: 0"),
+        ("def run(c):\n    c.environ['A'] = '\\0'\n", "cannot run true: the variable 'A': embedded null byte"),
+    ],
+)
+def test_a_hook_in_python_that_fails_is_one_line(user: User, rootfs: pathlib.Path, hook: str, said: str) -> None:
+    directory = user.home / "etc/hooks.d"
+    directory.mkdir(parents=True)
+    (directory / "50-bad.py").write_text(hook)
+    status = 126 if "cannot run" in said else 1
+    lines = user.penroot("start", "box", "true", status=status).stderr.splitlines()
+    assert said in lines[0]
+    assert [line.split()[0] for line in lines] == ["[ERROR]", "[HINT]"]
+
+
 def test_a_failing_hook_is_named(user: User, rootfs: pathlib.Path) -> None:
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
