@@ -237,29 +237,12 @@ def _mounted_beneath(directory: str) -> str:
 
 def delete(path: str) -> None:
     """Delete a tree, whatever its modes, without leaving its file system. Raises PenrootError."""
-    import shutil
-
-    device = os.lstat(path).st_dev
-
-    def retry(function: object, at: str, info: object) -> None:
-        # A directory without rwx, or overlayfs's work/work of mode 0000.
-        parent = os.path.dirname(at)
-        os.chmod(parent, 0o700)
-        if os.path.isdir(at) and not os.path.islink(at):
-            if os.lstat(at).st_dev != device:
-                raise PenrootError(f"cannot delete {at}: something is mounted there")
-            os.chmod(at, 0o700)
-            shutil.rmtree(at, onerror=give_up)
-        else:
-            os.unlink(at)
-
-    def give_up(function: object, at: str, info: "tuple[type, BaseException, object]") -> None:
-        raise PenrootError(f"cannot delete {at}: {info[1]}") from info[1]
+    from enroot_py import trees
 
     try:
-        shutil.rmtree(path, onerror=retry)
+        trees.remove(path)
     except OSError as e:
-        raise PenrootError(f"cannot delete {path}: {e.strerror}") from e
+        raise PenrootError(f"cannot delete {path}: {e.filename or path}: {e.strerror}") from e
 
 
 def export(name: str, output: str, settings: Settings) -> None:

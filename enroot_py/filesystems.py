@@ -43,7 +43,7 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     if error.errno == errno.EROFS:
         return f"the file system of {place} is read-only: {other}"
     if error.errno == errno.ENAMETOOLONG:
-        return "give a shorter name"
+        return "give a shorter name: up to 255 bytes, and 4095 in a whole path"
     return f"{place} must be a directory of your own: see its mode and owner, or {other}"
 
 

@@ -400,7 +400,7 @@ def _compose(
     indexes: "Sequence[layers.Index]",
 ) -> None:
     """Write everything of ``images/DIGEST`` into ``path``."""
-    from enroot_py import imagefiles
+    from enroot_py import imagefiles, layers
     from enroot_py.rc import Exec
 
     stack = [f"layers/{name.partition(':')[2]}/fs" for name in names]
@@ -414,6 +414,10 @@ def _compose(
     try:
         entrypoint, command = _words(said.get("Entrypoint"), "Entrypoint"), _words(said.get("Cmd"), "Cmd")
         workdir = "/" + str(said.get("WorkingDir") or "").strip("/")
+        if ".." in workdir.split("/"):
+            workdir = os.path.normpath(workdir)
+        if workdir.count("/") > layers.MAX_DEPTH:
+            raise ImageError(f"{reference}: a WorkingDir of more than {layers.MAX_DEPTH} directories")
         run = Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
         variables = imagefiles.variables(_words(said.get("Env"), "Env"))
         records = {"exec": imagefiles.pack_exec(run), "environ": imagefiles.pack_environ(variables)}
@@ -572,9 +576,12 @@ def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dic
     from enroot_py.sources import open_source
 
     if reference.is_uri(image):
-        source = open_source(parse(image), settings)
+        parsed = parse(image)
+        source = open_source(parsed, settings)
         manifest = source.manifest(arch)
-        return _described(str(parse(image)), manifest.data, source.config(manifest), manifest.named)
+        config = source.config(manifest)
+        _diff_ids(_config(config, parsed), manifest, parsed)
+        return _described(str(parsed), manifest.data, config, manifest.named)
     found = containers.find(image, settings)
     if found.lowerdirs:
         stored = os.path.dirname(os.path.dirname(found.lowerdirs[0]))

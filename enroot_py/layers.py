@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NoReturn
 
-from enroot_py import filesystems, log
+from enroot_py import filesystems, log, trees
 from enroot_py.errors import ImageError
 from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros, shown
 
-_MAX_DEPTH = 256  # directories in one path: real images stay below 30, and a removal must not run out of stack
+MAX_DEPTH = 256  # directories in one path: real images stay below 30
 _MAX_SYMLINKS = 40  # path_resolution(7)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,8 +202,8 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
-    elif error.errno == errno.ENAMETOOLONG:
-        hint = "a name has up to 255 bytes, and a path with that of the store up to 4095"
+    elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
+        hint = "the layer contradicts itself: the image is damaged"
     raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
 
 
@@ -365,8 +365,8 @@ class Tree:
                     self._implied((*names, name), mtime)
                 stack.append(fd)
                 names.append(name)
-                if len(stack) > _MAX_DEPTH or len(pending) > 8 * _MAX_DEPTH:
-                    raise ImageError(f"a path of more than {_MAX_DEPTH} directories in the layer")
+                if len(stack) > MAX_DEPTH or len(pending) > 8 * MAX_DEPTH:
+                    raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
             return stack.pop()
         finally:
             for fd in stack:
@@ -510,7 +510,7 @@ class Tree:
                 self._forget(parent)  # it may have led to directories that are open
             return
         self._forget(parent)  # some of it may be beneath the directory that goes
-        remove_tree(parent, name)
+        trees.remove_in(parent, name)
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:
         for name, value in entry.xattrs():
@@ -557,8 +557,8 @@ def _normal(path: bytes) -> bytes:
                 parts.append(part)
         depth = len(parts)
         path = b"/".join(parts)
-    if depth > _MAX_DEPTH:
-        raise ImageError(f"a path of more than {_MAX_DEPTH} directories in the layer")
+    if depth > MAX_DEPTH:
+        raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
     return path
 
 
@@ -588,26 +588,6 @@ def _escape(path: bytes) -> bytes:
 
 def _unescape(path: bytes) -> bytes:
     return b"\\".join(part.replace(b"\\n", b"\n") for part in path.split(b"\\\\"))
-
-
-def remove_tree(parent: int, name: bytes | str) -> None:
-    """Remove a directory and all beneath it, following nothing. Raises OSError.
-
-    Not shutil.rmtree: ours are never deeper than _MAX_DEPTH, but for a user's own
-    directories, which may also lack u+rwx.
-    """
-    os.chmod(name, 0o700, dir_fd=parent)
-    fd = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(fd, entry.name)
-                else:
-                    os.unlink(entry.name, dir_fd=fd)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
 
 
 # ---------------------------------------------------------------------------

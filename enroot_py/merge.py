@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from hashlib import sha256
 
-from enroot_py import layers
+from enroot_py import layers, trees
 
 # All in one page of options on kernels before 6.7, as /proc/self/fd/NUMBER: rootfs.overlay_by_mount().
 MAX_LAYERS = 200
@@ -96,14 +96,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _remove(directory: str, name: str, found: os.stat_result) -> None:
-    if not stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(found.st_mode):
+        trees.remove(f"{directory}/{name}")
+    else:
         os.unlink(f"{directory}/{name}")
-        return
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        layers.remove_tree(fd, name)
-    finally:
-        os.close(fd)
 
 
 def _lstat(path: str) -> os.stat_result | None:

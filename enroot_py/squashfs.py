@@ -294,12 +294,15 @@ def unpack(path: str, directory: str, settings: "Settings | None" = None) -> Non
 
 def _settle(directory: str) -> None:
     """What an image's modes may not do to its owner, or to others on the host."""
-    os.chmod(directory, os.stat(directory).st_mode & 0o1777 | 0o700)
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _settle(entry.path)
-            elif os.geteuid() == 0 and entry.is_file(follow_symlinks=False):
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if mode & 0o6000:
-                    os.chmod(entry.path, mode & 0o1777)
+    pending = [directory]
+    while pending:
+        here = pending.pop()
+        os.chmod(here, os.stat(here).st_mode & 0o1777 | 0o700)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif os.geteuid() == 0 and entry.is_file(follow_symlinks=False):
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    if mode & 0o6000:
+                        os.chmod(entry.path, mode & 0o1777)

@@ -579,14 +579,9 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    from enroot_py.layers import remove_tree
+    from enroot_py import trees
 
-    parent, name = os.path.split(path)
-    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        remove_tree(fd, name)
-    finally:
-        os.close(fd)
+    trees.remove(path)
 
 
 def _empty(path: str) -> None:

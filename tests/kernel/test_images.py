@@ -301,6 +301,27 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
     assert "exec  '/bin/sh'" in content(user.home / "x.sqsh", "etc/rc").decode()
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"config": {"WorkingDir": "/a" * 3000}}, "a WorkingDir of more than 256 directories"),
+        ({"rootfs": None}, "0 diff_ids"),
+        ({"config": {"Env": {"A": "1"}}}, "Env in the image config is not a list of strings"),
+    ],
+)
+def test_config_that_is_none_is_told_and_spoils_nothing(
+    user: User, registry: Server, config: dict[str, object], said: str
+) -> None:
+    image = make()
+    data = json.dumps({**json.loads(image.config()), **config}).encode()
+    image.config = lambda: data  # type: ignore[method-assign]
+    registry.pusher.image("test/config", "1", image)
+    for verb in ("import", "inspect") if "rootfs" in config else ("import",):
+        done = user.penroot(verb, f"docker://{registry.host}/test/config:1", status=1)
+        assert said in done.stderr and "Traceback" not in done.stderr
+    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
+
+
 def test_hundred_layers(user: User, registry: Server) -> None:
     layers = [Layer(images.tar([entry(f"f{i}", str(i).encode()), entry("last", str(i).encode())])) for i in range(100)]
     registry.pusher.image("test/many", "1", Image(layers, {}))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from enroot_py import images as engine
-from enroot_py import layers, settings
+from enroot_py import layers, settings, trees
 from enroot_py.errors import PenrootError
 from enroot_py.reference import LocalImage
 from enroot_py.store import architecture
@@ -165,7 +165,7 @@ def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int],
 def remove(place: Path, name: str) -> None:
     parent = os.open(place, os.O_RDONLY)
     try:
-        layers.remove_tree(parent, name)
+        trees.remove_in(parent, name)
     finally:
         os.close(parent)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from enroot_py import layers
+from enroot_py import layers, trees
 from enroot_py.errors import ImageError
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
@@ -538,7 +538,7 @@ def test_mutated_tars_raise_nothing_but_image_errors(tmp_path: Path, outside: Pa
             raise AssertionError(f"seed {seed} round {round_}") from e
         finally:
             parent = os.open(tmp_path, os.O_RDONLY)
-            layers.remove_tree(parent, "layer")
+            trees.remove_in(parent, "layer")
             os.close(parent)
     (tmp_path / "layer").mkdir()
 
@@ -603,7 +603,7 @@ def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) ->
     """Thousands of times its size, as all can: what waits to be written is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(150_000_000))]))
     code = f"""
-from enroot_py import layers
+from enroot_py import layers, trees
 blob = open({str(tmp_path / "blob")!r}, "rb")
 layers.unpack(blob, {str(tmp_path)!r})
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

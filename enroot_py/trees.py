@@ -1,0 +1,58 @@
+"""Removal of a directory with all that is in it. Where a start removes something, so no import but os."""
+
+import errno
+import os
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH = 64  # directories that are open at a time
+
+
+def remove(path: str) -> None:
+    """Remove a directory and all beneath it. Raises OSError."""
+    above, name = os.path.split(path)
+    parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_in(parent, name)
+    finally:
+        os.close(parent)
+
+
+def remove_in(parent: int, name: "bytes | str") -> None:
+    """Remove a directory in an open one and all beneath it, on one file system and following nothing. Raises OSError.
+
+    Not shutil.rmtree: directories may lack u+rwx, and be deeper than there are descriptors
+    or Python has stack.
+    """
+    os.chmod(name, 0o700, dir_fd=parent)
+    top = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        device = os.fstat(top).st_dev
+        while not _clear(top, top, device, _DEPTH):
+            pass
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _clear(directory: int, top: int, device: int, depth: int) -> bool:
+    """Remove what is in a directory; False if some of it, too deep, was moved up into ``top`` instead."""
+    done = True
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=directory)
+                continue
+            if entry.stat(follow_symlinks=False).st_dev != device:
+                raise OSError(errno.EBUSY, "something is mounted there", entry.name)
+            os.chmod(entry.name, 0o700, dir_fd=directory)
+            if not depth:
+                os.rename(entry.name, f".{os.urandom(8).hex()}", src_dir_fd=directory, dst_dir_fd=top)
+                done = False
+                continue
+            below = os.open(entry.name, _DIRECTORY, dir_fd=directory)
+            try:
+                done = _clear(below, top, device, depth - 1) and done
+            finally:
+                os.close(below)
+            os.rmdir(entry.name, dir_fd=directory)
+    return done
