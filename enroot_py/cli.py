@@ -147,7 +147,8 @@ def inspect(arch: str | None, image: str) -> None:
 
     from enroot_py import images
 
-    click.echo(json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False))
+    found = json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
+    click.echo(found.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
 
 
 def _make_room(name: str, options: Settings) -> None:

@@ -285,6 +285,8 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
         fields = [unescape(expand(field, variables)) for field in line.split()]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
+    if any("\0" in field for field in fields):
+        raise ConfigError(f"{origin}: no path holds a NUL byte")
     if not fields:
         raise ConfigError(f"{origin}: there is nothing to mount", hint="write SOURCE:TARGET")
     if len(fields) > 6:

@@ -24,7 +24,7 @@ class Process:
 
     def __init__(self, name: str, pid: int, mntns: int) -> None:
         """Read /proc/PID. Raises OSError where it is gone or not ours."""
-        with open(f"/proc/{pid}/stat") as f:
+        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
             text = f.read()
         fields = _fields(text)
         tick = os.sysconf("SC_CLK_TCK")
@@ -67,7 +67,7 @@ def _fields(stat: str) -> "list[str]":
 
 
 def _stat(pid: int) -> "list[str]":
-    with open(f"/proc/{pid}/stat") as f:
+    with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
         return _fields(f.read())
 
 
@@ -93,7 +93,7 @@ def _boot_time() -> int:
 
 def _container(pid: int, settings: Settings) -> "str | None":
     """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
-    with open(f"/proc/{pid}/mountinfo") as f:
+    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
         for line in f:
             fields = line.split()
             if fields[4] == "/":

@@ -345,7 +345,7 @@ def enter(
     server = serve(source, superuser=superuser)
     # What is of the host comes now: the server of an image starts meanwhile.
     user = account(*ids)
-    with open("/proc/self/cgroup") as f:
+    with open("/proc/self/cgroup", errors="surrogateescape") as f:
         cgroups = f.read()
     variables = {**host, "ENROOT_ROOTFS": scratch + "/root"}
     system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]

@@ -28,7 +28,7 @@ def run(context: "Context") -> None:
 def hierarchies() -> "dict[str, str]":
     """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
     found: dict[str, str] = {}
-    with open("/proc/self/mountinfo") as f:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             if " - cgroup" not in line:
                 continue

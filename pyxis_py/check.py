@@ -86,7 +86,7 @@ def slurm_configuration() -> dict[str, str]:
 def stack(path: str) -> Iterator[Line]:
     """The plugins that a plugstack.conf loads, in order, those of included files too: spank(8), CONFIGURATION."""
     try:
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except OSError:
         return
@@ -251,7 +251,7 @@ def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
 
 def hidepid(mountinfo: str = "/proc/self/mountinfo") -> Finding:
     """Whether users see only their own processes: proc(5)."""
-    with open(mountinfo) as file:
+    with open(mountinfo, errors="surrogateescape") as file:
         lines = [line.split() for line in file]
     options = next((line[-1].split(",") for line in reversed(lines) if line[4] == "/proc"), [])
     hidden = next((value for key, _, value in (o.partition("=") for o in options) if key == "hidepid"), "0")
@@ -315,7 +315,7 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.Settings) -> Iterator[Find
 
 def _job_container_directories(slurm_conf: str) -> list[str]:
     try:
-        with open(os.path.join(os.path.dirname(slurm_conf), "job_container.conf")) as file:
+        with open(os.path.join(os.path.dirname(slurm_conf), "job_container.conf"), errors="surrogateescape") as file:
             found = re.search(r"^\s*Dirs\s*=\s*(\S+)", file.read(), re.MULTILINE | re.IGNORECASE)
     except OSError:
         found = None

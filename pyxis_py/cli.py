@@ -103,7 +103,7 @@ def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
     """
     path = f"{directory}/pyxis.conf"
     if os.path.exists(path):
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
         if any(plugin in words for words in present):
             if arguments:
@@ -126,7 +126,7 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
     removed = []
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
         path = f"{directory}/{name}"
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
         if not any(plugin in words for words in present):
             continue
@@ -163,7 +163,7 @@ def check_unused(plugin: str, directory: str) -> None:
 def _included(path: str) -> Iterable[str]:
     """The lines of plugstack.conf that include other files."""
     try:
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             return [line for line in file if line.split()[:1] == ["include"]]
     except FileNotFoundError:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -164,6 +165,24 @@ def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) ->
     while "sleep" in processes() and time.monotonic() < end:
         time.sleep(0.05)
     assert "sleep 61" not in processes()
+
+
+def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
+    """Of containers, images, programs that run here, and what is mounted: mountinfo and stat have them as they are."""
+    odd = os.fsdecode(b"\xff\xfe")
+    rootfs.rename(user.data / odd)
+    (user.home / "bin").mkdir()
+    (user.home / "bin" / odd).symlink_to(shutil.which("sleep") or "/bin/sleep")
+    other = subprocess.Popen([str(user.home / "bin" / odd), "60"])
+    process = start(user, odd, "sleep", "62")
+    try:
+        assert wait_for_running(user)
+        assert user.start(odd, "echo", "in") == "in\n"
+        assert r'"name": "\udcff\udcfe"' in user.penroot("list", "--format", "json").stdout
+    finally:
+        for each in (process, other):
+            each.kill()
+            each.wait()
 
 
 def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path) -> None:

@@ -69,7 +69,9 @@ def test_options_of_a_file_system_go_to_it() -> None:
     assert parse("tmpfs /t tmpfs mode=755,nosuid,size=1m").data == ["mode=755", "size=1m"]
 
 
-@pytest.mark.parametrize("line", ["/a /b none bind,frobnicate", "a b c d e f g", "/a /b none bind 0 x", "$(id) /b", ""])
+@pytest.mark.parametrize(
+    "line", ["/a /b none bind,frobnicate", "a b c d e f g", "/a /b none bind 0 x", "$(id) /b", "", "/a\\000b /c"]
+)
 def test_bad_lines_name_their_place(line: str) -> None:
     with pytest.raises(ConfigError, match="test:1"):
         parse(line)
