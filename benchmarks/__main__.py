@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from benchmarks.first import bench_first
 from benchmarks.images import bench_images
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
@@ -18,6 +19,7 @@ BENCHMARKS = {
     "devices": (bench_devices, 60),
     "step": (bench_step, 20),
     "images": (bench_images, 2),
+    "first": (bench_first, 3),
     "reading": (bench_reading, 20),
 }
 

@@ -77,6 +77,14 @@ def compressed(paths: Sequence[str]) -> Layer:
     return Layer(data, blob=igzip.compress(data, 1))
 
 
+def images_of(name: str) -> list[Image]:
+    """Two images that differ in their last layer, of 10 MB."""
+    made = [compressed(paths) for paths in LAYERS.get(name, ())]
+    changed = [Layer(tar([entry("changed", os.urandom(1 << 20) * 10)])) for _ in range(2)]
+    base = busybox()
+    return [Image([*base.layers, *made, change], base.settings) for change in changed]
+
+
 def anonymous(uid: int) -> int:
     """Bytes of anonymous memory that all processes of a user have now, but for mksquashfs."""
     total = 0
@@ -158,18 +166,15 @@ def place() -> Iterator[tuple[User, Server]]:
 def bench_images(rounds: int, names: Sequence[str] = ("small", *LAYERS)) -> bool:
     """First use of an image, one layer changed, stored; to a running container and to a file."""
     good = True
-    base = busybox().layers[0]
     for name in names:
         with place() as (user, server):
-            made = [compressed(paths) for paths in LAYERS.get(name, ())]
-            changed = [Layer(tar([entry("changed", os.urandom(1 << 20) * 10)])) for _ in range(2)]
-            images = [Image([base, *made, change], busybox().settings) for change in changed]
+            images = images_of(name)
             for tag, image in enumerate(images):
                 server.pusher.image("bench/it", str(tag), image)
             size = sum(len(layer.tar) for layer in images[0].layers)
             packed = sum(len(layer.blob) for layer in images[0].layers)
             count = len(images[0].layers)
-            del made, changed, images
+            del images
             print(f"\n{name}: {count} layers, {size / 1e6:.0f} MB, {packed / 1e6:.0f} MB compressed\n{HEAD}")
             good &= rows(user, server, f"{server.host}/bench/it", rounds)
     return good

@@ -1,0 +1,97 @@
+"""The first use of a large image on a node of a cluster, through srun, next to the plain tools in a step like it."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+from benchmarks.images import PLAIN, images_of
+from benchmarks.tables import PREFIX
+from tests.kernel.registry import Server, serve
+from tests.slurm.lab import Lab
+from tests.slurm.lab.cluster import end
+
+NODE = "n1"
+COLD = 1.3  # times the plain tools
+CHANGED = 1 / 20  # of cold
+
+
+def bench_first(rounds: int) -> bool:
+    """Seconds of a step whose image the node has never seen, has seen but for a small layer, and has."""
+    lab = Lab()
+    found = lab.is_up()
+    lab.up(2, prefix=PREFIX)
+    here = pathlib.Path(lab.root, "home/registry")  # which its nodes see as /home/registry
+    here.mkdir()
+    try:
+        with serve(here) as server:
+            packed = push(server)
+        with on_node(lab, here) as host:
+            return rows(lab, host, packed, rounds)
+    finally:
+        shutil.rmtree(here)
+        lab.run(["rm", "-rf", "/var/tmp/bench"], node=NODE)
+        if not found:
+            lab.down()
+
+
+def push(server: Server) -> int:
+    """Push both tags of the large image; bytes of its blobs."""
+    images = images_of("large")
+    for tag, image in enumerate(images):
+        server.pusher.image("bench/it", str(tag), image)
+    return sum(len(layer.blob) for layer in images[0].layers)
+
+
+@contextlib.contextmanager
+def on_node(lab: Lab, directory: pathlib.Path) -> Iterator[str]:
+    """Serve what was pushed to ``directory`` on the loopback of the node, for no network shall be measured."""
+    port = 5555
+    lines = (directory / "config.yml").read_text().replace(str(directory), f"/home/{directory.name}").splitlines()
+    lines = [line for line in lines if not line.startswith("http:")]
+    config = directory / "node.yml"
+    config.write_text("\n".join([*lines, f'http: {{addr: "127.0.0.1:{port}"}}']))
+    command = f"exec docker-registry serve /home/{directory.name}/{config.name} >/dev/null 2>&1"
+    process = lab.popen(command, user="root", node=NODE)
+    ready = f"until curl -s http://127.0.0.1:{port}/v2/ >/dev/null; do sleep 0.1; done"
+    lab.run(["timeout", "60", "bash", "-c", ready], node=NODE)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        end(process)
+
+
+def rows(lab: Lab, host: str, packed: int, rounds: int) -> bool:
+    plain, cold, stored, changed = "fetch, isal | tar -x, 2 at a time", "cold", "stored", "10 MB layer changed"
+    times: dict[str, list[float]] = {}
+    for number in range(rounds):
+        unpacked = f"/var/tmp/bench/plain{number}"
+        # The store is moved, not deleted: see images.py.
+        lab.run(f"cd /var/tmp && mkdir -p enroot-cache-$UID {unpacked} && mv enroot-cache-$UID {unpacked}", node=NODE)
+        images = [[f"--container-image={host}#bench/it:{tag}", "true"] for tag in (0, 0, 1)]
+        tools = ["/usr/bin/python3", str(PLAIN), f"http://{host}", "bench/it", "0", unpacked]
+        for name, words in zip((plain, cold, stored, changed), (tools, *images), strict=True):
+            times.setdefault(name, []).append(seconds(lab, words))
+    print(f"\n{f'srun -c2 --container-image=REF true, {packed / 1e6:.0f} MB compressed':58} {'seconds':>8}")
+    least = {name: min(taken) for name, taken in times.items()}
+    good = True
+    for name, other, budget in ((plain, plain, 0.0), (cold, plain, COLD), (stored, cold, 0), (changed, cold, CHANGED)):
+        ratio = least[name] / least[other]
+        within = not budget or ratio <= budget
+        good &= within
+        verdict = f" <= {budget:.3g}x {'ok' if within else 'TOO SLOW'}" if budget else ""
+        print(f"{name:58} {least[name]:8.2f} {ratio:7.3f}x of {other[:5]}{verdict}")
+    return good
+
+
+def seconds(lab: Lab, words: list[str]) -> float:
+    """A step of a task that has both CPUs."""
+    environ = {"PYTHONPATH": f"{PREFIX}/lib/penroot"}  # for isal
+    subprocess.run(["sync"], check=True)
+    begun = time.perf_counter()
+    lab.run(["srun", "-w", NODE, "-c2", *words], env=environ, timeout=900)
+    return time.perf_counter() - begun
