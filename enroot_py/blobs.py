@@ -8,6 +8,8 @@ fetch, which costs time and nothing else: a blob appears by rename, whole, and w
 reads one checks its digest.
 """
 
+import contextlib
+import errno
 import os
 import socket
 import time
@@ -20,6 +22,8 @@ from enroot_py.sources import Blob, Source
 _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
 _SIGN = 5.0  # seconds between signs of life
 _POLL = 0.2
+_ABANDONED = 86400.0  # seconds after which nobody writes any more to what is being fetched
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Shared:
@@ -56,6 +60,9 @@ class Shared:
                 log.warn(f"{file} has not the size that it should have: fetching it again")
                 if not found.reject():
                     return source.blob(descriptor)
+            except PermissionError:
+                log.warn(f"{file} is another user's, who keeps it to himself: fetching it for this node alone")
+                return source.blob(descriptor)
             except FileNotFoundError:
                 ours = self._lock(file + ".lock")
                 if ours is None:
@@ -73,7 +80,7 @@ class Shared:
                 raise ImageError(f"cannot read {file}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
 
     def _lock(self, lock: str) -> bool | None:
-        """Whether the lock is ours now; None where it has expired, and is another user's to take away."""
+        """Whether the lock is ours now; None where it cannot be: it is another user's, or there is no room."""
         try:
             with open(self._own, "w") as f:
                 f.write(f"{socket.gethostname()} {_boot_id()} {os.getpid()}\n")
@@ -96,6 +103,9 @@ class Shared:
                 return None
             raise ImageError(f"cannot write {lock}: it is closed to us", hint="see ENROOT_SHARED_BLOBS") from None
         except OSError as e:
+            if e.errno in _FULL:
+                log.warn(f"cannot write {lock}: {e.strerror}: fetching its blob for this node alone")
+                return None
             raise ImageError(f"cannot write {lock}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
         return False
 
@@ -145,7 +155,7 @@ class Kept:
 
     def __exit__(self, *error: object) -> None:
         self._blob.__exit__(*error)
-        self._out.close()
+        self._close()
         for path in (self._temporary, self._file + ".lock"):
             try:
                 os.unlink(path)
@@ -154,25 +164,46 @@ class Kept:
 
     def read(self, size: int, /) -> bytes:
         data = self._blob.read(size)
-        try:
-            self._out.write(data)
-            if time.monotonic() - self._sign > _SIGN:
-                self._sign = time.monotonic()
-                os.utime(self._file + ".lock")
-        except FileNotFoundError:
-            log.debug(f"{self._file}: our lock was taken over")
-        except OSError as e:
-            raise ImageError(f"cannot write {self._temporary}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
+        if not self._out.closed:
+            try:
+                self._out.write(data)
+                if time.monotonic() - self._sign > _SIGN:
+                    self._sign = time.monotonic()
+                    os.utime(self._file + ".lock")
+            except FileNotFoundError:
+                log.debug(f"{self._file}: our lock was taken over")
+            except OSError as e:
+                self._give_up(e)
         return data
 
     def publish(self) -> None:
-        """Its digest was right: let the others have it. Raises ImageError."""
+        """Its digest was right: let the others have it."""
+        if self._out.closed:
+            return
         try:
             self._out.flush()
             os.fsync(self._out.fileno())
             os.rename(self._temporary, self._file)
+            _sweep(os.path.dirname(self._temporary), os.stat(self._file).st_mtime)
         except OSError as e:
-            raise ImageError(f"cannot write {self._file}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
+            self._give_up(e)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk for what nodes share is no reason to fail: this node has what it needs."""
+        log.warn(f"cannot keep {self._file} for other nodes: {error.strerror}")
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # of what is still to be written: it goes anyway
+            self._out.close()
+
+
+def _sweep(directory: str, now: float) -> None:
+    """Remove what the dead have left of their blobs; ``now`` is the file server's."""
+    for name in os.listdir(directory):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if now - os.stat(f"{directory}/{name}").st_mtime > _ABANDONED:
+                os.unlink(f"{directory}/{name}")
 
 
 def _holder(lock: str) -> str:

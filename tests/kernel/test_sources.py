@@ -291,6 +291,22 @@ def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, li
     assert "/proc/none" in said and "ENROOT_SHARED_BLOBS" in said
 
 
+def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple[str, list[str]]) -> None:
+    require(os.geteuid() == 0, "only root can mount a small file system")
+    small = user.home / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", small], check=True)
+    try:
+        for option, said in (("rw", "cannot keep"), ("ro", "for this node alone")):
+            subprocess.run(["mount", "-o", f"remount,{option}", small], check=True)
+            env = {"ENROOT_SHARED_BLOBS": str(small), "ENROOT_CACHE_PATH": f"{user.home}/{option}"}
+            done = user.penroot("start", shared[0], "cat", "/number", env=env)
+            assert done.stdout == "7" and said in done.stderr
+            assert list((small / "tmp").iterdir()) == [] and list(small.glob("sha256/*.lock")) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:
     image = images.busybox()
     for number in range(600):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-@pytest.mark.parametrize("what", ["blob", "damaged", "lock"])
+@pytest.mark.parametrize("what", ["blob", "damaged", "closed", "lock"])
 def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
     place = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
     try:
@@ -102,6 +103,8 @@ def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
         assert blob.stat().st_uid == 27001
         if what == "damaged":
             blob.write_bytes(b"short")
+        elif what == "closed":
+            blob.chmod(0o600)
         elif what == "lock":
             blob.unlink()
             lock = blob.with_suffix(".lock")
@@ -109,6 +112,16 @@ def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
             os.chown(lock, 27001, -1)
             os.utime(lock, (1, 1))
         take(place, 2, user=27002)
-        assert len((place / "log").read_bytes()) == {"blob": 1, "damaged": 3, "lock": 3}[what]
+        assert len((place / "log").read_bytes()) == {"blob": 1, "damaged": 3, "closed": 3, "lock": 3}[what]
     finally:
         shutil.rmtree(place)
+
+
+def test_what_the_dead_left_goes_in_time(tmp_path: Path) -> None:
+    left = tmp_path / "shared/tmp"
+    left.mkdir(parents=True)
+    for name, age in (("old", 2 * 86400), ("new", 60)):
+        (left / name).write_bytes(b"part")
+        os.utime(left / name, (time.time() - age,) * 2)
+    take(tmp_path, 1)
+    assert os.listdir(left) == ["new"]
