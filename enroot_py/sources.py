@@ -8,6 +8,7 @@ Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
 import io
 import json
 import os
+import stat
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -120,11 +121,15 @@ class _Directory:
     def open(self, name: str) -> Section:
         path = f"{self._path}/{name}"
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for its writer
         except OSError as e:
             hint = "" if os.path.exists(f"{self._path}/index.json") else f"{self._path} is no OCI layout"
             raise ImageError(f"cannot read {path}: {e.strerror}", hint=hint) from e
-        return _WholeFile(fd, 0, os.fstat(fd).st_size)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise ImageError(f"cannot read {path}: not a file")
+        return _WholeFile(fd, 0, found.st_size)
 
 
 class _Archive:
@@ -145,7 +150,7 @@ class _Archive:
                         links[name] = os.path.normpath(os.path.join(os.path.dirname(name), member.linkname))
                     elif member.islnk():
                         links[name] = os.path.normpath(member.linkname)
-        except (tarfile.TarError, EOFError, ValueError) as e:
+        except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, MemoryError) as e:
             raise ImageError(f"{reference}: not a tar archive: {e}") from e
         for name, target in links.items():
             if target in self._members:
@@ -177,6 +182,8 @@ def _plain(reference: LocalImage, settings: Settings) -> IO[bytes]:
             return os.fdopen(os.dup(out.fileno()), "rb")
     except OSError as e:
         raise ImageError(f"cannot read the image archive {path}: {e.strerror}") from e
+    except ImageError as e:
+        raise ImageError(f"{path}: {e}", hint=e.hint) from e
 
 
 def _scratch(settings: Settings) -> IO[bytes]:

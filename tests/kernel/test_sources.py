@@ -132,6 +132,13 @@ def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) ->
     assert "short.tar" in user.penroot("start", f"docker-archive:{user.home}/short.tar", "true", status=1).stderr
     (user.home / "text").write_text("no archive")
     assert "not a tar archive" in user.penroot("start", f"oci-archive:{user.home}/text", "true", status=1).stderr
+    with open(user.home / "loop.tar", "wb") as f:  # Python's tarfile recurses for each of these headers
+        f.write(tarfile.TarInfo("x" * 101).tobuf(tarfile.GNU_FORMAT)[:1024] * 3000)
+    assert "not a tar archive" in user.penroot("start", f"docker-archive:{user.home}/loop.tar", "true", status=1).stderr
+    blob.unlink()
+    os.mkfifo(blob)
+    user.own(blob)
+    assert f"{blob}: not a file" in user.penroot("start", f"oci:{layout}", "true", status=1).stderr
     assert "is no OCI layout" in user.penroot("start", f"oci:{user.home}/none", "true", status=1).stderr
     assert not (user.home / "cache/tmp").exists() or list((user.home / "cache/tmp").iterdir()) == []
 
