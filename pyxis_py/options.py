@@ -115,6 +115,8 @@ def _is_directory_name(path: str) -> bool:
 def _save(text: str) -> str:
     if _is_directory_name(text):
         raise ValueError("is a directory", "give the file to write, for example ./saved.sqsh")
+    if text == "-":
+        raise ValueError("is no file", "a step's stdout is that of its tasks: give a file, for example ./saved.sqsh")
     return _path(text)
 
 

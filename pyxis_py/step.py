@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _BOOT = ".step"  # in a container that goes with a step: the node and its boot
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
+_NAME_MAX = 255  # bytes: limits.h
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
 
@@ -152,11 +153,14 @@ class Step:
         if self.settings.remap_root:
             self._check_pmix()
         for mount in request.mounts:
-            if mount.source.startswith("/") and not os.path.exists(mount.source):
-                raise MountError(
-                    f"{request.origins['mounts']}: source path does not exist: {mount.source}",
-                    hint=f"it must exist on the node {self.job.node}",
-                )
+            try:
+                if mount.source.startswith("/"):
+                    os.stat(mount.source)
+            except OSError as e:
+                missing = isinstance(e, FileNotFoundError)
+                why = "source path does not exist" if missing else f"source path: {e.strerror}"
+                hint = f"it must exist on the node {self.job.node}" if missing else "give a path that you may read"
+                raise MountError(f"{request.origins['mounts']}: {why}: {mount.source}", hint=hint) from e
         if request.name is not None and request.name_mode == "exec":
             raise ContainerError(
                 f"--container-name={request.name}:exec: the container is not running on this node",
@@ -259,7 +263,8 @@ class Step:
         except PenrootError as e:
             if resolved == REFUSED and isinstance(e, RefusedError):
                 raise ImageError("") from e  # srun has said it, for all nodes
-            raise ImageError(f"failed to import docker image: {image}: {e}", hint=e.hint) from e
+            why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
+            raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
         if not self._leaves_a_directory:
             return containers.of_image(self.name, stored)
@@ -407,6 +412,8 @@ class Step:
             why, hint = f"no such directory: {directory}", f"it must be there on the node {self.job.node}"
         elif not os.access(directory, os.W_OK | os.X_OK):
             why, hint = f"the directory is not writable for you: {directory}", "save to a directory of your own"
+        elif len(os.fsencode(os.path.basename(file))) > _NAME_MAX:
+            why, hint = f"the name has more than {_NAME_MAX} bytes", "give a shorter name"
         elif e := _try_to_write(directory):
             from enroot_py import filesystems
 

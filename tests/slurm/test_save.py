@@ -53,6 +53,7 @@ def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
     [
         ("/no/such/dir/x.sqsh", "no such directory: /no/such/dir"),
         ("/usr/x.sqsh", "the directory is not writable for you: /usr"),
+        ("./" + 256 * "x", "the name has more than 255 bytes"),
         ("/usr", "/usr is a directory"),
     ],
 )

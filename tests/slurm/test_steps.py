@@ -211,7 +211,8 @@ BAD = [
     (("--container-image=/etc/hostname",), "/etc/hostname"),
     (("--container-image=./no-such.sqsh",), "no-such.sqsh"),
     (("--container-image=no-such.sqsh",), "cannot read the image /home/alice/no-such.sqsh"),
-    ((image(), "--container-mounts=/no/such/dir:/x"), "/no/such/dir"),
+    ((image(), "--container-mounts=/no/such/dir:/x"), "source path does not exist: /no/such/dir"),
+    ((image(), "--container-mounts=/root/x:/x"), "source path: Permission denied: /root/x"),
     (("--container-name=never-made",), "never-made"),
 ]
 

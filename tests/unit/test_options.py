@@ -115,6 +115,7 @@ def test_relative_mount_sources_are_of_the_jobs_directory() -> None:
         "container-save=/",
         "container-save=./",
         "container-save=.",
+        "container-save=-",
         "container-env=",
         "container-env=FOO,",
         "container-env==bar",
