@@ -349,6 +349,11 @@ static int check(int ac, char **av, const char *context)
 	char cwd[PATH_MAX];
 	cleanup(request_free) struct request request = { 0 };
 
+	/* An srun in a container may have the plugin and no more of us. The nodes check it all again. */
+	if (access(PENROOT_PYTHON, X_OK) < 0 || access(PENROOT_LIB "/pyxis_py/helper.py", R_OK) < 0) {
+		slurm_debug("pyxis: nothing is checked here: " PENROOT_PYTHON " or " PENROOT_LIB ": %s", strerror(errno));
+		return 0;
+	}
 	if (!getcwd(cwd, sizeof(cwd)))
 		cwd[0] = '\0';
 	if (begin(&request, "check", context, ac, av, cwd) < 0)

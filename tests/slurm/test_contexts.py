@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,15 @@ def test_steps_of_salloc(lab: Lab) -> None:
         assert lab.run(["salloc", "-Q", "-w", "n1", "sh", "-c", script]).stdout == "minimal\n"
     finally:
         lab.run(["penroot", "remove", "-f", "pyxis_alloc"], node="n1")
+
+
+def test_srun_in_a_container_that_has_slurm_and_the_plugin(lab: Lab) -> None:
+    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
+        plugin = file.read().split()[1]
+    libraries = "/usr/lib/" + sysconfig.get_config_var("MULTIARCH")
+    files = ["/usr/bin/srun", plugin, libraries, "/etc", "/run/munge"]
+    nested = f"srun --overlap -n1 {IMAGE} sh -c 'echo nested in $IMAGE_NAME'"
+    assert srun(lab, IMAGE, f"--container-mounts={','.join(files)}", *sh(nested)) == "nested in minimal\n"
 
 
 def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
