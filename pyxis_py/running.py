@@ -32,7 +32,7 @@ class Registry:
         directory = f"{self.path}/{name}"
         while True:
             try:
-                os.makedirs(directory, 0o700, exist_ok=True)
+                self._make(directory)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 _flock(fd, meanwhile)
                 # Whoever had it may have removed the directory.
@@ -50,15 +50,26 @@ class Registry:
         link = f"{directory}/{job.jobid}.{job.stepid}"
         while True:
             try:
-                os.makedirs(directory, 0o700, exist_ok=True)
+                self._make(directory)
                 os.symlink(address, link)
                 return
             except FileExistsError:
-                os.unlink(link)  # of a helper of this very step that was killed
+                self._forget(name, f"{job.jobid}.{job.stepid}")  # of a helper of this very step that was killed
             except FileNotFoundError:
                 continue  # another step has just removed the directory
             except OSError as e:
                 raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+
+    def _make(self, directory: str) -> None:
+        """Make what is missing. Raises FileNotFoundError where another step removes it, PenrootError."""
+        if not os.path.isdir(os.path.dirname(self.path)):
+            raise PenrootError(f"somebody has removed {os.path.dirname(self.path)}")
+        # Not makedirs(): it fails where somebody removes what it has found to be there.
+        for path in (self.path, directory):
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                continue
 
     def remove(self, name: str, job: "Job") -> None:
         """Forget it; what is gone already is gone."""

@@ -1,0 +1,46 @@
+"""How steps find the containers of each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from enroot_py.errors import PenrootError
+from pyxis_py.job import Job
+from pyxis_py.running import Registry
+
+
+def job(number: int) -> Job:
+    return Job((("verb", "step"), ("jobid", str(number)), ("stepid", "0")))
+
+
+def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), 1)
+    (tmp_path / "1").mkdir()
+
+    def come_and_go(number: int) -> None:
+        for _ in range(500):
+            registry.add("one", job(number), "address")
+            registry.remove("one", job(number))
+
+    with ThreadPoolExecutor(4) as steps:
+        assert list(steps.map(come_and_go, range(4))) == [None] * 4
+    assert not (tmp_path / "1" / "running").exists()
+
+
+def test_a_killed_helper_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), 1)
+    (tmp_path / "1").mkdir()
+    for address in ("old", "new"):
+        registry.add("one", job(1), address)
+    assert registry.addresses("one") == [("1.0", "new")]
+
+
+def test_a_runtime_path_that_is_gone_is_said(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), 1)
+    with pytest.raises(PenrootError, match="somebody has removed"):
+        registry.add("one", job(1), "address")
+    with pytest.raises(PenrootError, match="somebody has removed"):
+        registry.lock("one")
