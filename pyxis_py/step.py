@@ -374,7 +374,12 @@ class Step:
             self._leave(failed)
             return
         # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
-        lock = self.registry.lock(self.name, meanwhile)
+        try:
+            lock = self.registry.lock(self.name, meanwhile)
+        except PenrootError as e:
+            log.warn(f"{e}: no other step has found this container since")
+            self._leave(failed)
+            return
         try:
             self._leave(failed)
         finally:

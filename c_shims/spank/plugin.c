@@ -535,8 +535,8 @@ static int init_step(spank_t sp, int ac, char **av)
 	if (!step.shared || pipe2(step.lifeline, O_CLOEXEC) < 0)
 		return fail("cannot prepare the step: %s", strerror(errno));
 	if (make_user_directory(runtime_path, &step.job) < 0 &&
-	    asprintf(&step.failure, "cannot make the directory %s/%u: %s", runtime_path, (unsigned int)step.job.uid,
-		     strerror(errno)) < 0)
+	    asprintf(&step.failure, "cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
+		     runtime_path, (unsigned int)step.job.uid, strerror(errno)) < 0)
 		return fail("out of memory");
 	return 0;
 }
@@ -767,20 +767,31 @@ static bool anything_left(const char *runtime_path, uid_t uid, uint32_t job_id)
 	return found;
 }
 
-/* Who the user is: of the job itself, only the number is known here. */
-static const struct passwd *get_user(uid_t uid, struct credentials *user)
+/* Who the user is: of the job itself, only the number is known here. Whoever has left the site since has the
+ * group to which his directory was given. */
+static int get_user(const char *runtime_path, struct credentials *user, char *home, size_t home_size)
 {
-	const struct passwd *entry = getpwuid(uid);
+	const struct passwd *entry = getpwuid(user->uid);
+	char path[PATH_MAX];
+	struct stat info;
 	int count = 0;
 
-	if (!entry)
-		return NULL;
+	if (!entry) {
+		(void)snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)user->uid);
+		if (lstat(path, &info) < 0)
+			return -1;
+		user->gid = info.st_gid;
+		(void)snprintf(home, home_size, "HOME=/");
+		return 0;
+	}
+	(void)snprintf(home, home_size, "HOME=%s", entry->pw_dir);
+	user->gid = entry->pw_gid;
 	(void)getgrouplist(entry->pw_name, entry->pw_gid, NULL, &count);
-	*user = (struct credentials){ .uid = uid, .gid = entry->pw_gid, .groups = calloc((size_t)count + 1, sizeof(gid_t)) };
+	user->groups = calloc((size_t)count + 1, sizeof(gid_t));
 	if (!user->groups || getgrouplist(entry->pw_name, entry->pw_gid, user->groups, &count) < 0)
-		return NULL;
+		return -1;
 	user->group_count = count;
-	return entry;
+	return 0;
 }
 
 static int clean_up_job(spank_t sp, int ac, char **av)
@@ -795,12 +806,10 @@ static int clean_up_job(spank_t sp, int ac, char **av)
 		return fail("cannot learn about the job: %s", spank_strerror(rc));
 	if (!anything_left(runtime_path, step.job.uid, step.job_id))
 		return 0;
-	const struct passwd *user = get_user(step.job.uid, &step.job);
-	if (!user)
+	if (get_user(runtime_path, &step.job, home, sizeof(home)) < 0)
 		return fail("cannot learn about user %u", (unsigned int)step.job.uid);
 	if (begin(&request, "epilog", "epilog", ac, av, "/") < 0)
 		return fail("out of memory");
-	(void)snprintf(home, sizeof(home), "HOME=%s", user->pw_dir);
 	request_add(&request, "environ", home);
 	request_add_number(&request, "jobid", step.job_id);
 	request_add_number(&request, "uid", step.job.uid);

@@ -177,14 +177,26 @@ def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
 
 
-def test_the_epilog_removes_what_a_killed_step_left(lab: Lab) -> None:
+@pytest.fixture
+def passwd(lab: Lab) -> Iterator[None]:
+    """The accounts of n1 are put back at the end."""
+    lab.run(["cp", "/etc/passwd", "/etc/passwd.was"], node="n1", user="root")
+    yield
+    lab.run(["mv", "/etc/passwd.was", "/etc/passwd"], node="n1", user="root")
+
+
+@pytest.mark.parametrize("user", ["there", "gone"])
+def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user: str) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 60")])
     expect(step, "up")
     assert lab.run(["penroot", "list"], node="n1").stdout.startswith("pyxis_")
     lab.run("pkill -KILL -f [p]yxis_py.helper; pkill -KILL slurmstepd; pkill -KILL -u alice", node="n1", user="root")
+    if user == "gone":
+        lab.run("grep -v ^alice: /etc/passwd.was > /etc/passwd", node="n1", user="root")
     lab.run(["scancel", "--user=alice"])
     step.communicate(timeout=300)
-    until(lambda: not lab.run("ls /run/pyxis/2001; penroot list", node="n1").stdout, "the epilog has removed it")
+    find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1"]
+    until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed it")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
     # Slurm's own, of a slurmstepd that could not clean up.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"

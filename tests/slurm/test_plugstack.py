@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py import __version__
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
 
 
 @pytest.fixture
@@ -34,6 +34,17 @@ def test_runtime_path(lab: Lab, plugin: str) -> None:
         step.kill()
         step.communicate()
         lab.run(["rm", "-rf", "/run/elsewhere"], node="n1", user="root")
+
+
+def test_a_runtime_path_that_goes_while_a_step_runs(lab: Lab) -> None:
+    step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line; echo on")])
+    expect(step, "up")
+    lab.run(["rm", "-r", "/run/pyxis"], node="n1", user="root")
+    out, err = end(step)
+    assert (step.returncode, out) == (0, "on\n")
+    assert "somebody has removed /run/pyxis/2001: " in err
+    assert_nothing_left(lab, "n1")
+    assert srun(lab, IMAGE, "pwd") == "/srv/work\n"
 
 
 def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:

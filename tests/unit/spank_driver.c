@@ -131,6 +131,7 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 
 PRINTER(slurm_error, "error: ")
 PRINTER(slurm_info, "info: ")
+PRINTER(slurm_debug, "debug: ")
 PRINTER(slurm_spank_log, "user: ")
 
 static void show(const char *path)

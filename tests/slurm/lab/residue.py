@@ -78,7 +78,7 @@ def processes(entry: str) -> list[int]:
 def describe_process(entry: str, pid: int) -> str:
     """One line for a process: number, start, state, owner, command; "" when it is gone."""
     try:
-        with open(f"{entry}/proc/{pid}/stat") as file:
+        with open(f"{entry}/proc/{pid}/stat", errors="replace") as file:
             before, _, after = file.read().rpartition(")")
         with open(f"{entry}/proc/{pid}/cmdline", "rb") as file:
             command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -196,7 +196,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
 
 def nspids(pid: str) -> list[str]:
     """The process ids of ``pid`` in each PID namespace it is in, ours first: proc_pid_status(5)."""
-    with open(f"/proc/{pid}/status") as file:
+    with open(f"/proc/{pid}/status", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:"):
                 return line.split()[1:]
