@@ -519,7 +519,7 @@ def _number(raw: bytes) -> int:
         return int.from_bytes(raw[1:], "big")
     if raw[0] == 0xFF:
         return int.from_bytes(raw, "big", signed=True)
-    digits = raw.split(b"\0", 1)[0].strip(b" ")
+    digits = raw.lstrip(b"\0 ").split(b"\0", 1)[0].rstrip(b" ")  # some fill a field from the right
     if digits.strip(b"01234567"):
         raise ImageError(f"the layer is no tar: bad number {digits!r} in a header")
     return int(digits or b"0", 8)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from enroot_py import layers, trees
+from enroot_py import layers, tar, trees
 from enroot_py.errors import ImageError
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
@@ -226,6 +226,11 @@ def test_base256_numbers(place: Path) -> None:
     fs = unpack(place, entry("a", b"x", uid=3_000_000, mtime=-5), format=tarfile.GNU_FORMAT)
     assert (fs / "a").stat().st_mtime == -5
     assert "file 644 3000000 0 a" in index(place)
+
+
+@pytest.mark.parametrize("field", [b"0000644\0", b"   644 \0", b"644\0    ", b"\0000644\0", b"\x80\0\0\0\0\0\1\xa4"])
+def test_numbers_as_others_write_them(field: bytes) -> None:
+    assert tar._number(field) == 0o644
 
 
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
@@ -603,7 +608,7 @@ def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) ->
     """Thousands of times its size, as all can: what waits to be written is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(150_000_000))]))
     code = f"""
-from enroot_py import layers, trees
+from enroot_py import layers, tar, trees
 blob = open({str(tmp_path / "blob")!r}, "rb")
 layers.unpack(blob, {str(tmp_path)!r})
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
