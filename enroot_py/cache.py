@@ -381,8 +381,18 @@ def shrink(store: Store, settings: Settings) -> None:
 def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str, str]]:
     """Read all that is stored, or the images with the ``wanted`` digests, again: yields what is wrong.
 
-    As (``layers`` or ``images``, name in the store, what). Raises OSError.
+    As (``layers`` or ``images``, name in the store, what); nothing is pruned meanwhile. Raises OSError.
     """
+    if not os.path.isdir(store.root):
+        return
+    lock = store.lock()
+    try:
+        yield from _verify(store, wanted)
+    finally:
+        os.close(lock)
+
+
+def _verify(store: Store, wanted: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     names = [digest.partition(":")[2] for digest in wanted] or _directories(store, "images")
     for name in names:
         for what in _verify_image(store, name):
@@ -455,7 +465,7 @@ def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], o
                 )
         for image in bad:
             locks.discard("images", image.digest.partition(":")[2])
-        for name in bad_layers:
+        for name in bad_layers & set(_directories(store, "layers")):
             locks.discard("layers", name)
     # By digest: a tag may have moved, and containers want the image that they were made from.
     return [

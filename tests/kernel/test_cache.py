@@ -136,16 +136,17 @@ def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> Non
 
 
 def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Server) -> None:
-    """Each start either finds its image or fetches it again; none reads from a removed layer."""
+    """Each start either finds its image or fetches it again; none reads from a removed layer, nor finds verify any."""
     user.start(uri(registry, 0), "true")
     environ = {**user.environ, "N": uri(registry, 0)}
     script = (
         f'for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot start "$N" cat /number || exit 1; echo; done 2> /dev/null'
     )
+    verify = f"for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot cache verify 2> /dev/null || exit 1; echo 0; done"
     as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
     starts = [
-        subprocess.Popen([*as_user, "sh", "-c", script], env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
+        subprocess.Popen([*as_user, "sh", "-c", each], env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
+        for each in (script, script, verify)
     ]
     while any(process.poll() is None for process in starts):
         user.penroot("cache", "prune")
