@@ -216,7 +216,9 @@ class Store:
                 f"the store {root} can be written by others (mode {found.st_mode & 0o7777:o})",
                 hint=f"if nobody has: chmod 700 {root}; else set ENROOT_CACHE_PATH to a directory of your own",
             )
-        if not os.access(root, os.R_OK | os.X_OK):
+        for directory in (root, root + "/refs"):
+            if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
+                continue
             raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)

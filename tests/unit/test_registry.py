@@ -113,3 +113,4 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert registry._retry_after("7") == 7
     assert registry._retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert registry._retry_after("soon") is None
+    assert registry._retry_after("Wed, 21 Oct 2015 07:28:9999999999999999999999 GMT") is None
