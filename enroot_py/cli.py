@@ -369,6 +369,18 @@ def info() -> None:
 
 
 @command
+def doctor() -> None:
+    """Look whether containers can run on this machine, and say how to mend what is wrong.
+
+    Exit status 1 where something is. A node of a Slurm cluster is looked at by pyxis-py check.
+    """
+    from enroot_py.doctor import findings, report
+
+    if not report(findings(loaded())):
+        sys.exit(1)
+
+
+@command
 def version() -> None:
     """Show the version."""
     click.echo(__version__)

@@ -227,15 +227,10 @@ def check_command(plugstack: str | None) -> None:
 
     Exit status 1 where something is.
     """
+    from enroot_py import doctor
     from pyxis_py import check
 
-    broken = False
-    for finding in check.findings(plugstack):
-        broken = broken or finding.verdict == "bad"
-        click.echo(f"{finding.verdict:<5}{finding.what}")
-        if finding.fix:
-            click.echo(f"     fix: {finding.fix}")
-    if broken:
+    if not doctor.report(check.findings(plugstack)):
         sys.exit(1)
 
 

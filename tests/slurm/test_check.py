@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyxis_py.check import selinux
+from enroot_py.doctor import selinux
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, srun
 
@@ -72,8 +72,9 @@ def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     assert "chmod 666 /dev/fuse" in out
 
 
-def test_squashfuse_is_not_installed(lab: Lab, directory: str) -> None:
-    out = check(lab, f"PATH={directory} {CHECK}")
+def test_squashfuse_is_not_installed(lab: Lab) -> None:
+    hide = "mount --bind /dev/null /usr/bin/squashfuse_ll; mount --bind /dev/null /usr/bin/squashfuse"
+    out = check(lab, f"unshare -m sh -ec '{hide}; {CHECK}'")
     assert "bad  squashfuse is not installed" in out
 
 

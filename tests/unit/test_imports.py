@@ -19,7 +19,7 @@ LAYERS = (
      "fuseoverlay", "login", "squashfuse", "pmix", "ranks"},
     {"devices", "cdi", "nvidia", "nvml"},
     {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
-     "manual"},
+     "manual", "doctor"},
     {"cli"},
     {"main"},
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
-    shared = {"enroot_py.errors", "enroot_py.log", "enroot_py.__version__", "enroot_py.run"}
+    shared = {"enroot_py.errors", "enroot_py.log", "enroot_py.__version__", "enroot_py.run", "enroot_py.doctor"}
     for path in (ROOT / "pyxis_py").glob("*.py"):
         beyond = {name for name in imports(path) if name.startswith("enroot_py.")} - shared
         may = ("step", "entrypoint", "attached", "submit", "check", "manual")

@@ -1,0 +1,31 @@
+"""penroot doctor: a machine that runs containers has nothing bad, and what is missing is named with its fix."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from tests.kernel.conftest import User, require
+
+
+def without(*programs: str) -> tuple[str, ...]:
+    """Begins a command, as root, that finds nothing to execute in place of ``programs``."""
+    hide = "".join(f"mount --bind /dev/null {program}; " for program in programs if os.path.exists(program))
+    return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
+
+
+def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
+    assert user.start(str(image), "echo", "it runs") == "it runs\n"
+    out = user.penroot("doctor").stdout
+    assert "bad " not in out
+    assert f"containers are in {user.data}" in out
+    assert f"images are stored in {user.home}/cache" in out
+
+
+def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "only root can hide programs from a user")
+    hide = without("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")
+    out = user.penroot("doctor", prefix=hide, status=1).stdout
+    assert "bad  squashfuse is not installed: squashfs images cannot be mounted\n     fix: install squashfuse" in out
+    assert "warn mksquashfs is not installed" in out
+    user.penroot("start", str(image), prefix=hide, status=1)  # as it said
