@@ -73,6 +73,10 @@ def open_container(name: str, settings: Settings) -> Source:
         fuseoverlay.settle(path)
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], upper=upper, work=work)
+    if "image" not in record:
+        raise ContainerError(
+            f"the record of the container {name} is damaged: {path}/{_MARK}", hint=f"its changes are in {upper}; penroot remove {name} deletes it"
+        )
     file = record["image"] + "/image.sqsh"
     if os.path.exists(file):
         return Source(name, image=file, upper=upper, work=work)

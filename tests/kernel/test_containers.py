@@ -264,3 +264,13 @@ def test_a_damaged_place_is_one_line(user: User, rootfs: pathlib.Path, script: s
     lines = user.run("sh", "-c", script, status=1).stderr.splitlines()
     assert [line[:7] for line in lines] == ["[ERROR]", "[HINT] "]
     assert said in lines[0]
+
+
+def test_a_record_that_a_crash_emptied_is_told(user: User) -> None:
+    (user.data / "cut/upper").mkdir(parents=True)
+    (user.data / "cut/.penroot").touch()
+    user.own(user.data)
+    said = user.penroot("start", "cut", "true", status=1).stderr
+    assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in said
+    assert f"its changes are in {user.data}/cut/upper" in said
+    user.penroot("remove", "--force", "cut")
