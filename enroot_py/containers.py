@@ -75,7 +75,8 @@ def open_container(name: str, settings: Settings) -> Source:
         return Source(name, image=record["squashfs"], upper=upper, work=work)
     if "image" not in record:
         raise ContainerError(
-            f"the record of the container {name} is damaged: {path}/{_MARK}", hint=f"its changes are in {upper}; penroot remove {name} deletes it"
+            f"the record of the container {name} is damaged: {path}/{_MARK}",
+            hint=f"its changes are in {upper}; penroot remove {name} deletes it",
         )
     file = record["image"] + "/image.sqsh"
     if os.path.exists(file):

@@ -113,7 +113,8 @@ def _bad_arguments(line: Line) -> PenrootError | None:
 
 def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Finding]:
     if not ours:
-        yield Finding("bad", f"{plugstack} does not load {PLUGIN}", "pyxis-py install, and include plugstack.conf.d/*")
+        what = f"{plugstack} does not load {PLUGIN}" if os.path.isfile(plugstack) else f"there is no file {plugstack}"
+        yield Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
         return
     if len(ours) > 1:
         where = ", ".join(line.origin for line in ours)

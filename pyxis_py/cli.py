@@ -75,9 +75,12 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
             raise ConfigError(f"{purpose} {path}: not an absolute path that the plugin can hold")
         check_for_users(path, purpose)
+    directory = os.path.dirname(os.path.abspath(output))
+    if os.path.isdir(output) or not os.path.isdir(directory):
+        raise ConfigError(f"{output} is no file that can be written", hint="name a file in a directory that there is")
     sources = source_directory()
     compiler = find(os.environ.get("CC") or "cc", package="gcc")
-    with tempfile.TemporaryDirectory(prefix=".spank-", dir=os.path.dirname(os.path.abspath(output))) as work:
+    with tempfile.TemporaryDirectory(prefix=".spank-", dir=directory) as work:
         with open(f"{work}/options.h", "w") as header:
             header.write(options.c_header())
         run(

@@ -445,3 +445,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: 
         with pytest.raises(SystemExit, match="1"):
             cli.main()
     assert capsys.readouterr().err == f"[ERROR] cannot write or read {tmp_path}/pyxis.conf: No such file or directory\n"
+
+
+@pytest.mark.parametrize("output", ["none/x.so", "."])
+def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output: str) -> None:
+    path = f"{tmp_path}/{output}"
+    with pytest.raises(ConfigError, match=f"^{path} is no file that can be written"):
+        cli.build(path, python="/usr/bin/env", library="/usr/lib", include="/usr/include")
