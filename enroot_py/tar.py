@@ -33,6 +33,7 @@ _IOV_MAX = 1024
 _AHEAD = 2  # pieces that wait to be written, and to be hashed
 _SHOWN = 400  # characters of a name
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
+_MAX_GLOBAL = 1000  # pax records that hold for all entries: git archive writes one
 
 
 def crc32_of_zeros(count: int, crc: int = 0) -> int:
@@ -425,9 +426,11 @@ class Tar:
                 data = self._exactly(size)
                 self._exactly(-size % _BLOCK)
                 if kind == b"x":
-                    own = {**own, **dict(_pax(data))}
+                    own = dict(_pax(data))
                 elif kind == b"g":
                     common = {**common, **dict(_pax(data))}
+                    if len(common) > _MAX_GLOBAL:  # each entry is given all of them
+                        raise ImageError(f"more than {_MAX_GLOBAL} global pax records in the layer's tar")
                 elif kind == b"L":
                     long_name = data.split(b"\0", 1)[0]
                 else:

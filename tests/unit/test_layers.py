@@ -214,6 +214,13 @@ def test_global_pax_header_holds_for_all(place: Path) -> None:
     assert "file 644 0 7 a" in index(place)
 
 
+def test_global_pax_records_are_bounded(place: Path) -> None:
+    with pytest.raises(ImageError, match="global pax records"):
+        layers.unpack(
+            io.BytesIO(tarfile.TarInfo.create_pax_global_header({f"k{i}": "v" for i in range(2000)})), str(place)
+        )
+
+
 def test_empty_pax_value_takes_back_what_was_said(place: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"gid": "7"}) as t:
