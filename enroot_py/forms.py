@@ -150,11 +150,15 @@ def _unpack_layer(store: Store, path: str, name: str, settings: "Settings") -> N
         squashfs.unpack(path, root, settings)
         if "sha256:" + identity(path) != name:
             raise ImageError(f"{path} was changed while it was unpacked", hint="try again when it is complete")
-        size = 0
-        for directory, names, files in os.walk(root):
-            for entry in (*names, *files):
-                _disarm(f"{directory}/{entry}")
-            size += sum(os.lstat(f"{directory}/{file}").st_size for file in files)
+        size, pending = 0, [root]
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    _disarm(entry.path)
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    else:
+                        size += entry.stat(follow_symlinks=False).st_size
         with open(build.path + "/index", "xb") as f:
             f.writelines((*layers.index_lines(layers.Index()), f"layer {name} {size} 0\n".encode()))
         with open(build.path + "/sums", "xb") as f:

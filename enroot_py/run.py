@@ -26,13 +26,15 @@ def run(
     stdout: int | None = None,
     before: Callable[[], None] | None = None,
     timeout: float | None = None,
+    tolerate: Callable[[int, list[str]], bool] | None = None,
 ) -> str:
     """Run ``command`` to its end and return its stdout, unless it goes to the descriptor ``stdout``.
 
     The process that becomes it calls ``before``, and is killed after ``timeout`` seconds.
 
-    Raises ``error`` when it fails, with what it wrote, to stderr if it did: the line that begins with
-    its own name, which a usage text may follow, or else the last two.
+    Raises ``error`` when it fails, and ``tolerate`` does not take its status and lines for a success: with what it
+    wrote, to stderr if it did: the line that begins with its own name, which a usage text may follow, or else the
+    last two.
     """
     log.debug("run " + " ".join(command))
     try:
@@ -55,6 +57,8 @@ def run(
     if done.returncode != 0:
         said = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-* complain on stdout
         lines = [line for line in said.splitlines() if line.strip()]
+        if tolerate and tolerate(done.returncode, lines):
+            return done.stdout or ""
         prefixes = (f"{command[0]}: ", f"{os.path.basename(command[0])}: ")
         own = [line.partition(": ")[2] for line in lines if line.startswith(prefixes)]
         why = "; ".join(own[:1] or lines[-2:]) if lines else f"exit status {done.returncode}"

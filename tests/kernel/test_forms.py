@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import filesystems, forms, settings
+from enroot_py import filesystems, forms, settings, trees
+from enroot_py import squashfs as squash
 from tests import images
 from tests.images import directory, entry
-from tests.kernel.conftest import User
+from tests.kernel.conftest import User, require
 from tests.kernel.registry import Server, serve
 from tests.kernel.test_cache import running
 
@@ -194,6 +195,38 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
         assert forms.of_store(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
+    """Device nodes, which need root, and what overlayfs would obey; and trees deeper than Python's stack."""
+    require(os.geteuid() == 0, "only root can make a device node")
+    tree = user.home / "tree"
+    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, squashfs], check=True)
+    os.mknod(tree / "null", 0o20666, os.makedev(1, 3))
+    os.mknod(tree / "disk", 0o60666, os.makedev(8, 0))
+    os.setxattr(tree / "tmp", "user.overlay.opaque", b"y")
+    (tree / "su").write_text("")
+    (tree / "su").chmod(0o6755)
+    fd = os.open(tree, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    path = f"{user.home}/devices.sqsh"
+    subprocess.run(["mksquashfs", tree, path, "-quiet", "-no-progress"], check=True, capture_output=True)
+    subprocess.run(["rm", "-r", tree], check=True)
+    assert user.start(path, "cat", "/number", env=UNPACK) == "7"
+    user.penroot("create", "-n", "box", path)
+    squash.unpack(path, f"{user.home}/as-root")
+    for root in (*files(user, "layers/*/fs"), user.data / "box", user.home / "as-root"):
+        assert not (root / "null").exists() and not (root / "disk").exists(), root
+        assert (root / "su").stat().st_mode & 0o7777 == 0o755
+    assert [os.listxattr(root / "tmp") for root in files(user, "layers/*/fs")] == [[]]
+    user.penroot("remove", "-f", "box")
+    trees.remove(f"{user.home}/as-root")
+    user.penroot("cache", "prune")
 
 
 def test_damaged_file_is_not_unpacked(user: User, squashfs: str) -> None:
