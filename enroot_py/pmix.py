@@ -1,9 +1,8 @@
-"""PMIx and PMI2 reach into the container: variables, and the server's rendezvous files.
+"""PMIx reaches into the container: the server's rendezvous files, and a credential that both sides know.
 
-Slurm's mpi/pmix listens on a socket and keeps files under PMIX_SERVER_TMPDIR;
-a client needs both, and the same modules as the server. PMI2's open file
-descriptor passes as it is. Source: slurm.conf(5) MpiDefault, PMIx client
-environment.
+Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR;
+a client needs both. PMI2's open file descriptor passes as it is. Source: slurm.conf(5)
+MpiDefault, PMIx client environment.
 """
 
 import os
@@ -12,14 +11,12 @@ from enroot_py.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-# What the server announces, and the MCA parameter by which a client follows.
-_MODULES = (
-    ("PMIX_PTL_MODULE", "PMIX_MCA_ptl"),
-    ("PMIX_SECURITY_MODE", "PMIX_MCA_psec"),
-    ("PMIX_GDS_MODULE", "PMIX_MCA_gds"),
-)
+# Where a loader looks, ld.so(8), for libraries of distributions.
+_LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
+_OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
+_MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
 
 
 def used(environ: "Mapping[str, str]") -> bool:
@@ -32,13 +29,6 @@ def used(environ: "Mapping[str, str]") -> bool:
 
 
 _MUNGE = "/run/munge"
-
-
-def variables(environ: "Mapping[str, str]") -> "dict[str, str]":
-    """Variables that a client in the container needs besides those of the job."""
-    if not used(environ):
-        return {}
-    return {mca: environ[said] for said, mca in _MODULES if environ.get(said) and mca not in environ}
 
 
 def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tuple[str, str, str]]":
@@ -93,3 +83,45 @@ def check_root(environ: "Mapping[str, str]", tasks: int, option: str = "--contai
             )
         raise ConfigError(f"{option}: {why}", hint=hint)
     return f"MPI will not work with {option}: {why}"
+
+
+class Libraries:
+    """What a program of the container finds: ``exists`` tells of a path in it, ``search`` is its LD_LIBRARY_PATH."""
+
+    def __init__(self, exists: "Callable[[str], bool]", search: str) -> None:
+        self._exists = exists
+        self._directories = [*filter(None, search.split(":")), *_LIBRARIES]
+
+    def have(self, *names: str) -> bool:
+        return any(self._exists(f"{directory}/{name}") for directory in self._directories for name in names)
+
+
+def security(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+    """What the server offers, less what the image cannot speak: a client complains of that, or of all, on each start.
+
+    Raises ConfigError where nothing is left for the image's MPI.
+    """
+    modes = environ.get("PMIX_SECURITY_MODE", "").split(",")
+    if "munge" not in modes or libraries.have("libmunge.so.2"):
+        return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
+    left = [mode for mode in modes if mode != "munge"]
+    if (remap_root or not left) and libraries.have(*_OPEN_MPI):
+        why = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx takes nothing but MUNGE here"
+        hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
+        if remap_root:
+            hint += ", or be no root inside"
+        if not left:
+            hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
+        raise ConfigError(
+            f"{why}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
+        )
+    return {"PMIX_SECURITY_MODE": ",".join(left)} if left else {}
+
+
+def mismatch(kind: str, libraries: Libraries) -> str:
+    """Why the image's MPI would not see what ``srun --mpi=kind`` offers: each task a world of its own; else empty."""
+    if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
+        return "the image's MPI is MPICH or its kin without PMIx, and each task would be rank 0 of 1: take --mpi=pmi2"
+    if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):
+        return "the image's MPI is Open MPI, which finds no other rank without PMIx: take --mpi=pmix"
+    return ""

@@ -25,8 +25,8 @@ _LAUNCHERS = (
     *("HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_", "MPICH_", "GFORTRAN_UNBUFFERED", "I_MPI_"),
     *("MPISPAWN_", "MPIRUN_", "MV2_", "MVP_"),
 )
-# Where the host's MPI is installed says nothing of the image's.
-_INSTALLED = ("PREFIX", "LIBDIR", "DATADIR", "I_MPI_ROOT")
+# Where the host's MPI is installed, and which credentials it knows, says nothing of the image's.
+_HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 # What hooks select by, beside settings: ranks that differ in it get containers of their own.
 _SELECTORS = ("NVIDIA_", "MELLANOX_")
@@ -36,12 +36,12 @@ def variables(host: "Mapping[str, str]", settings: "Settings") -> "dict[str, str
     """What the caller, a rank, has from its launcher. Raises ConfigError where MPI would hang."""
     if not (settings.mpi and environ.is_rank(host)):
         return {}
-    given = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_INSTALLED)}
+    given = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
     if settings.remap_root:
         size = next((host[name] for name in _SIZE if host.get(name, "").isdecimal()), "1")
-        if pmix.check_root(given, int(size), "--root"):
+        if pmix.check_root(host, int(size), "--root"):
             return {}  # one process alone, mostly a shell: its programs are no ranks
-    return {**given, **pmix.variables(given)}
+    return given
 
 
 class Record:

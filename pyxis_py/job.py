@@ -78,6 +78,10 @@ class Job:
         several = self.numbers.get("totaltasks", 0) > self.numbers.get("localtasks", 0)
         return several and self.environ.get("SLURM_NODEID") == "0"
 
+    @property
+    def is_first_of_several_tasks(self) -> bool:
+        return self.numbers.get("totaltasks", 0) > 1 and self.environ.get("SLURM_NODEID") == "0"
+
     def host(self) -> "dict[str, str]":
         """The job's environment without what must not reach an import or a start."""
         return {key: value for key, value in self.environ.items() if key not in _DENIED}

