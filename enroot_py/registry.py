@@ -23,6 +23,7 @@ from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryErro
 from enroot_py.manifests import Descriptor, Manifest
 from enroot_py.reference import MANIFEST_TYPES, Reference, is_local
 from enroot_py.settings import Settings
+from enroot_py.store import is_digest
 
 _ACCEPT = ", ".join(MANIFEST_TYPES)
 _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
@@ -31,7 +32,6 @@ _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says 
 _MAX_REDIRECTS = 5
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
 _CHUNK = 1 << 18
-_NO_HEAD = (("HEAD", 405), ("HEAD", 501))  # the same with GET will tell
 
 
 class Unreachable(RegistryError):
@@ -69,9 +69,17 @@ class Registry:
 
     def digest(self) -> str:
         """The digest that the reference has now; one HEAD request. Empty if the registry does not tell."""
-        response = self._get(self._manifest_path(), {"Accept": _ACCEPT}, method="HEAD")
+        try:
+            response = self._get(self._manifest_path(), {"Accept": _ACCEPT}, method="HEAD")
+        except Unreachable:
+            raise
+        except RegistryError as e:
+            log.debug(f"{e}; asking with GET, for some refuse HEAD alone")
+            data = self._small(self._manifest_path(), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
+            return manifests.digest(data)
         _discard(response)
-        return str(response.headers.get("Docker-Content-Digest") or "")
+        said = str(response.headers.get("Docker-Content-Digest") or "")
+        return said if is_digest(said) else ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
         """The image manifest for an architecture (default: this machine's), its digests checked."""
@@ -140,12 +148,12 @@ class Registry:
         method: str = "GET",
         patience: "Patience | None" = None,
     ) -> "urllib3.response.BaseHTTPResponse":
-        """A response of status 200, 206, 416 to a Range, or _NO_HEAD; errors raised, passing ones outwaited."""
+        """A response of status 200 or 206, or 416 to a Range; errors raised, passing ones outwaited."""
         patience = patience or Patience(self._settings)
         while True:
             try:
                 response = self._authorized(method, path, headers)
-                if response.status in (200, 206, 416) or (method, response.status) in _NO_HEAD:
+                if response.status in (200, 206, 416):
                     return response
                 self._refuse(response, path)
             except _Transient as e:

@@ -596,12 +596,13 @@ def _empty(path: str) -> None:
 
 def _hex(digest: str) -> str:
     """The file name of a digest. Raises ImageError for what is none: digests come from the network."""
-    if not _is_digest(digest):
+    if not is_digest(digest):
         raise ImageError(f"{digest!r} is not a sha256 digest")
     return digest.partition(":")[2]
 
 
-def _is_digest(text: str) -> bool:
+def is_digest(text: str) -> bool:
+    """Whether a text is ``sha256:`` and 64 hex digits."""
     algorithm, _, value = text.partition(":")
     return algorithm == "sha256" and len(value) == 64 and not value.strip("0123456789abcdef")
 
@@ -613,7 +614,7 @@ def _read_name(path: str) -> "Name | None":
             lines = os.fsdecode(f.read()).split("\n")
     except FileNotFoundError:
         return None
-    return Name(*lines[:4]) if _is_digest(lines[0]) else None
+    return Name(*lines[:4]) if is_digest(lines[0]) else None
 
 
 def _make_directory(path: str) -> None:

@@ -9,6 +9,7 @@ import os
 
 from enroot_py import __version__, log, registries
 from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, is_local
+from enroot_py.store import is_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
     except (OSError, ValueError) as e:
         log.debug(f"{host}: {e}; asking again")
         return ""
-    return headers.get("docker-content-digest", "") if status == 200 else ""
+    digest = headers.get("docker-content-digest", "") if status == 200 else ""
+    return digest if is_digest(digest) else ""
 
 
 def _head(host: str, path: str, tls: bool, timeout: "float | None") -> "tuple[int, dict[str, str]]":

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import pytest
 
+from enroot_py import settings, tags
+from enroot_py.reference import Reference, parse
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -602,10 +604,22 @@ def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
         user.penroot("digest", f"docker://{front.host}/test/one:1")
 
 
-def test_registry_without_head(user: User, registry: Server) -> None:
+def test_digest_of_a_header_that_is_none_is_not_believed(user: User, registry: Server) -> None:
+    """The registry front changes the header alone, for HEAD and for GET."""
+    bad = Fault("/manifests/", 99, headers={"Docker-Content-Digest": "latest"}, change=lambda body: body)
+    with faulty(registry.host, bad) as front:
+        found = settings.load({**user.environ, "ENROOT_TRANSFER_RETRIES": "0"})
+        reference = parse(f"{front.host}/test/one:1")
+        assert isinstance(reference, Reference) and tags.resolve(reference, found) == ""
+        for name in ("one", "two"):
+            user.penroot("create", "-n", name, f"docker://{front.host}/test/one:1")
+
+
+@pytest.mark.parametrize("status", [400, 401, 405])
+def test_registry_without_head(user: User, registry: Server, status: int) -> None:
     with faulty(registry.host) as front:
         user.penroot("create", "-n", "one", f"docker://{front.host}/test/one:1")
-        front.faults.append(Fault("/manifests/", 2, status=405))
+        front.faults.append(Fault("/manifests/", 2, status=status))
         user.penroot("create", "-n", "two", f"docker://{front.host}/test/one:1")
         assert front.faults[0].times == 0
 
