@@ -44,7 +44,7 @@ int enter(const int fds[NAMESPACE_COUNT], const char *workdir, char *failed, siz
 		}
 	}
 	if (workdir && chdir(workdir) < 0) {
-		(void)snprintf(failed, failed_size, "working directory %s in the container (--container-workdir)", workdir);
+		(void)snprintf(failed, failed_size, "cannot enter the working directory in the container (--container-workdir): %s", workdir);
 		return -1;
 	}
 	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */

@@ -148,7 +148,7 @@ def test_workdir(lab: Lab) -> None:
     assert srun(lab, image(), "pwd") == "/srv/work\n"
     assert srun(lab, image(), "--container-workdir=/usr", "pwd") == "/usr\n"
     said = refused(lab, image(), "--container-workdir=/no/such", "pwd")
-    assert "working directory /no/such in the container (--container-workdir): No such file" in said
+    assert "working directory in the container (--container-workdir): /no/such: No such file" in said
 
 
 def test_environment(lab: Lab) -> None:

@@ -333,7 +333,7 @@ def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
 def test_a_bad_workdir_is_named(driver: Driver) -> None:
     done = driver.run("stepd", 2, "container-image=ok", "container-workdir=/nonexistent")
     assert done.returncode == 5
-    assert "working directory /nonexistent in the container (--container-workdir): No such file" in done.stderr
+    assert "working directory in the container (--container-workdir): /nonexistent: No such file" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
