@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import tempfile
 
-from benchmarks.tables import PREFIX, PYTHON, Row, added, p10, program, table
+from benchmarks.tables import PREFIX, PYTHON, Row, added, more, program, table
 from tests.slurm.lab import Lab
 
 MOST = 0.150  # seconds that any container may add to a step
@@ -59,8 +59,8 @@ def container(lab: Lab, rounds: int) -> bool:
     plain, many_plain = rows[0].name, rows[1].name
     compared = [("named and stored", plain, 5.0), (rows[3].name, plain, 5.0), (rows[5].name, plain, 6.0)]
     good = added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
-    slow = [name for name, *_ in compared if p10(times[name]) - p10(times[plain]) > MOST]
-    one, sixteen = (p10(times[rows[i + 3].name]) - p10(times[rows[i].name]) for i in (0, 1))
+    slow = [name for name, *_ in compared if more(times, name, plain) > MOST]
+    one, sixteen = (more(times, rows[i + 3].name, rows[i].name) for i in (0, 1))
     within = sixteen <= 1.3 * one
     print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  <= 1.3x {'ok' if within else 'TOO SLOW'}")
     for name in slow:

@@ -1,7 +1,9 @@
 """Rows, their ratios, and what each may cost.
 
-Ratios are of the 10th percentile: what the program costs, not what the
-machine was doing. A peer that is not installed is MISSING.
+Ratios of rows are of the 10th percentile: what the program costs, not what the
+machine was doing. What one command takes more than another is the median of what it
+took more in each round: the machine was doing the same then. A peer that is not
+installed is MISSING.
 """
 
 from __future__ import annotations
@@ -62,6 +64,11 @@ def program(commands: dict[str, list[str]], rounds: int) -> str:
     return TIMING.read_text().replace("json.load(sys.stdin)", f"json.loads({json.dumps(asked)})")
 
 
+def more(times: dict[str, list[float]], name: str, plain: str) -> float:
+    """Seconds that a command takes more than another."""
+    return statistics.median(a - b for a, b in zip(times[name], times[plain], strict=True))
+
+
 def added(
     title: str, times: dict[str, list[float]], bare: list[float], rows: Sequence[tuple[str, str, float | None]]
 ) -> bool:
@@ -75,11 +82,11 @@ def added(
         if name not in times:
             print(f"{name:44} {'MISSING':>8}")
             continue
-        more = p10(times[name]) - p10(times[plain])
-        ratio = more / p10(bare)
+        cost = more(times, name, plain)
+        ratio = cost / statistics.median(bare)
         verdict = ""
         if budget is not None:
             good &= ratio <= budget
             verdict = f"<= {budget:g}x {'ok' if ratio <= budget else 'TOO SLOW'}"
-        print(f"{name:44} {more * 1000:8.1f} {ratio:16.2f}x  {verdict}")
+        print(f"{name:44} {cost * 1000:8.1f} {ratio:16.2f}x  {verdict}")
     return good
