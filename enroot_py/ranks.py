@@ -104,10 +104,12 @@ class Record:
     def sweep(self) -> None:
         """Remove the records of launchers that have ended: of Hydra's, which have no directory to leave them in."""
         for name in os.listdir(self._directory):
-            if name.startswith("ranks-"):
-                _, launcher, started, _ = name.split("-")
-                if _started(int(launcher)) != int(started):
+            words = name.split("-")
+            if words[0] == "ranks" and len(words) == 4 and _has_ended(int(words[1]), int(words[2])):
+                try:
                     os.unlink(f"{self._directory}/{name}")
+                except FileNotFoundError:
+                    continue  # another one has swept too
 
     def _write(self, space: int, umask: int, variables: "dict[str, str]", origins: "list[str]") -> None:
         me = os.getpid()
@@ -132,6 +134,16 @@ def _started(pid: int) -> int:
         return processes.started(pid)
     except OSError:
         return 0
+
+
+def _has_ended(pid: int, began: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, whose /proc/PID may be hidden
+        pass
+    return _started(pid) != began
 
 
 def _launcher(rank: "list[str]") -> int:

@@ -250,9 +250,16 @@ print(json.dumps([where, [end(rank) for rank in asked.values()]]))
 
 
 def test_records_of_launchers_that_ended_go(user: User, rootfs: pathlib.Path) -> None:
-    for _ in range(3):
-        launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
-        assert len(list((user.home / "run").glob("ranks-*"))) == 1
+    launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
+    (user.home / "run/ranks-of-others").touch()
+    several = """
+starts = [start(0, "--mount", f"/etc:/etc{n}", "box", "true") for n in range(8)]
+print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.argv[1]) if n.startswith("ranks-")])]))
+"""
+    # Records of this launcher stay while it lives; eight sweep at once what the first one left.
+    assert launch(user, several, str(user.home / "run")) == [[0] * 8, 9]
+    launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
+    assert len(list((user.home / "run").glob("ranks-*"))) == 2
 
 
 def test_a_container_of_its_own_processes_is_not_shared(user: User, rootfs: pathlib.Path) -> None:
