@@ -11,6 +11,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun, until
 
 MPI = "--container-image=registry:5000#mpi:1"
+TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
@@ -41,8 +42,26 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     clear(lab)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "image"),
+    [
+        (("salloc", "-Q", *TWO_NODES, "mpirun", "-n", "4"), "mpi"),
+        (("salloc", "-Q", *TWO_NODES, "mpiexec.hydra", "-n", "4"), "mpich"),
+        (("srun", *TWO_NODES, "--mpi=pmix"), "mpi"),
+        (("srun", *TWO_NODES, "--mpi=pmi2"), "mpich"),
+    ],
+)
+def test_penroot_as_the_program_of_a_launcher(lab: Lab, launcher: tuple[str, ...], image: str) -> None:
+    """Over two nodes, where the plugin has nothing to do: orted and Hydra's proxies are programs of Slurm's."""
+    done = lab.run([*launcher, "penroot", "start", f"docker://registry:5000#{image}:1", "hello"])
+    assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
+    assert "sum 6" in done.stdout.splitlines()
+    for node in lab.nodes:  # where the launcher has no directory, its record stays until the next one comes
+        lab.run(["sh", "-c", "rm -f /tmp/enroot-run-*/ranks-*"], node=node)
+    assert_nothing_left(lab)
+
+
 MPICH = "--container-image=registry:5000#mpich:1"
-TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
