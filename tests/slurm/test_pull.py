@@ -189,7 +189,13 @@ def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Se
 
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/mirrored", "a", numbered(12))
-    with front(lab, registry, Fault("/manifests/a", status=404, times=2)) as shown:  # both of srun
+    refusal = Fault("/manifests/a", status=404, times=100)
+
+    def over(body: bytes) -> bytes:
+        refusal.times = 0
+        return body
+
+    with front(lab, registry, refusal, Fault("/tags/list", change=over)) as shown:  # the last that srun asks
         done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/mirrored:a", "cat", "/number"])
     assert done.stdout == "12\n12\n"
     assert done.stderr.count("has no tag a") == 1
