@@ -139,6 +139,8 @@ def _unpack(store: Store, path: str, name: str, settings: "Settings") -> "Image 
 
 
 def _unpack_layer(store: Store, path: str, name: str, settings: "Settings") -> None:
+    import stat
+
     from enroot_py import layers, squashfs
 
     with store.build("layers", name) as build:
@@ -154,11 +156,14 @@ def _unpack_layer(store: Store, path: str, name: str, settings: "Settings") -> N
         while pending:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and not found.st_mode & stat.S_IRUSR:
+                        os.chmod(entry.path, found.st_mode & 0o1777 | stat.S_IRUSR)  # as in the trees of layers
                     _disarm(entry.path)
-                    if entry.is_dir(follow_symlinks=False):
+                    if stat.S_ISDIR(found.st_mode):
                         pending.append(entry.path)
                     else:
-                        size += entry.stat(follow_symlinks=False).st_size
+                        size += found.st_size
         with open(build.path + "/index", "xb") as f:
             f.writelines((*layers.index_lines(layers.Index()), f"layer {name} {size} 0\n".encode()))
         with open(build.path + "/sums", "xb") as f:

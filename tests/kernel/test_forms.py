@@ -26,6 +26,7 @@ UNPACK = {"ENROOT_UNPACK": "yes"}
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serve(tmp_path_factory.mktemp("registry")) as server:
         more = [entry("number", b"7"), entry("closed/file", b"in", mode=0o600), directory("closed", 0o500)]
+        more.append(entry("closed/secret", b"s", mode=0))
         server.pusher.image("test/forms", "1", images.busybox(*more, entry("su", b"x", mode=0o4755)))
         yield server
 
@@ -138,6 +139,7 @@ def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str)
     assert "unpacking" not in again.stderr
     assert len(files(user, "layers/*")) == 1
     assert not [path for path in files(user, "layers/**/su") if path.stat().st_mode & 0o6000]
+    assert [path.stat().st_mode & 0o777 for path in files(user, "layers/**/secret")] == [0o400]
     assert user.penroot("cache", "list").stdout.split()[-1].endswith("/x.sqsh")
     user.penroot("cache", "verify")
     os.utime(squashfs)  # another file for all that can be known
