@@ -6,6 +6,7 @@ changes, the layers stay where they are. Lookup is on the start path; the rest
 imports what it needs.
 """
 
+import errno
 import os
 from _collections_abc import Callable
 
@@ -183,6 +184,8 @@ class _made:
             except OSError as e:
                 error = e
         hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            hint = "another process has made it in this moment"
         delete(self.temporary)
         if isinstance(error, OSError):
             raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error

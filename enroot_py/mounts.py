@@ -314,7 +314,7 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
 
 def _is_options(field: str) -> bool:
     bare = field.removeprefix("r")
-    return (
+    return not field.startswith("/") and (
         "," in field
         or any(field in t for t in (_SET, _UNSET, _WORDS, _IGNORED, _PROPAGATION))
         or (bare in _PROPAGATION or field.startswith("x-create="))

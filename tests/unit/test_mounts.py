@@ -23,6 +23,7 @@ def test_all_fields() -> None:
         ("/a x-create=dir,bind,rw", "/a", "/a", "none"),
         ("/a rbind", "/a", "/a", "none"),
         ("/a /b bind,ro", "/a", "/b", "none"),
+        ("/a /b,c bind", "/a", "/b,c", "none"),
         ("tmpfs /t tmpfs", "tmpfs", "/t", "tmpfs"),
         ("tmpfs /t tmpfs size=1m,nosuid", "tmpfs", "/t", "tmpfs"),
     ],
