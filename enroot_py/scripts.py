@@ -7,7 +7,7 @@ capabilities there, as enroot runs them. Source: enroot(1), configuration.
 import os
 from _collections_abc import Mapping
 
-from enroot_py import __version__, configs, hooks, linux, mounts
+from enroot_py import __version__, configs, hooks, linux, log, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -72,6 +72,9 @@ def run(conf: str, paths: "list[str]", context: hooks.Context, scratch: str, com
     with open(files["environ"], "w") as f:
         f.writelines(f"{key}={value}\n" for key, value in context.environ.items() if "\n" not in value)
     open(files["fstab"], "w").close()
+    if log.explain:
+        for path in (*paths, *filter(None, (conf,))):
+            log.explain(f"hook     {path}")
     argv = [_BASH, hooks.STANDARD + "/driver.sh", conf, out, str(len(paths)), *paths, *command]
     status = _execute(argv, _environ(context, scratch, files))
     if status:

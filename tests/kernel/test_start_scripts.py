@@ -226,13 +226,20 @@ def test_terminal_of_a_small_dev_is_its_console(user: User, rootfs: pathlib.Path
 
 def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
-    out = user.start("--explain", "-e", "A=1", "-m", "/usr/share:/made/up", "--rw", "box", "true")
+    scripts = [user.home / "etc/hooks.d/50-site.sh", user.home / "job.conf"]
+    scripts[0].parent.mkdir(parents=True)
+    for script in scripts:
+        script.write_text("#!/bin/bash\n")
+        script.chmod(0o755)
+    conf = ("--conf", str(scripts[1]))
+    out = user.start("--explain", *conf, "-e", "A=1", "-m", "/usr/share:/made/up", "--rw", "box", "true")
     assert snapshot(rootfs) == before
     lines = out.splitlines()
     assert any(line.startswith("mount    /usr/share /made/up none") and "--mount" in line for line in lines)
     assert "set      A=1  (--env)" in lines
     assert "set      FROM_IMAGE=yes  (/etc/environment of the image)" in lines
     assert any(line.startswith("hook     ") and "10-shadow" in line for line in lines)
+    assert {f"hook     {script}" for script in scripts} <= set(lines)
     assert "setting  ENROOT_ROOTFS_WRITABLE=yes  (command line)" in lines
     assert lines[-1] == "run      true"
 
