@@ -95,11 +95,20 @@ def built_for(plugin: str) -> int | None:
 
 
 def _installed() -> str:
-    """The version of the Slurm on this machine, as 22.05.8; empty where there is none. Raises PenrootError."""
+    """The version of the Slurm on this machine, as 22.05.8; empty where there is none.
+
+    Raises PenrootError where none tells it: before it does, srun wants a slurm.conf, and slurmd does not.
+    """
+    error = None
     for program in ("srun", "slurmd"):
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin")
         if path:
-            return run([path, "-V"]).split()[-1]
+            try:
+                return run([path, "-V"]).split()[-1]
+            except PenrootError as e:
+                error = e
+    if error:
+        raise error
     return ""
 
 
@@ -127,7 +136,11 @@ def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Fin
     except OSError as e:
         yield Finding("bad", f"{line.origin}: {line.path}: {e.strerror}", "pyxis-py install, on this node too")
         return
-    version = _installed()
+    try:
+        version = _installed()
+    except PenrootError as e:
+        yield Finding("bad", f"the version of Slurm is not known: {e}", "is there a slurm.conf? " + e.hint)
+        return
     has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not has:
         yield Finding("bad", "there is no Slurm on this machine", "install it, or add it to PATH")

@@ -91,6 +91,14 @@ def test_the_plugin_is_of_another_slurm(lab: Lab, directory: str) -> None:
     assert f"bad  {directory}/spank_pyxis.so is for Slurm 18.03, this is" in out
 
 
+def test_the_configuration_of_slurm_is_not_there(lab: Lab) -> None:
+    """Without it srun tells not even its version."""
+    script = f"SLURM_CONF=/no/such {CHECK} --plugstack /etc/slurm/plugstack.conf"
+    out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning
+    assert "warn scontrol cannot tell the configuration of Slurm" in out
+    assert f"loads {PLUGIN}, for Slurm" in out
+
+
 def test_a_file_that_is_not_there(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, "required /no/such/spank_pyxis.so"))
     assert f"bad  {directory}/plugstack.conf:1: /no/such/spank_pyxis.so: No such file or directory" in out
