@@ -15,8 +15,27 @@ if TYPE_CHECKING:
     from enroot_py.store import Store
 
 
+# What verbs of docker and podman are called here.
+_ELSEWHERE = {
+    "images": "cache list",
+    "ls": "list",
+    "ps": "list --fancy",
+    "pull": "import",
+    "rm": "remove",
+    "rmi": "cache prune",
+    "run": "start",
+}
+
+
 class Commands(click.Group):
     """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
+            raise UsageError(f"No such command '{args[0]}'", hint=f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.commands)
@@ -168,9 +187,7 @@ def list_(fancy: bool, form: str) -> None:
     click.echo(listing.as_json(found) if form == "json" else listing.as_text(found, fancy=fancy), nl=False)
 
 
-@penroot.command(
-    "exec", context_settings={**_CONTEXT, "ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@penroot.command("exec", context_settings={**_CONTEXT, "allow_interspersed_args": False})
 @click.option("-e", "--env", multiple=True, metavar="KEY[=VALUE]", help="Set a variable, or take it from the caller.")
 @click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
@@ -260,6 +277,7 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     options: list[click.Parameter] = [
         click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
     ]
+    options.append(click.Option(["--explain"], is_flag=True))
     rest = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
 
@@ -387,8 +405,16 @@ def version() -> None:
 
 
 @command
+@click.argument("verb", required=False)
 @click.pass_context
-def help_(ctx: click.Context) -> None:
-    """Show this text."""
-    assert ctx.parent is not None
-    click.echo(ctx.parent.get_help())
+def help_(ctx: click.Context, verb: str | None) -> None:
+    """Show this text, or that of a VERB."""
+    if verb in ("start", "batch"):
+        from enroot_py import start
+
+        click.echo(start.USAGE, nl=False)
+    elif verb:
+        main([verb, "--help"])
+    else:
+        assert ctx.parent is not None
+        click.echo(ctx.parent.get_help())

@@ -33,7 +33,7 @@ def find(target: str, settings: Settings) -> Source:
         raise ContainerError(
             f"no such image: {target}", hint="give a container's name, a squashfs image or docker://IMAGE"
         )
-    return open_container(target, settings)
+    return open_container(target, settings, or_else=f"; an image of a registry is docker://{target}")
 
 
 def find_file(path: str, settings: Settings) -> Source:
@@ -53,8 +53,11 @@ def of_image(name: str, image: "Image") -> Source:
     return Source(name, lowerdirs=image.lowerdirs, image=image.file)
 
 
-def open_container(name: str, settings: Settings) -> Source:
-    """The container ``name``. Raises ContainerError where there is none or its image is gone."""
+def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
+    """The container ``name``; ``or_else`` says what the name might be instead.
+
+    Raises ContainerError where there is none or its image is gone.
+    """
     path = f"{settings.data_path}/{check_name(name)}"
     try:
         with open(f"{path}/{_MARK}", "rb") as f:
@@ -63,7 +66,7 @@ def open_container(name: str, settings: Settings) -> Source:
         if os.path.isdir(path):
             return Source(name, directory=path)
         raise ContainerError(
-            f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are"
+            f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
         ) from None
     except OSError as e:
         raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e

@@ -12,7 +12,7 @@ from _collections_abc import Mapping
 
 from enroot_py import configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
 from enroot_py.errors import CommandError, ContainerError, PenrootError, UsageError
-from enroot_py.settings import SETTINGS, Settings, load, sysconf_path
+from enroot_py.settings import SETTINGS, Settings, load, nearest, sysconf_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
         elif word == "--explain":
             options.explain = True
         else:
-            raise UsageError(f"unknown option: {word}", hint=f"penroot {verb} --help")
+            meant = nearest(name if equals else word, (*FLAGS, *VALUES, "--explain", "--help"))
+            hint = f"did you mean {meant}?" if meant else f"penroot {verb} --help"
+            raise UsageError(f"unknown option: {word}", hint=hint)
     if not rest:
         needs = "a configuration script" if verb == "batch" else "a container or an image"
         raise UsageError(f"{verb} needs {needs}", hint=f"penroot {verb} --help")

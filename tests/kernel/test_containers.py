@@ -171,6 +171,11 @@ def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -
         (("cache", "prune", "--older", "-1"), 1),
         (("completion",), 1),
         (("--version",), 0),
+        (("exec", "--root", "box", "true"), 1),
+        (("help", "create"), 0),
+        (("help", "start"), 0),
+        (("help", "nonsense"), 1),
+        (("rm", "box"), 1),
         *(
             ((verb, "-h"), 0)
             for verb in "batch bundle create exec export import info list remove start version".split()
@@ -226,6 +231,8 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
         ("penroot st", {"start"}),
         ("penroot start b", {"box", "box.sqsh"}),
         ("penroot start --r", {"--root", "--rw", "--rc"}),
+        ("penroot start --e", {"--env", "--explain"}),
+        ("penroot rm b", {"batch", "bundle"}),  # of a verb that is none, the verbs there are
         ("penroot remove ", {"box"}),
         ("penroot export --o", {"--output"}),
         ("penroot cache p", {"prune"}),

@@ -215,6 +215,7 @@ def test_a_broken_interpreter_is_explained(user: User, rootfs: pathlib.Path) -> 
 def test_unknown_container_is_an_error(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "nope", "true", status=1)
     assert "[ERROR] no such container: nope" in done.stderr
+    assert "docker://nope" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--frobnicate", "box"), ("--env",), ("--env=", "box"), ()])

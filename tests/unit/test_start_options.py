@@ -63,6 +63,15 @@ def test_unknown_options_are_mistakes(word: str) -> None:
         start.parse([word, "name"])
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--explian", "--explain"), ("--root=yes", "--root"), ("--mounts=x", "--mount")]
+)
+def test_a_slip_is_answered_with_what_was_meant(word: str, meant: str) -> None:
+    with pytest.raises(UsageError) as e:
+        start.parse([word, "name"])
+    assert e.value.hint == f"did you mean {meant}?"
+
+
 def test_two_dashes_end_the_options() -> None:
     options = start.parse(["-r", "--", "--name", "--", "x"])
     assert options is not None
