@@ -3,6 +3,7 @@
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /opt/penroot
 LIBDIR := $(PREFIX)/lib/penroot
+PLUGIN := spank_pyxis.so
 TOOLS  := unshare mount switchroot aufs2ovlfs mksquashovlfs
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
@@ -65,6 +66,8 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	$(PYTHON) -m pip install --quiet --no-warn-script-location --target $(LIBDIR).new .
 	rm -rf $(LIBDIR).new/bin
 	mkdir -p $(PREFIX)/bin
+	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
+	if test -e $(LIBDIR)/$(PLUGIN); then cp -p $(LIBDIR)/$(PLUGIN) $(LIBDIR).new; fi
 	rm -rf $(LIBDIR).old
 	if test -e $(LIBDIR); then mv $(LIBDIR) $(LIBDIR).old; fi; mv $(LIBDIR).new $(LIBDIR)
 	rm -rf $(LIBDIR).old
@@ -80,23 +83,29 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done
 	chmod -R a+rX $(PREFIX)
-	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; fi
+	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
+	elif test -e $(LIBDIR)/$(PLUGIN); then echo '$(PLUGIN) is the old one: pyxis-py install --slurm-include DIR'; fi
 
 enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
 	ln -sf penroot $(PREFIX)/bin/enroot
 	for name in $(TOOLS); do ln -sf penroot-$$name $(PREFIX)/bin/enroot-$$name || exit 1; done
 	ln -sf penroot-unshare $(PREFIX)/bin/enroot-nsenter
+	ln -sf penroot.1 $(PREFIX)/share/man/man1/enroot.1
+	$(PREFIX)/bin/enroot completion bash > $(PREFIX)/share/bash-completion/completions/enroot
 
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
-	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/spank_pyxis.so
+	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/$(PLUGIN)
 
-uninstall: ## remove what install put there
+uninstall: ## remove what install put there, and this node's line in plugstack.conf.d
+	test ! -e $(PREFIX)/bin/pyxis-py || $(PREFIX)/bin/pyxis-py uninstall --prefix $(PREFIX)
 	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
 	rm -f $(TOOLS:%=$(PREFIX)/bin/penroot-%) $(TOOLS:%=$(PREFIX)/bin/enroot-%) $(PREFIX)/bin/enroot-nsenter
-	test ! -L $(PREFIX)/bin/enroot || rm $(PREFIX)/bin/enroot
+	test ! -L $(PREFIX)/bin/enroot || rm -f $(PREFIX)/bin/enroot $(PREFIX)/share/bash-completion/completions/enroot
+	test ! -L $(PREFIX)/share/man/man1/enroot.1 || rm $(PREFIX)/share/man/man1/enroot.1
 	rm -f $(PREFIX)/share/man/man1/penroot*.1 $(PREFIX)/share/man/man5/penroot*.5
 	rm -f $(PREFIX)/share/man/man1/pyxis-py.1 $(PREFIX)/share/man/man7/penroot-srun.7
 	rm -f $(PREFIX)/share/bash-completion/completions/penroot
+	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
 clean:
 	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/_linux*.so enroot_py/_linux.c
