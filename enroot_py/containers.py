@@ -170,9 +170,11 @@ class _made:
             raise ContainerError(
                 f"container exists: {name}", hint=f"use --force, another --name, or: penroot remove {name}"
             )
+        from enroot_py import trees
+
         try:
             os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
-            os.mkdir(self.temporary, 0o755)
+            trees.make(self.temporary, 0o755)
         except OSError as e:
             raise ContainerError(
                 f"cannot create a container in {os.path.dirname(self.path)}: {e.strerror}", hint=_way_out(e, self.path)

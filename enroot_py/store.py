@@ -410,8 +410,10 @@ class Build:
             if _is_whole(self.target):
                 self.done = True
                 return self
+            from enroot_py import trees
+
             try:
-                os.mkdir(self.path, 0o700)
+                trees.make(self.path, 0o700)
             except FileExistsError:
                 pass
             except OSError as e:

@@ -199,6 +199,25 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
         subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.mark.parametrize("form", [{}, SQUASHFS, UNPACK], ids=["tree", "squashfs", "unpacked"])
+def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs: str, form: dict[str, str]) -> None:
+    """A directory of a project: set-group-ID, of a group that the user namespace of a container has not."""
+    require(os.geteuid() == 0, "only root can give a directory to another group")
+    place = user.home / "project"
+    place.mkdir()
+    os.chown(place, user.home.stat().st_uid, 4242)
+    place.chmod(0o2770)
+    user.environ.update(form, ENROOT_CACHE_PATH=f"{place}/cache", ENROOT_DATA_PATH=f"{place}/data")
+    user.penroot("create", "-n", "box", uri(registry))
+    for image in ("box", squashfs, uri(registry)):
+        assert user.start(image, "cat", "/number") == "7"
+        script = "echo 8 >/number; mkdir /etc/d; echo 9 >/etc/d/e; cat /number /etc/d/e"
+        assert user.start("--rw", image, "sh", "-c", script) == "8\n9\n"
+        user.start("--rw", "box", "sh", "-c", "printf 7 >/number; rm -rf /etc/d")
+    user.penroot("remove", "-f", "box")
+    user.penroot("cache", "prune")
+
+
 def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
     """Device nodes, which need root, and what overlayfs would obey; and trees deeper than Python's stack."""
     require(os.geteuid() == 0, "only root can make a device node")
