@@ -90,6 +90,7 @@ enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
 	ln -sf penroot $(PREFIX)/bin/enroot
 	for name in $(TOOLS); do ln -sf penroot-$$name $(PREFIX)/bin/enroot-$$name || exit 1; done
 	ln -sf penroot-unshare $(PREFIX)/bin/enroot-nsenter
+	mkdir -p $(PREFIX)/share/man/man1 $(PREFIX)/share/bash-completion/completions
 	ln -sf penroot.1 $(PREFIX)/share/man/man1/enroot.1
 	$(PREFIX)/bin/enroot completion bash > $(PREFIX)/share/bash-completion/completions/enroot
 
