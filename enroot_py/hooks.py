@@ -121,7 +121,8 @@ def _failure(path: str, error: BaseException) -> HookError:
             line = trace.tb_lineno
         trace = trace.tb_next
     where = f"{path}:{line}" if line else path
-    return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint="PENROOT_DEBUG=1 shows more")
+    hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
+    return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint=hint)
 
 
 def _sorted(*directories: str) -> "list[str]":

@@ -66,6 +66,14 @@ def create(root: int, path: str, *, directory: bool, mode: int = 0o755, _depth: 
         os.close(parent)
 
 
+def foreign_group(error: BaseException) -> str:
+    """The way out where ``error`` means a group that the container's user namespace has not, which has one; else ""."""
+    if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
+        return ""
+    way_out = "newgrp to that, or give each group its own: $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
+    return f"the files of the image or container are of another group than this process: {way_out}"
+
+
 def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     """Put a file beneath ``root`` by rename, so that a reader sees the old or the new one. Raises OSError."""
     parent_path, _, name = path.strip("/").rpartition("/")

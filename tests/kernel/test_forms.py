@@ -14,7 +14,7 @@ from enroot_py import filesystems, forms, settings, trees
 from enroot_py import squashfs as squash
 from tests import images
 from tests.images import directory, entry
-from tests.kernel.conftest import User, require
+from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.registry import Server, serve
 from tests.kernel.test_cache import running
 
@@ -216,6 +216,17 @@ def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs:
         user.start("--rw", "box", "sh", "-c", "printf 7 >/number; rm -rf /etc/d")
     user.penroot("remove", "-f", "box")
     user.penroot("cache", "prune")
+
+
+def test_a_process_of_another_group_is_told_the_way_out(user: User, registry: Server) -> None:
+    """As after newgrp(1): the one group of a user namespace is the process's own."""
+    require(os.geteuid() == 0, "only root can take another group")
+    user.penroot("create", "-n", "box", uri(registry))
+    command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot"]
+    command += ["start", "box", "true"]
+    done = subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "newgrp" in done.stderr.splitlines()[-1]
 
 
 def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
