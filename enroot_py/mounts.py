@@ -139,9 +139,17 @@ class Mount:
             hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
         elif isinstance(error, NotADirectoryError):
             hint = "a directory mounts on a directory, a file on a file; "
+        elif isinstance(error, FileNotFoundError):
+            hint = f"the container has no {self.target}: x-create=auto makes it; "
+        elif error.errno == errno.ENODEV and self.fstype == "none":
+            whole = f"{self.source}:{self.target}:rbind,{self.options}"
+            hint = f"without bind or a TYPE there is nothing to mount: {whole}; "
         elif error.errno == errno.ENODEV:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-            hint = f"no file system of type {self.fstype!r} here: it is {form}; "
+            space = "; a space in a path is \\040" if "/" in self.fstype else ""
+            hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
+        elif foreign := paths.foreign_group(error):
+            hint = f"{foreign}; "
         return hint + f"asked for by {self.origin}" if self.origin else hint.rstrip("; ")
 
     @property
@@ -177,11 +185,17 @@ class Mount:
             os.close(mount)
 
     @property
+    def _changes(self) -> bool:
+        return "remount" in self.words or bool(self.propagation)
+
+    @property
     def _creates(self) -> bool:
         return self._binds or self.fstype != "none" or "x-move" in self.words
 
     def _change(self, root: int) -> int:
         """Change an existing mount: remount, or propagation alone."""
+        if self.source.startswith(("/", ".")) and self.source != self.target and not self._changes:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
         target = paths.open_in(root, self.target)
         try:
             flags = linux.AT_EMPTY_PATH | (linux.AT_RECURSIVE if "r-propagation" in self.words else 0)

@@ -89,6 +89,10 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("/etc:/x:nope", "no file system of type 'nope' here"),
         ("etc:/x", "SOURCE on the host begins with / or ./"),
         ("/no/such:/x", "the source must exist on the node"),
+        ("/a b:/x", "a space in a path is \\040"),
+        ("/etc:/no/such:bind,ro", "the container has no /no/such: x-create=auto makes it"),
+        ("/etc:/no/such:ro", "without bind or a TYPE there is nothing to mount: /etc:/no/such:rbind,ro"),
+        ("/etc:/tmp:ro", "without bind or a TYPE there is nothing to mount: /etc:/tmp:rbind,ro"),
     ],
 )
 def test_a_failed_mount_says_the_way_out(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
