@@ -139,10 +139,11 @@ class Mount:
             hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
         elif isinstance(error, NotADirectoryError):
             hint = "a directory mounts on a directory, a file on a file; "
-        elif isinstance(error, FileNotFoundError):
+        elif isinstance(error, FileNotFoundError) and self._creates:
             hint = f"the container has no {self.target}: x-create=auto makes it; "
         elif error.errno == errno.ENODEV and self.fstype == "none":
-            whole = f"{self.source}:{self.target}:rbind,{self.options}"
+            how = "rbind," if self.source.startswith(("/", ".")) else f"{self.source}:"
+            whole = f"{self.source}:{self.target}:{how}{self.options}"
             hint = f"without bind or a TYPE there is nothing to mount: {whole}; "
         elif error.errno == errno.ENODEV:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
@@ -194,7 +195,7 @@ class Mount:
 
     def _change(self, root: int) -> int:
         """Change an existing mount: remount, or propagation alone."""
-        if self.source.startswith(("/", ".")) and self.source != self.target and not self._changes:
+        if self.source not in ("none", self.target) and not self._changes:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
         target = paths.open_in(root, self.target)
         try:
