@@ -24,6 +24,7 @@ from pyxis_py.settings import PLUGIN
 _MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
 # Plugins that give a job a /tmp of its own. One that does so after ours changes what the mounts meant.
 _PRIVATE_TMP = ("auto_tmpdir", "private-tmpdir", "private_tmpdir", "spank-private-tmp", "spank_private_tmp", "tmpdir")
+_PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute
 _JOB_CONTAINER_DIRECTORIES = "/tmp,/dev/shm"  # job_container.conf(5), Dirs
 
 
@@ -63,7 +64,7 @@ def findings(plugstack: str | None) -> Iterator[Finding]:
 def slurm_configuration() -> dict[str, str]:
     """What slurmctld says, as scontrol(1) shows it; empty where nobody answers."""
     try:
-        text = run([find("scontrol", package="slurm-client"), "show", "config"])
+        text = run([find("scontrol", package="slurm-client"), "show", "config"], timeout=_PATIENCE)
     except PenrootError:
         return {}
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
@@ -100,11 +101,11 @@ def _installed() -> str:
     Raises PenrootError where none tells it: before it does, srun wants a slurm.conf, and slurmd does not.
     """
     error = None
-    for program in ("srun", "slurmd"):
+    for program in ("slurmd", "srun"):
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin")
         if path:
             try:
-                return run([path, "-V"]).split()[-1]
+                return run([path, "-V"], timeout=_PATIENCE).split()[-1]
             except PenrootError as e:
                 error = e
     if error:

@@ -76,12 +76,21 @@ def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
 
 
 def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> None:
-    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False)
+    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False)
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if "failed to import" in line]
+    said = [line for line in done.stderr.splitlines() if "/tmp/nowhere.sqsh" in line and "error: pyxis" in line]
     assert len(said) == nodes, done.stderr
     for node in names(nodes):
         assert sum(f" {node}: " in line for line in said) == 1, done.stderr
+
+
+def test_what_the_registry_refuses_is_said_once_for_all(four: Lab, nodes: int) -> None:
+    done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=registry:5000#nope:1", "true"], check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("no repository nope") == 1, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "pyxis" in line]
+    by_nodes = [line for line in lines if any(f" {node}: " in line for node in names(nodes))]
+    assert not by_nodes
 
 
 @pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
