@@ -21,7 +21,7 @@ from urllib3 import exceptions
 from enroot_py import __version__, credentials, log, manifests, registries
 from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryError
 from enroot_py.manifests import Descriptor, Manifest
-from enroot_py.reference import MANIFEST_TYPES, Reference, is_local
+from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, Reference, is_local
 from enroot_py.settings import Settings
 from enroot_py.store import is_digest
 
@@ -340,7 +340,8 @@ class Registry:
         return token
 
     def _unauthorized(self) -> RefusedError:
-        registry, repository = self._reference.registry, self._reference.repository
+        reference = self._reference
+        registry, repository = reference.registry, reference.repository
         used = self._credential
         if used is not None:
             return RefusedError(
@@ -350,7 +351,7 @@ class Registry:
         who = f"no password of {self._reference.user!r}" if self._reference.user else "no login"
         return RefusedError(
             f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
-            hint=f"looked in: {credentials.places(self._settings)}",
+            hint=_meant(reference) or f"looked in: {credentials.places(self._settings)}",
         )
 
     # -- failures
@@ -389,14 +390,14 @@ class Registry:
         if not tags:
             return RefusedError(
                 f"{reference.registry} has no repository {reference.repository}",
-                hint="check the name; a private registry knows no library/",
+                hint=_meant(reference) or "check the name; an image of another registry is REGISTRY#IMAGE",
             )
         if reference.digest:
             return RefusedError(f"{reference.registry}/{reference.repository} has no image {reference.digest}")
         shown = [str(tag) for tag in tags][:12]
         return RefusedError(
             f"{reference.registry}/{reference.repository} has no tag {reference.tag}",
-            hint=f"there is: {', '.join(shown)}{', …' if len(tags) > len(shown) else ''}",
+            hint=_meant(reference) or f"there is: {', '.join(shown)}{', …' if len(tags) > len(shown) else ''}",
         )
 
     def _unreachable(self, error: Exception) -> Unreachable:
@@ -410,6 +411,16 @@ class Registry:
         if not self._allows_http:
             hint += "; a registry without TLS needs ENROOT_ALLOW_HTTP=yes, or a line in registries.conf"
         return Unreachable(f"cannot reach the registry {registry}: {_reason(error)}", hint=hint)
+
+
+def _meant(reference: Reference) -> str:
+    """The way out for a name that looks like a registry's, as #SBATCH lines leave of REGISTRY#IMAGE; else ""."""
+    name = reference.repository.removeprefix("library/")
+    port = reference.tag if reference.tag.isdecimal() and len(reference.tag) > 3 else ""
+    if reference.registry != DOCKER_HUB or "/" in name or name.endswith(".sqsh") or not ("." in name or port):
+        return ""
+    host = f"{name}:{port}" if port else name
+    return f"if {host} is a registry: {host}/IMAGE, as # begins a comment in a batch script"
 
 
 class Blob:

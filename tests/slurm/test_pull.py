@@ -167,6 +167,7 @@ def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> 
     [
         ("registry:5000#nope:1", "registry:5000 has no repository nope"),
         ("registry:5000#minimal:nope", "registry:5000/minimal has no tag nope"),
+        ("registry:5000", "registry-1.docker.io has no repository library/registry"),
     ],
 )
 def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str, why: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from enroot_py import manifests, registry
 from enroot_py.errors import ImageError, PenrootError
+from enroot_py.reference import Reference, parse
 
 D = "sha256:" + "0" * 64
 
@@ -107,6 +108,25 @@ def test_what_is_no_manifest_is_an_error(document: object) -> None:
     data = (document if isinstance(document, str) else json.dumps(document)).encode()
     with pytest.raises(PenrootError):
         manifests.manifest(D, D, data, manifests.parse(data, "an image"), "an image")
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("registry:5000", "registry:5000/IMAGE"),
+        ("nvcr.io", "nvcr.io/IMAGE"),
+        ("redis:7", ""),
+        ("mine.sqsh", ""),
+        ("org/name.py:2404", ""),
+        ("nvcr.io#nvidia/cuda:1234", ""),
+    ],
+)
+def test_a_registry_without_an_image_is_recognized(name: str, way_out: str) -> None:
+    """What #SBATCH leaves of REGISTRY#IMAGE: a name of Docker Hub."""
+    reference = parse(name)
+    assert isinstance(reference, Reference)
+    hint = registry._meant(reference)
+    assert way_out in hint and bool(way_out) == bool(hint)
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
