@@ -11,6 +11,8 @@ from pyxis_py import options, settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from enroot_py.mounts import Mount
     from enroot_py.reference import Reference
     from pyxis_py.job import Job
@@ -31,7 +33,7 @@ def check(job: "Job") -> "Request":
                 hint="give them to srun, inside the job",
             )
         return request
-    for line in options.ignored(request):
+    for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)
     if request.mounts:
         mounts(request)
@@ -44,6 +46,18 @@ def check(job: "Job") -> "Request":
         except ImageReferenceError as e:
             raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
     return request
+
+
+def slips(environ: "Mapping[str, str]") -> "list[str]":
+    """Variables that are none of ours and look as if they should be: one line each, for people."""
+    known = [option.variable for option in options.OPTIONS if option.variable]
+    unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
+    if not unknown:
+        return []
+    from enroot_py.settings import nearest
+
+    meant = ((name, nearest(name, known)) for name in unknown)
+    return [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
 
 
 def mounts(request: "Request") -> "list[Mount]":

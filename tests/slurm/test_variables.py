@@ -48,6 +48,13 @@ def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
     assert srun(lab, *script, env={**env, variable: value}).strip() == with_it
 
 
+def test_a_slip_is_told(lab: Lab) -> None:
+    env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_MOUNT": "/etc:/mnt/x", "PYXIS_CONTAINER_OF_THE_SITE": "1"}
+    done = lab.run(["srun", "true"], env=env)
+    said = [line for line in done.stderr.splitlines() if "ignoring" in line]
+    assert said == ["pyxis: ignoring PYXIS_CONTAINER_MOUNT: did you mean PYXIS_CONTAINER_MOUNTS?"]
+
+
 def test_name_and_save(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_NAME": "said", "PYXIS_CONTAINER_SAVE": "said.sqsh"}
     srun(lab, "true", env=env)
