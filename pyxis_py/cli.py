@@ -279,8 +279,12 @@ def main() -> None:
         if isinstance(e, PermissionError):
             log.hint("what Slurm loads belongs to root: run it as root")
         sys.exit(1)
-    except click.ClickException as e:
+    except click.exceptions.NoArgsIsHelpError as e:
         e.show()
+        sys.exit(e.exit_code)
+    except click.UsageError as e:
+        log.error(" ".join(e.format_message().split()).rstrip("."))
+        log.hint(f"{e.ctx.command_path if e.ctx else 'pyxis-py'} --help")
         sys.exit(e.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)

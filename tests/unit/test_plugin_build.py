@@ -452,3 +452,11 @@ def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output:
     path = f"{tmp_path}/{output}"
     with pytest.raises(ConfigError, match=f"^{path} is no file that can be written"):
         cli.build(path, python="/usr/bin/env", library="/usr/lib", include="/usr/include")
+
+
+@pytest.mark.parametrize("words", [["instal"], ["build"], ["install", "--nope"]])
+def test_a_wrong_command_line_is_an_error_and_a_hint(words: list[str]) -> None:
+    command = [sys.executable, "-m", "pyxis_py.cli", *words]
+    done = subprocess.run(command, cwd=os.path.dirname(os.path.dirname(HERE)), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["[ERROR]", "[HINT]"]
