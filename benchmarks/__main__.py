@@ -17,7 +17,7 @@ from benchmarks.step import bench_step
 BENCHMARKS = {
     "start": (bench_start, 60),
     "devices": (bench_devices, 60),
-    "step": (bench_step, 20),
+    "step": (bench_step, 40),
     "images": (bench_images, 2),
     "first": (bench_first, 3),
     "reading": (bench_reading, 20),
