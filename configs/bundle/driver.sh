@@ -13,6 +13,7 @@ description='' version='' compression='' target='' size=0
 
 fail() {
     printf '[ERROR] %s\n' "$1" >&2
+    [ -z "${2-}" ] || printf '[HINT] %s\n' "$2" >&2
     exit 1
 }
 
@@ -208,7 +209,7 @@ check_sum
 if [ -n "$keep" ]; then
     absolute "$(printf '%s' "$target" | "$runfile" substitute)"
     target=$path
-    [ ! -e "$target" ] || fail "File already exists: $target"
+    [ ! -e "$target" ] || fail "File already exists: $target" "remove it, or run without --keep and --extract"
     "$runfile" extract "$self" "$offset" "$target" ${quiet:+--quiet}
     [ -z "$extract" ] || exit 0
 fi

@@ -150,7 +150,8 @@ def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
 def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
     assert (user.home / "box/message").read_text() == "hello\n"
-    assert "File already exists" in run(user, bundle, "--keep", "true", status=1).stderr
+    said = run(user, bundle, "--keep", "true", status=1).stderr
+    assert "File already exists" in said and "[HINT] remove it" in said
     shutil.move(user.home / "box", user.data / "kept")
     assert user.start("kept", "cat", "/message") == "hello\n"
     run(user, bundle, "-x", path=path)
