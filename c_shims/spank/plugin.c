@@ -171,10 +171,13 @@ static bool container_asked_for(spank_t sp)
 	return false;
 }
 
+/* A variable that is none of ours may be a slip in one that is: the check tells. */
 static bool anything_said(void)
 {
-	for (int i = 0; i < OPTION_COUNT; i++) {
-		if (option_variables[i] && getenv(option_variables[i]))
+	static const char prefix[] = "PYXIS_CONTAINER_";
+
+	for (char **variable = environ; variable && *variable; variable++) {
+		if (strncmp(*variable, prefix, sizeof(prefix) - 1) == 0)
 			return true;
 	}
 	return step.option_count > 0;

@@ -48,11 +48,13 @@ def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
     assert srun(lab, *script, env={**env, variable: value}).strip() == with_it
 
 
-def test_a_slip_is_told(lab: Lab) -> None:
-    env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_MOUNT": "/etc:/mnt/x", "PYXIS_CONTAINER_OF_THE_SITE": "1"}
-    done = lab.run(["srun", "true"], env=env)
+@pytest.mark.parametrize("slip", ["PYXIS_CONTAINER_MOUNT", "PYXIS_CONTAINER_IMAG"])
+@pytest.mark.parametrize("others", [{"PYXIS_CONTAINER_IMAGE": FILE}, {}], ids=["in a container", "alone"])
+def test_a_slip_is_told(lab: Lab, slip: str, others: dict[str, str]) -> None:
+    done = lab.run(["srun", "true"], env={**others, slip: "/etc:/mnt/x", "PYXIS_CONTAINER_OF_THE_SITE": "1"})
     said = [line for line in done.stderr.splitlines() if "ignoring" in line]
-    assert said == ["pyxis: ignoring PYXIS_CONTAINER_MOUNT: did you mean PYXIS_CONTAINER_MOUNTS?"]
+    meant = {"PYXIS_CONTAINER_MOUNT": "PYXIS_CONTAINER_MOUNTS", "PYXIS_CONTAINER_IMAG": "PYXIS_CONTAINER_IMAGE"}
+    assert said == [f"pyxis: ignoring {slip}: did you mean {meant[slip]}?"]
 
 
 def test_name_and_save(lab: Lab) -> None:
