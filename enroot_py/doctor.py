@@ -31,15 +31,20 @@ class Finding:
 
 def findings(settings: Settings) -> Iterator[Finding]:
     """Everything that is worth a look, in the order in which a start meets it."""
+    yield from machine()
+    yield from programs()
+    yield data_path(settings.data_path)
+    yield from cache_path(settings)
+    yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
+
+
+def machine() -> Iterator[Finding]:
+    """What containers need of the kernel and of /dev/fuse, with Slurm and without."""
     yield from namespace_limits()
     yield overlay()
     yield from selinux()
     yield hidepid()
     yield from fuse()
-    yield from programs()
-    yield data_path(settings.data_path)
-    yield from cache_path(settings)
-    yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
 
 
 def report(found: Iterable[Finding]) -> bool:
@@ -202,7 +207,7 @@ def data_path(path: str) -> Finding:
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
         return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
-    there = _existing(path)
+    there = filesystems.existing(path)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return Finding("bad", f"containers are in {path}, mounted noexec: their programs cannot be executed", fix)
     nosuid = ", nosuid" if os.statvfs(there).f_flag & os.ST_NOSUID else ""
@@ -226,7 +231,7 @@ _FEW, _MANY = 10_000, 100_000  # files of a small image, and of one with a frame
 def inodes(paths: Iterable[str]) -> Iterator[Finding]:
     """Whether the files of images fit, as far as the file system and the quota of the caller go."""
     for path in paths:
-        there = _existing(path)
+        there = filesystems.existing(path)
         info = os.statvfs(there)
         free = [info.f_favail] if info.f_files else []  # 0: made as they are needed
         left = inode_quota(there)
@@ -269,9 +274,3 @@ def inode_quota(path: str) -> int | None:
         os.close(fd)
     limits = [limit for limit in (quota.ihard, quota.isoft) if limit]
     return max(0, min(limits) - quota.inodes) if not failed and limits else None
-
-
-def _existing(path: str) -> str:
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path

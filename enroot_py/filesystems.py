@@ -16,7 +16,7 @@ def kind(path: str) -> str:
 
     Source: proc(5), /proc/PID/mountinfo.
     """
-    device = os.stat(_existing(path)).st_dev
+    device = os.stat(existing(path)).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
     with open("/proc/self/mountinfo", "rb") as f:
         for line in f:
@@ -33,7 +33,7 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     """
     other = f"set {setting} to another place" if setting else "choose another place"
     if error.errno == errno.ENOSPC:
-        free = os.statvfs(_existing(place))
+        free = os.statvfs(existing(place))
         # Where inodes are made as they are needed, there is no number of them.
         inodes = free.f_files and not free.f_favail and free.f_bavail
         full = "has space, but no inode left (df -i)" if inodes else "is full (df, df -i)"
@@ -47,7 +47,7 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     return f"{place} must be a directory of your own: see its mode and owner, or {other}"
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
     """``path``, or its nearest parent that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or "/"

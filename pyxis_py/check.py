@@ -49,11 +49,7 @@ def findings(plugstack: str | None) -> Iterator[Finding]:
     lines = list(stack(plugstack or slurm.get("PlugStackConfig") or "/etc/slurm/plugstack.conf"))
     ours = [line for line in lines if os.path.basename(line.path) == PLUGIN]
     yield from _loaded(ours, lines, plugstack or slurm.get("PlugStackConfig", "/etc/slurm/plugstack.conf"))
-    yield from doctor.namespace_limits()
-    yield doctor.overlay()
-    yield from doctor.selinux()
-    yield doctor.hidepid()
-    yield from doctor.fuse()
+    yield from doctor.machine()
     yield from _slurm(slurm, settings.load(ours[0].arguments if ours and not _bad_arguments(ours[0]) else ()))
     loaded = enroot_settings.load()
     yield doctor.data_path(loaded.data_path)
