@@ -113,18 +113,23 @@ def rootfs(user: User) -> pathlib.Path:
     return path
 
 
-@pytest.fixture
-def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """The same as a squashfs image."""
+def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """The squashfs image of a root file system, beside the user's other files, which he can mount."""
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
     if os.geteuid() == 0:
         os.chmod("/dev/fuse", 0o666)
-    path = user.home / "box.sqsh"
+    path = user.home / f"{rootfs.name}.sqsh"
     subprocess.run(["mksquashfs", str(rootfs), str(path), "-all-root", "-quiet", "-no-progress"], check=True)
     user.own(path)
     return path
+
+
+@pytest.fixture
+def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """The same as a squashfs image."""
+    return squashed(user, rootfs)
 
 
 def mounts_under(path: pathlib.Path) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
 
 import pytest
 
-from .conftest import User, require
+from .conftest import User, require, squashed
 from .test_start import servers, wait_for
 
 HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
@@ -43,13 +42,7 @@ def mpi(user: User) -> pathlib.Path:
 @pytest.fixture
 def image(user: User, mpi: pathlib.Path) -> str:
     """The same as a squashfs image."""
-    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
-    if os.geteuid() == 0:
-        os.chmod("/dev/fuse", 0o666)
-    path = user.home / "mpi.sqsh"
-    subprocess.run(["mksquashfs", str(mpi), str(path), "-all-root", "-quiet", "-no-progress"], check=True)
-    user.own(path)
-    return str(path)
+    return str(squashed(user, mpi))
 
 
 @pytest.mark.parametrize("source", ["mpi", "image"])
