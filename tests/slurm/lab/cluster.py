@@ -356,19 +356,24 @@ class Lab:
         Raises CommandFailed if ``check`` and it does not exit 0, subprocess.TimeoutExpired after ``timeout``
         seconds; the command gets SIGTERM then, and SIGKILL 5 s later.
         """
-        for _ in range(2):
-            process = self.popen(cmd, user=user, node=node, env=env, cwd=cwd)
-            try:
-                out, err = process.communicate(input, timeout=timeout)
-            except BaseException as e:
-                out, err = end(process)
-                if isinstance(e, subprocess.TimeoutExpired):
-                    raise subprocess.TimeoutExpired(cmd, timeout, out, err) from None
-                raise
-            if _OPEN_MPI_DIED not in err:
-                break
-        if check and process.returncode != 0:
-            raise CommandFailed(process.returncode, cmd, out, err)
+        done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
+        if _OPEN_MPI_DIED in done.stderr:
+            done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
+        if check and done.returncode != 0:
+            raise CommandFailed(done.returncode, cmd, done.stdout, done.stderr)
+        return done
+
+    def _run(
+        self, cmd: str | Sequence[str], timeout: float, input: str, **where: Any
+    ) -> subprocess.CompletedProcess[str]:
+        process = self.popen(cmd, **where)
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException as e:
+            out, err = end(process)
+            if isinstance(e, subprocess.TimeoutExpired):
+                raise subprocess.TimeoutExpired(cmd, timeout, out, err) from None
+            raise
         return subprocess.CompletedProcess(cmd, process.returncode, out, err)
 
     def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:
