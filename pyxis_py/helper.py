@@ -29,6 +29,7 @@ _LIFELINE = 4
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _LIMIT = 64 << 20  # bytes in one message
 _FDS = 8
+_MOMENT = 0.3  # seconds that the server of an image has to end
 
 
 class Channel:
@@ -233,7 +234,25 @@ def end(container: "Held", asked: Job, asker: Channel, listener: _socket.socket)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
+    let_go(container)
     os._exit(0)
+
+
+def let_go(container: "Held") -> None:
+    """Close the namespaces, and wait for the server of an image, which ends with them.
+
+    slurmstepd would find it alive, kill it, and sleep for a second before it looks again. Who is not done within a
+    moment is left to it: another step may be in the container, or a process that a task left behind.
+    """
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
+    for fd in (*container.fds, container.shared):
+        if fd >= 0:
+            os.close(fd)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):
+            pass
+    except ChildProcessError:
+        return
 
 
 def refuse(listener: _socket.socket) -> None:

@@ -219,6 +219,8 @@ class Step:
             self._check_save(self.request.save)
         if self.request.wants_container:
             self._note(self._step_name)
+            # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _sweep(self) -> None:
         """Remove what steps of this node have left that a reboot ended: nothing else knows of them then."""
