@@ -17,8 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: loops and fuzzing: a short slice always, long with --soak")
     config.addinivalue_line("markers", "gpu: needs a GPU")
-    # A shell has its background jobs ignore it, and so would all that the tests start and interrupt.
+    # Shells have their background jobs ignore some, nohup SIGHUP: so would all that the tests start and then end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     if config.option.seed is None:
         config.option.seed = time.time_ns() % 1_000_000
 
