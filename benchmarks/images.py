@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.tables import judge
 from enroot_py.settings import SETTINGS
 from tests.images import Image, Layer, busybox, entry, tar
 from tests.kernel.conftest import PREFIX, UID, User
@@ -136,17 +137,17 @@ def measure(user: User, server: Server, *command: str, **environ: str) -> Cost:
     return Cost(took, used.ru_utime + used.ru_stime, peak, sent(server) - before, used.ru_oublock * 512)
 
 
-def show(name: str, cost: Cost | None, against: Cost | None = None, budget: float = 0) -> bool:
+def show(name: str, cost: Cost | None, against: Cost | None = None, budget: float | None = None) -> bool:
     """Print a row; False where it took longer than ``budget`` times what ``against`` took."""
     if cost is None:
         print(f"{name:44} {'MISSING':>8}")
         return True
-    verdict, good = "", True
+    said, good = "", True
     if against is not None:
         ratio = cost.seconds / against.seconds
-        good = not budget or ratio <= budget
-        verdict = f"  {ratio:6.2f}x" + (f" <= {budget:.3g}x {'ok' if good else 'TOO SLOW'}" if budget else "")
-    print(f"{name:44} {cost}{verdict}", flush=True)
+        good, verdict = judge(ratio, budget)
+        said = f"  {ratio:6.2f}x {verdict}"
+    print(f"{name:44} {cost}{said}", flush=True)
     return good
 
 
@@ -225,11 +226,11 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
 
     base, steps = costs["plain"], costs["steps"]
     show("fetch, isal | tar -x, 2 at a time", base)
-    good = show("penroot start REF, cold", costs["cold"], base, 1.3 if judged else 0)
+    good = show("penroot start REF, cold", costs["cold"], base, 1.3 if judged else None)
     good &= show("  stored", costs["stored"], base)
     good &= show("  last layer changed", costs["changed"], base)
     show("the steps of enroot import, with its programs", steps)
-    good &= show("penroot import -o, cold", costs["file"], steps, 1 / 3 if judged else 0)
+    good &= show("penroot import -o, cold", costs["file"], steps, 1 / 3 if judged else None)
     good &= show("  stored", costs["file stored"], steps)
     good &= show("  last layer changed", costs["file changed"], steps)
     for name in ("cold", "file"):

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import tempfile
 
-from benchmarks.tables import PREFIX, PYTHON, Row, added, more, program, table
+from benchmarks.tables import PREFIX, PYTHON, Row, added, judge, more, program, table
 from tests.slurm.lab import Lab
 
 MOST = 0.150  # seconds that any container may add to a step
@@ -61,8 +61,8 @@ def container(lab: Lab, rounds: int) -> bool:
     good = added("over plain srun", times, times[rows[-1].name], [*compared, (rows[4].name, many_plain, None)])
     slow = [name for name, *_ in compared if more(times, name, plain) > MOST]
     one, sixteen = (more(times, rows[i + 3].name, rows[i].name) for i in (0, 1))
-    within = sixteen <= 1.3 * one
-    print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  <= 1.3x {'ok' if within else 'TOO SLOW'}")
+    within, verdict = judge(sixteen / one, 1.3)
+    print(f"{'16 tasks over one task':44} {sixteen / one:25.2f}x  {verdict}")
     for name in slow:
         print(f"{name} adds more than {MOST * 1000:.0f} ms")
     return good and within and not slow
@@ -81,8 +81,7 @@ def unused_plugin(lab: Lab, rounds: int) -> bool:
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     calls = [sum(map(int, line.split())) / 1e9 for line in lines]
     added_by_calls = statistics.median(calls)
-    good = added_by_calls <= UNUSED
-    verdict = f"<= {UNUSED * 1000:g} ms {'ok' if good else 'TOO SLOW'}"
+    good, verdict = judge(added_by_calls * 1000, UNUSED * 1000, " ms")
     print(f"\n{'a step without a container':44} {'plain ms':>9} {'added':>6}  budget")
     print(f"{'loading the plugin and its calls':44} {'':9} {added_by_calls * 1000:6.2f}  {verdict}")
     times = by_turns(lab, rounds)

@@ -33,6 +33,14 @@ def p10(times: list[float]) -> float:
     return sorted(times)[len(times) // 10]
 
 
+def judge(cost: float, budget: float | None, unit: str = "x", *, also: bool = True) -> tuple[bool, str]:
+    """Whether ``cost`` is within a budget, and ``also`` what else is asked for; and that in words, "" for no budget."""
+    if budget is None:
+        return True, ""
+    within = cost <= budget and also
+    return within, f"<= {budget:.3g}{unit} {'ok' if within else 'TOO SLOW'}"
+
+
 def table(title: str, rows: list[Row], times: dict[str, list[float]], baseline: str) -> bool:
     """Print one table; False where a row costs more than it may."""
     print(f"\n{title}\n{'':44} {'p10 ms':>8} {'median':>8} {'ratio':>6}  budget")
@@ -44,11 +52,8 @@ def table(title: str, rows: list[Row], times: dict[str, list[float]], baseline: 
             continue
         low, middle = p10(times[row.name]), statistics.median(times[row.name])
         ratio = low / unit
-        verdict = ""
-        if row.budget is not None:
-            within = ratio <= row.budget
-            good &= within
-            verdict = f"<= {row.budget:g}x {'ok' if within else 'TOO SLOW'}"
+        within, verdict = judge(ratio, row.budget)
+        good &= within
         print(f"{row.name:44} {low * 1000:8.1f} {middle * 1000:8.1f} {ratio:5.2f}x  {verdict}")
     return good
 
@@ -84,9 +89,7 @@ def added(
             continue
         cost = more(times, name, plain)
         ratio = cost / statistics.median(bare)
-        verdict = ""
-        if budget is not None:
-            good &= ratio <= budget
-            verdict = f"<= {budget:g}x {'ok' if ratio <= budget else 'TOO SLOW'}"
+        within, verdict = judge(ratio, budget)
+        good &= within
         print(f"{name:44} {cost * 1000:8.1f} {ratio:16.2f}x  {verdict}")
     return good
