@@ -31,6 +31,22 @@ def lab() -> Iterator[Lab]:
         lab.down()
 
 
+@pytest.fixture(autouse=True)
+def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test in which Slurm drains a node fails, and no later one waits for that node."""
+    if "lab" not in request.fixturenames:
+        yield
+        return
+    lab: Lab = request.getfixturevalue("lab")
+    with open(f"{lab.root}/nodes/ctl/var/log/slurmctld.log") as log:
+        log.seek(0, os.SEEK_END)
+        yield
+        drained = [line for line in log if line.endswith("state set to DRAIN\n")]
+    for node in lab.nodes if drained else ():
+        lab.clear(node)
+    assert not drained, "".join(drained)
+
+
 @pytest.fixture(scope="session")
 def four(lab: Lab) -> Iterator[Lab]:
     """A cluster of four nodes beside the one that all tests share."""

@@ -98,14 +98,13 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
         host.gpu(index, fakehost.BUSES[index], index)
         (host.root / f"dev/nvidia{index}").unlink()
         host.node(f"/dev/nvidia{index}", 4, index)
-    conf = pathlib.Path(lab.root, "etc/slurm/cgroup.conf")
-    before = conf.read_text()
+    before = pathlib.Path(lab.root, "etc/slurm/cgroup.conf").read_text()
     try:
-        conf.write_text(before + "ConstrainDevices=yes\n")
+        lab.configure("cgroup.conf", before + "ConstrainDevices=yes\n")
         lab.restart_daemon("n1", "slurmd")
         yield {"PENROOT_HOST_ROOT": "/home/alice/four", "ENROOT_RESTRICT_DEV": "yes"}
     finally:
-        conf.write_text(before)
+        lab.configure("cgroup.conf", before)
         lab.restart_daemon("n1", "slurmd")
         shutil.rmtree(host.root)
 

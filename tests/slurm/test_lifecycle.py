@@ -184,15 +184,14 @@ def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
 @contextmanager
 def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
     """The lab with a changed line of slurm.conf."""
-    path = pathlib.Path(lab.root, "etc/slurm/slurm.conf")
-    text = path.read_text()
+    text = pathlib.Path(lab.root, "etc/slurm/slurm.conf").read_text()
     assert was in text
-    path.write_text(text.replace(was, now))
+    lab.configure("slurm.conf", text.replace(was, now))
     lab.run(["scontrol", "reconfigure"], user="root")
     try:
         yield
     finally:
-        path.write_text(text)
+        lab.configure("slurm.conf", text)
         lab.run(["scontrol", "reconfigure"], user="root")
 
 

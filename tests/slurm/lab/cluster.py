@@ -286,7 +286,11 @@ class Lab:
     def install_plugin(self, line: str) -> None:
         """Make ``line`` all that plugstack.conf includes. A lab that is up uses it from its next step on;
         slurmd itself when it is restarted."""
-        etc.put(f"{self.root}/etc/slurm/plugstack.conf.d/pyxis.conf", line + "\n")
+        self.configure("plugstack.conf.d/pyxis.conf", line + "\n")
+
+    def configure(self, name: str, text: str) -> None:
+        """Let a file of /etc/slurm be ``text``, at once: what runs meanwhile reads the old or the new one."""
+        etc.put(f"{self.root}/etc/slurm/{name}", text)
 
     def logs(self, lines: int = 15) -> str:
         """The ends of the daemons' logs, for a message."""

@@ -170,10 +170,12 @@ def make_munge_key(etc: str) -> None:
 
 
 def put(path: str, text: str, mode: int = 0o644) -> None:
+    """Write a file at once: slurmstepd may read it in this moment, and one that reads half of it drains the node."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
+    with open(f"{path}.new", "w") as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
+    os.rename(file.name, path)
 
 
 def lines(path: str) -> list[str]:
