@@ -13,14 +13,15 @@ def make(path: str, mode: int) -> None:
     A user namespace has no other, and overlayfs makes nothing in a directory whose group is not there.
     """
     os.mkdir(path, mode)
-    found = os.stat(path)
-    if found.st_gid == os.getegid():
-        return
     try:
-        os.chown(path, -1, os.getegid())
+        found = os.stat(path)
+        if found.st_gid != os.getegid():
+            os.chown(path, -1, os.getegid())
+            os.chmod(path, found.st_mode & 0o777)  # no set-group-ID, which would hand it on further
     except PermissionError:
         return  # a file system with one group for all, as by its option gid=
-    os.chmod(path, found.st_mode & 0o777)  # no set-group-ID, which would hand it on further
+    except FileNotFoundError:
+        return  # swept away this moment, as it was not locked yet: whoever opens it sees that
 
 
 def remove(path: str) -> None:

@@ -193,6 +193,24 @@ def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None
     assert temporary(store) == []
 
 
+def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store) -> None:
+    sweeper = os.fork()
+    if sweeper == 0:
+        try:
+            while True:
+                store.sweep()
+        finally:
+            os._exit(1)  # the sweeper has failed
+    try:
+        for _ in range(1000):
+            with store.build("layers", A) as build:
+                assert os.listdir(build.path) == []
+    finally:
+        os.kill(sweeper, signal.SIGTERM)
+        _, status = os.waitpid(sweeper, 0)
+    assert status == signal.SIGTERM
+
+
 def test_leftovers_are_not_taken_for_work(store: Store) -> None:
     dead = maker(store, 60)
     assert dead.stdout is not None and dead.stdout.readline() == "making\n"
