@@ -20,6 +20,8 @@ _DENIED = frozenset(
 RESOLVED = "SLURM_PYXIS_RESOLVED"
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has said why
 
+_BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
+
 
 class Job:
     """One request of the plugin; the protocol is in c_shims/spank/README.md."""
@@ -64,9 +66,19 @@ class Job:
         return self.numbers["uid"]
 
     @property
+    def is_batch(self) -> bool:
+        """Whether this is the batch script of a job."""
+        return self.numbers.get("stepid") == _BATCH
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the step on all its nodes. For a batch script Slurm has told those of the job: sbatch -n."""
+        return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
+
+    @property
     def script(self) -> str:
         """The path of a batch script, "" in other steps. It lies where a container does not see it."""
-        return self.command if self.numbers.get("totaltasks") == 0 else ""
+        return self.command if self.is_batch else ""
 
     def resolved(self, image: str) -> str:
         """The digest of a tag that holds for all nodes of the step; REFUSED, or "" where srun could not tell."""
@@ -75,12 +87,12 @@ class Job:
 
     @property
     def is_first_of_several_nodes(self) -> bool:
-        several = self.numbers.get("totaltasks", 0) > self.numbers.get("localtasks", 0)
+        several = self.tasks > self.numbers.get("localtasks", 0)
         return several and self.environ.get("SLURM_NODEID") == "0"
 
     @property
     def is_first_of_several_tasks(self) -> bool:
-        return self.numbers.get("totaltasks", 0) > 1 and self.environ.get("SLURM_NODEID") == "0"
+        return self.tasks > 1 and self.environ.get("SLURM_NODEID") == "0"
 
     def host(self) -> "dict[str, str]":
         """The job's environment without what must not reach an import or a start."""

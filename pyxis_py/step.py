@@ -31,7 +31,6 @@ _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _BOOT = ".step"  # in a container that goes with a step: the node and its boot
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
 _NAME_MAX = 255  # bytes: limits.h
-_BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
 
 def boot_id() -> str:
@@ -56,7 +55,7 @@ class Step:
         self.job = job
         self.request = options.parse(job.options, job.environ, job.cwd)
         self.plugin = plugin_settings.load(job.arguments)
-        if job.stepid == _BATCH and not self.plugin.sbatch_support:
+        if job.is_batch and not self.plugin.sbatch_support:
             self.request = options.parse((), {})
         # Hooks and importers of a site read these.
         self.host = {
@@ -155,7 +154,7 @@ class Step:
         return pmix.security(self.job.environ, libraries, remap_root=self.settings.remap_root)
 
     def _check_pmix(self) -> None:
-        if why := pmix.check_root(self.job.environ, self.job.numbers.get("totaltasks", 0)):
+        if why := pmix.check_root(self.job.environ, self.job.tasks):
             log.warn(why)
 
     def prepare(self) -> rootfs.Source:
@@ -266,7 +265,7 @@ class Step:
 
         ref = reference.parse(image, self.job.cwd)
         # Of several tasks one looks at the last line only; a batch step has none.
-        if self.job.numbers.get("totaltasks", 0) <= 1:
+        if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
         resolved = self.job.resolved(image)
         if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
@@ -287,7 +286,7 @@ class Step:
         from pyxis_py import importer
 
         uri = image if "://" in image else f"docker://{image}"
-        if self.job.numbers.get("totaltasks", 0) <= 1:
+        if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
         path = importer.get(self.plugin, self.host, uri)
         tell(f"imported docker image: {image}")

@@ -39,6 +39,13 @@ def test_the_script_runs_in_the_container(lab: Lab) -> None:
     assert "minimal /srv/work" in batch(lab, 'echo "$IMAGE_NAME $(pwd)"', IMAGE)
 
 
+def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
+    # Slurm tells the plugin how many tasks the job has, not that its script is one process.
+    out = batch(lab, "echo $IMAGE_NAME", IMAGE, "-w", "n1,n2", "-n2")
+    assert out.splitlines()[-1] == "minimal"
+    assert "srun" not in out
+
+
 def test_options_in_the_script_itself(lab: Lab) -> None:
     # Slurm takes a plain # for the beginning of a comment.
     escaped = MINIMAL.replace("#", r"\#")
