@@ -91,7 +91,7 @@ class Request:
 
 
 def _image(text: str) -> str:
-    if text.startswith(("/", ".")):
+    if text.startswith(("/", ".", "~", "$")):
         _path(text)
         if _is_directory_name(text):
             raise ValueError("is a directory", "give a squashfs file, or an image without a leading '.' or '/'")
@@ -103,6 +103,13 @@ def _image(text: str) -> str:
 
 
 def _path(text: str) -> str:
+    if text.startswith(("~", "$")):
+        hint = f"write the path out; a file of that name is ./{text}"
+        raise ValueError(f"no shell has replaced the {text[0]}", hint)
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     if len(text.encode(errors="surrogateescape")) >= PATH_MAX:
         raise ValueError(f"is longer than {PATH_MAX - 1} bytes, the limit of a path")
     return text
@@ -202,9 +209,16 @@ def _mount(entry: str) -> MountEntry:
     for flag in flags:
         if not flag or any(c in " \t\n:,\\" for c in flag):
             raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
-    mount = MountEntry(_path(source), _path(target), (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags))
+    words = (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags)
+    mount = MountEntry(_bounded(source), _beneath_root(_bounded(target)), words)
     _check_paths(mount)
     return mount
+
+
+def _beneath_root(target: str) -> str:
+    """A target that begins with a dot is taken from the root of the container, as ./data alone has the target /data."""
+    plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
+    return "/" + target.removeprefix("./") if plain else target
 
 
 def _check_paths(mount: MountEntry, variable: str = "$") -> None:
@@ -212,6 +226,8 @@ def _check_paths(mount: MountEntry, variable: str = "$") -> None:
     source, target = mount.source, mount.target
     if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS:
         hint = f"a relative path begins with a dot: ./{source}"
+        if source.startswith("~"):
+            hint = "no shell has replaced the ~: write $HOME"
         raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
     if target.startswith(".."):
         why = f"the target {target!r} leads out of the container: Invalid cross-device link"
