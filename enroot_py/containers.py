@@ -224,6 +224,8 @@ def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container; False where there is none of that name. Raises ContainerError."""
     path = f"{settings.data_path}/{check_name(name)}"
     trash = f"{settings.data_path}/.trash.{os.getpid()}.{name[:200]}"
+    if not os.path.lexists(path):
+        return False  # rename(2) would tell of a read-only file system first
     place = _mounted_beneath(path)
     if place:
         raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")

@@ -136,9 +136,10 @@ def check(job: Job, channel: Channel) -> None:
     try:
         digest = submit.resolve(job, tag)
     except RefusedError as e:
-        digest = REFUSED
+        # Where the nodes have the container already, no image is needed: they know, and say it.
+        digest = "" if request.name else REFUSED
         for line in (f"{request.origins['image']}={request.image}: {e}", e.hint):
-            if line:
+            if digest and line:
                 channel.log("ERROR", line)
     channel.send((("ok", ""), *((("resolved", f"{request.image} {digest}"),) if digest else ())))
 
@@ -302,7 +303,7 @@ class Held:
             )
             self.remap_root, self.served = running.remap_root, running.served
             self.attached = True
-            step.check_attached(self.names, self.served)
+            step.check_attached(self.names, self.served, remap_root=self.remap_root)
             step.bring(self.spaces, remap_root=self.remap_root)
         else:
             self.remap_root = step.settings.remap_root

@@ -162,11 +162,14 @@ def note(runtime_path: str, uid: int, container: str, directory: str) -> None:
 
 
 def erase(runtime_path: str, uid: int, container: str) -> None:
-    """The container is removed."""
+    """The container is removed. Raises PenrootError."""
+    link = f"{runtime_path}/{uid}/{container}"
     try:
-        os.unlink(f"{runtime_path}/{uid}/{container}")
+        os.unlink(link)
     except FileNotFoundError:
         return
+    except OSError as e:
+        raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
 
 
 def noted(runtime_path: str, uid: int, jobid: int) -> "list[tuple[str, str]]":

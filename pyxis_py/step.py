@@ -100,7 +100,7 @@ class Step:
             return None
         return info.st_dev, info.st_ino
 
-    def check_attached(self, names: "tuple[str, ...]", served: str) -> None:
+    def check_attached(self, names: "tuple[str, ...]", served: str, *, remap_root: bool) -> None:
         """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
         for kind in self.request.unshare:
             if kind not in names:
@@ -111,6 +111,9 @@ class Step:
                 )
         if self.request.mounts:
             tell("ignoring --container-mounts when attaching to a running container")
+        if self.request.remap_root not in (None, remap_root):
+            origin = self.request.origins["remap_root"]
+            tell(f"ignoring {origin} when attaching to a running container: who one is in it was said at its start")
         if served:
             # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
             log.warn(

@@ -57,6 +57,21 @@ def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
         assert done.returncode != 0
 
 
+def test_who_one_is_in_a_running_container_was_said_at_its_start(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME):
+        done = lab.run(["srun", *ON_N1, NAME, "--container-remap-root", "id", "-un"])
+        assert done.stdout == "alice\n"
+        assert "ignoring --container-remap-root when attaching" in done.stderr
+        assert "ignoring" not in lab.run(["srun", *ON_N1, NAME, "--no-container-remap-root", "true"]).stderr
+
+
+def test_an_image_that_is_gone_stops_nobody_who_has_the_container(lab: Lab) -> None:
+    gone = "--container-image=registry:5000#minimal:gone"
+    srun(lab, IMAGE, NAME, "true")
+    assert "error" not in lab.run(["srun", *ON_N1, gone, NAME, "true"]).stderr
+    assert "minimal has no tag gone" in refused(lab, gone, "--container-name=two", "true")
+
+
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     # The output of the first srun command is the name.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])

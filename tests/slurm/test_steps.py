@@ -261,6 +261,17 @@ def test_disk_full(lab: Lab) -> None:
         lab.run(["umount", "/var/tmp"], node="n2", user="root")
 
 
+def test_a_read_only_place_for_containers_is_no_hindrance_to_a_read_only_step(lab: Lab) -> None:
+    place = "/var/tmp/enroot-data-2001"
+    lab.run(["mkdir", "-p", place], node="n1")
+    lab.run(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}", node="n1", user="root")
+    try:
+        assert "error" not in lab.run(["srun", "-w", "n1", image(), "true"]).stderr
+        assert "is read-only: set ENROOT_DATA_PATH" in refused(lab, image(), "--container-writable", "true")
+    finally:
+        lab.run(["umount", place], node="n1", user="root")
+
+
 def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
     jobs = [lab.popen(["srun", "-N1", image(), "true"]) for _ in range(20)]
     assert [job.wait(600) for job in jobs] == [0] * 20
