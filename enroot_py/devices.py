@@ -183,7 +183,10 @@ class Edits:
             log.debug(f"{self.origin}: {_CACHE} of the image cannot be read")
             return
         if new != old:
-            context.write(_CACHE, new)
+            try:
+                context.write(_CACHE, new)
+            except OSError as e:
+                log.warn(f"{self.origin}: cannot write {_CACHE}: {e.strerror}")
 
 
 def _run(command: "list[str]", context: "Context") -> None:

@@ -19,12 +19,15 @@ _HEADER, _ENTRY = 48, 24
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _EM_X86_64, _EM_AARCH64 = 62, 183
+_SHT_NOTE = 7
 
 # What the functions raise for a damaged cache: an image may hold anything.
 DAMAGE = (ValueError, IndexError, StructError)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     # Flags (kind and architecture), name that programs ask for, path.
     Library = tuple[int, str, str]
 
@@ -76,6 +79,28 @@ def soname(path: str) -> "Library | None":
         return None
     flags = {_EM_X86_64: 0x303, _EM_AARCH64: 0xA03}.get(machine, 0x3) if wide else 0x3
     return flags, name, path
+
+
+def drivers_of_compat(file: "BinaryIO") -> "set[int]":
+    """The branches of drivers for which a libcuda of CUDA's compatibility package is, as its note says; else none."""
+    try:
+        data = file.read(64)
+        if data[:5] != b"\x7fELF\2":
+            return set()
+        file.seek(unpack("=Q", data[40:48])[0])
+        size, count, index = unpack("=HHH", data[58:64])
+        # Name, type, offset, size.
+        sections = [unpack("=II16xQQ", file.read(size)[:40]) for _ in range(count)]
+        file.seek(sections[index][2])
+        names = file.read(sections[index][3])
+        for name, kind, offset, length in sections:
+            if kind == _SHT_NOTE and names.startswith(b".note.cuda.fwd_compatibility\0", name):
+                file.seek(offset)
+                listed = file.read(length).partition(b'"Driver"')[2].partition(b"[")[2].partition(b"]")[0]
+                return {int(word) for word in listed.split(b",") if word.strip().isdigit()}
+    except (OSError, *DAMAGE):
+        pass
+    return set()
 
 
 def extend(data: bytes, libraries: "list[Library]") -> bytes:

@@ -32,12 +32,13 @@ LIBRARIES = {
     "graphics": "libnvidia-eglcore libnvidia-glcore libnvidia-tls libnvidia-glsi libnvidia-fbc libnvidia-ifr "
     "libnvidia-rtcore libnvoptix libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia "
     "libnvidia-glvkspirv libnvidia-cbl libnvidia-gpucomp libnvidia-allocator libnvidia-egl-gbm "
-    "libnvidia-egl-wayland libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer",
+    "libnvidia-egl-wayland libnvidia-egl-wayland2 libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer "
+    "libnvidia-present libnvidia-vksc-core libnvidia-api",
     "ngx": "libnvidia-ngx",
 }
 LIBRARIES["display"] = LIBRARIES["graphics"]
 # Those with a version of their own, not the driver's.
-_OWN_VERSION = ("libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-xcb", "libnvidia-egl-xlib")
+_OWN_VERSION = ("libnvidia-egl-", "libnvidia-api", "libnvidia-nvvm70")
 _PREFIXES = (b"libcuda", b"libnvidia-", b"libnvcuvid", b"libnvoptix", b"libvdpau_nvidia", b"libGL", b"libEGL_nvidia")
 _MAIN = ("libcuda.so.1", "libnvidia-ml.so.1")
 # Programs look for these too, and packages for developers are not in an image.
@@ -46,8 +47,16 @@ _MORE_LINKS = {
     "libnvidia-opticalflow.so": "libnvidia-opticalflow.so.1",
     "libGLX_indirect.so.0": "libGLX_nvidia.so.0",
 }
+_GBM = "gbm/nvidia-drm_gbm.so"  # as Mesa's loader asks for it, libnvidia-allocator under another name
 _PROGRAMS = {
-    "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
+    "utility": (
+        "nvidia-smi",
+        "nvidia-debugdump",
+        "nvidia-persistenced",
+        "nv-fabricmanager",
+        "nvidia-imex",
+        "nvidia-imex-ctl",
+    ),
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
 }
 _PROGRAM_DIRECTORIES = ("/usr/bin", "/bin", "/usr/sbin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin")
@@ -61,23 +70,30 @@ _LIBRARY_DIRECTORIES = (
     "/lib64",
     "/opt/nvidia/lib64",
 )
+# What loaders of other libraries read, and where a driver may have put it; in a container it is in /usr/share.
 _GRAPHICS_FILES = (
-    "/usr/share/vulkan/icd.d/nvidia_icd.json",
-    "/usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
-    "/etc/vulkan/icd.d/nvidia_icd.json",
-    "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
-    "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
-    "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
-    "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
-    "/usr/share/nvidia/nvoptix.bin",
+    "vulkan/icd.d/nvidia_icd.json",
+    "vulkan/icd.d/nvidia_icd.{machine}.json",
+    "vulkan/icd.d/nvidia_layers.json",
+    "vulkan/implicit_layer.d/nvidia_layers.json",
+    "glvnd/egl_vendor.d/10_nvidia.json",
+    "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json",
+    "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/20_nvidia_xcb.json",
+    "egl/egl_external_platform.d/20_nvidia_xlib.json",
+    "nvidia/nvoptix.bin",
 )
+_SHARE_DIRECTORIES = ("/usr/share", "/etc", "/usr/local/share", "/usr/local/nvidia/share", "/usr/local/nvidia")
+
+_CONSUMER = {"geforce", "titan"}  # not for these: CUDA would not start, where the host's own libcuda might do
 
 # The newest CUDA that a branch of the driver runs: CUDA Toolkit Release Notes, table of drivers.
 _CUDA_OF_DRIVER = (
-    (590, 13.1), (580, 13.0), (575, 12.9), (570, 12.8), (565, 12.7), (560, 12.6), (555, 12.5), (550, 12.4),
-    (545, 12.3), (535, 12.2), (530, 12.1), (525, 12.0), (520, 11.8), (515, 11.7), (510, 11.6), (495, 11.5),
-    (470, 11.4), (465, 11.3), (460, 11.2), (455, 11.1), (450, 11.0), (440, 10.2), (418, 10.1), (410, 10.0),
-    (396, 9.2), (390, 9.1), (384, 9.0), (375, 8.0),
+    (615, 13.4), (610, 13.3), (595, 13.2), (590, 13.1), (580, 13.0), (575, 12.9), (570, 12.8), (565, 12.7),
+    (560, 12.6), (555, 12.5), (550, 12.4), (545, 12.3), (535, 12.2), (530, 12.1), (525, 12.0), (520, 11.8),
+    (515, 11.7), (510, 11.6), (495, 11.5), (470, 11.4), (465, 11.3), (460, 11.2), (455, 11.1), (450, 11.0),
+    (440, 10.2), (418, 10.1), (410, 10.0), (396, 9.2), (390, 9.1), (384, 9.0), (375, 8.0),
 )  # fmt: skip
 
 
@@ -223,9 +239,14 @@ def _is(gpu: GPU, word: str) -> bool:
     if word.isdecimal():
         return word == str(gpu.index)
     if word.startswith("GPU-"):
-        return len(word) > 4 and gpu.uuid.startswith(word)
-    # nvidia-smi writes eight digits of domain, the kernel four.
-    return bool(gpu.bus) and word.lower()[-len(gpu.bus) :] == gpu.bus.lower()
+        return len(word) > 4 and gpu.uuid.startswith("GPU-" + word[4:].lower())
+    return bool(gpu.bus) and _address(word) == _address(gpu.bus)
+
+
+def _address(text: str) -> "tuple[str, str]":
+    """A PCI address without the zeros of its domain: nvidia-smi writes eight digits, the kernel four."""
+    domain, _, rest = text.lower().partition(":")
+    return domain.lstrip("0"), rest
 
 
 def names(selection: Selection) -> "list[str]":
@@ -343,6 +364,12 @@ class Driver:
                 found.setdefault(name, (flags, name, f"{directory}/{name}"))
         return list(found.values())
 
+    def _vdpau(self) -> "list[ldcache.Library]":
+        """The driver for VDPAU, in a directory that only that looks into."""
+        found = [(flags, path.rpartition("/")[0]) for flags, name, path in self.libraries if name == "libnvcuvid.so.1"]
+        name = "libvdpau_nvidia.so.1"
+        return [(flags, name, f"{folder}/vdpau/{name}") for flags, folder in found]
+
     def library(self, name: str) -> str:
         """The path on this machine of a library, empty where there is none."""
         for flags, found, path in self.libraries:
@@ -382,9 +409,15 @@ class Driver:
             for name in self.tree.list(directory):
                 if name.startswith("gsp") and name.endswith(".bin"):
                     edits.file(self.tree, f"{directory}/{name}")
-        if wanted & {"graphics", "display"}:
-            for path in _GRAPHICS_FILES:
-                edits.file(self.tree, path)
+        if "compute" in wanted:
+            self._share(edits, "OpenCL/vendors/nvidia.icd", "/etc")
+        for name in _GRAPHICS_FILES if wanted & {"graphics", "display"} else ():
+            self._share(edits, name.format(machine=os.uname().machine), "/usr/share")
+
+    def _share(self, edits: Edits, name: str, target: str) -> None:
+        for directory in _SHARE_DIRECTORIES:
+            if edits.file(self.tree, f"{directory}/{name}", f"{target}/{name}"):
+                return
 
     def _warn(self, library: str) -> None:
         from enroot_py import log
@@ -397,22 +430,25 @@ class Driver:
 
     def _add_libraries(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
         names = {name for capability in wanted for name in LIBRARIES.get(capability, "").split()}
-        for library in self.libraries:
+        for library in [*self.libraries, *(self._vdpau() if "video" in wanted else ())]:
             flags, soname, path = library
             name, _, rest = soname.partition(".so")
             if name not in names or not rest or (bits(flags) == 32 and "compat32" not in wanted):
                 continue
             real = self.tree.real(path)
             file = real.rpartition("/")[2]
-            if not file or (self.version and name not in _OWN_VERSION and not file.endswith("." + self.version)):
+            of_driver = not self.version or name.startswith(_OWN_VERSION) or file.endswith("." + self.version)
+            if not file or not of_driver:
                 continue  # what an older driver left behind does not work with this kernel's
             directory = add_library(edits, self.tree, context, library, real)
             for more, target in _MORE_LINKS.items():
                 if target == soname:
                     edits.links[f"{directory}/{more}"] = target
+            if name == "libnvidia-allocator" and wanted & {"graphics", "display"}:
+                edits.links[f"{directory}/{_GBM}"] = f"../{soname}"
 
 
-def add_compat(edits: Edits, context: "Context", version: str) -> None:
+def add_compat(edits: Edits, context: "Context", version: str, known: "list[GPU]") -> None:
     """Prefer the image's own libcuda where it is for a newer driver: CUDA Compatibility, "Forward Compatibility"."""
     directory = "/usr/local/cuda/compat"
     from enroot_py import paths
@@ -422,17 +458,25 @@ def add_compat(edits: Edits, context: "Context", version: str) -> None:
     except OSError:
         return
     try:
-        names = os.listdir(fd)
+        names = sorted(os.listdir(fd))
     finally:
         os.close(fd)
-    newer = [name.removeprefix("libcuda.so.") for name in names if name.startswith("libcuda.so.")]
-    majors = [int(part) for part in (name.partition(".")[0] for name in newer if "." in name) if part.isdecimal()]
-    if not majors or not version or max(majors) <= int(version.partition(".")[0]):
+    found = [name.removeprefix("libcuda.so.") for name in names if name.startswith("libcuda.so.")]
+    newest = max((v for v in found if "." in v and v.replace(".", "").isdecimal()), key=_version, default="")
+    branch = _version(version)[0]
+    if not newest or not version or _version(newest)[0] <= branch or _brands(known) & _CONSUMER:
+        return
+    try:
+        with open(paths.open_in(context.root, f"{directory}/libcuda.so.{newest}", os.O_RDONLY), "rb") as library:
+            branches = ldcache.drivers_of_compat(library)
+    except OSError:
+        return
+    if branches and branch not in branches:
         return
     flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)
-    ours = [name for name in sorted(names) if name.startswith("lib") and len(name.rpartition(".so.")[2]) < 3]
-    replaced = set(ours)
-    edits.libraries = [library for library in edits.libraries if library[1] not in replaced]
+    # Some are asked for by their whole name: libnvidia-gpucomp.so.580.65.06.
+    ours = [name for name in names if name.startswith("lib") and ".so." in name]
+    edits.libraries = [library for library in edits.libraries if library[1] not in ours]
     edits.libraries += [(flags, name, f"{directory}/{name}") for name in ours]
 
 
@@ -473,7 +517,8 @@ def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]"
                     f"{os.uname().nodename} for gpu{mig.gpu.minor}/{name}",
                     hint=f"as root: nvidia-modprobe -f {_PROC}/capabilities/gpu{mig.gpu.minor}/mig/{name}",
                 )
-    hide_others(edits, known, given, caps)
+    if not selection.every:
+        hide_others(edits, host, known, given, caps)
     if selection.every and "utility" in wanted:
         for name in host.list("/dev"):
             if name.startswith("nvidia-nvswitch"):
@@ -486,13 +531,15 @@ def add_direct_nodes(edits: Edits, host: Host) -> None:
     for name in host.list("/dev"):
         if name.startswith("nvidia-fs"):
             edits.node(host, f"/dev/{name}")
+            edits.file(host, "/run/udev")  # where cuFile looks disks up
     for name in host.list("/dev/nvidia-caps-imex-channels"):
         edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
 
 
-def hide_others(edits: Edits, known: "list[GPU]", given: "set[str]", caps: "dict[int, str]") -> None:
-    """Hide the nodes of GPUs and of their instances that are not ``given``."""
-    edits.hidden += sorted(nodes(Selection(tuple(known)), caps) - given)
+def hide_others(edits: Edits, host: Host, known: "list[GPU]", given: "set[str]", caps: "dict[int, str]") -> None:
+    """Hide the nodes of GPUs and of their instances that are not ``given``, those too of which /proc does not tell."""
+    others = {f"/dev/{name}" for name in host.list("/dev") if name.startswith("nvidia") and name[6:].isdecimal()}
+    edits.hidden += sorted((others | nodes(Selection(tuple(known)), caps)) - given)
 
 
 def nodes(selection: Selection, caps: "dict[int, str]") -> "set[str]":

@@ -29,6 +29,10 @@ def by_option(context: "Context") -> str:
     return ",".join(word.removeprefix(KIND + "=") for word in words if word.startswith(KIND + "="))
 
 
+def named(visible: str) -> "list[str]":
+    return [word.strip().removeprefix(KIND + "=") for word in visible.split(",") if word.strip()]
+
+
 def asked(context: "Context") -> str:
     """What the caller names; empty where only the image does."""
     return by_option(context) or context.host.get("NVIDIA_VISIBLE_DEVICES", "")
@@ -62,7 +66,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     mode = context.host.get("PENROOT_NVIDIA_MODE") or "auto"
     if mode not in MODES:
         raise HookError(f"PENROOT_NVIDIA_MODE={mode} is no way to find GPUs", hint="there are " + ", ".join(MODES))
-    words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word and word != "none"]
+    words = [word for word in named(visible) if word != "none"]
     if not host.exists("/proc/driver/nvidia") and not host.exists("/dev/nvidiactl"):
         # Other systems than servers have other drivers, which a specification describes.
         driver = nvidia.Driver(host, "", "")
@@ -86,7 +90,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
         chosen = selection or nvidia.select(words, known, host, origin(context, visible), driver.nvml)
         words = ["all"] if chosen.every else nvidia.names(chosen)
         caps = nvidia.cap_nodes(host)
-        nvidia.hide_others(edits, known, nvidia.nodes(chosen, caps), caps)
+        nvidia.hide_others(edits, host, known, nvidia.nodes(chosen, caps), caps)
         edits.programs.append(cli_command(context, driver, words, capabilities))
         add_direct(context, host, edits, capabilities)
         return edits
@@ -97,11 +101,11 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
         if visible != "none":
             nvidia.add_nodes(edits, host, selection, known, capabilities)
         else:
-            nvidia.hide_others(edits, known, set(), nvidia.cap_nodes(host))
+            nvidia.hide_others(edits, host, known, set(), nvidia.cap_nodes(host))
         driver.add(edits, context, capabilities)
     if "compute" in capabilities:
-        nvidia.add_compat(edits, context, driver.version)
-    add_optional(context, host, edits, capabilities)
+        nvidia.add_compat(edits, context, driver.version, known)
+    add_optional(context, host, driver, edits, capabilities)
     add_direct(context, host, edits, capabilities)
     return edits
 
@@ -121,7 +125,7 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
     visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")  # of --env too
     if step.every or visible in ("", "all"):
         return step
-    words = [word.removeprefix(KIND + "=") for word in visible.split(",") if word]
+    words = named(visible)
     try:
         chosen = nvidia.select(words, known, host, origin(context, visible), driver.nvml)
     except HookError as e:
@@ -214,19 +218,21 @@ def by_cdi(
             log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
         return False
     folders = registry.add(edits, KIND, words)
-    nvidia.hide_others(edits, known, set(edits.nodes), nvidia.cap_nodes(host))
+    nvidia.hide_others(edits, host, known, set(edits.nodes), nvidia.cap_nodes(host))
     driver.link(edits, folders)
     return True
 
 
-def add_optional(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:
+def add_optional(context: "Context", host: "Host", driver: "Driver", edits: "Edits", capabilities: "set[str]") -> None:
     """What a host may have besides: rights over MIG, and sockets of daemons."""
     for name, number in (("NVIDIA_MIG_CONFIG_DEVICES", 1), ("NVIDIA_MIG_MONITOR_DEVICES", 2)):
         if value(context, name):
             edits.node(host, f"/dev/nvidia-caps/nvidia-cap{number}")
     if "utility" in capabilities:
         for name in ("nvidia-persistenced", "nvidia-fabricmanager"):
-            edits.file(host, f"/var/run/{name}/socket")
+            path = f"/var/run/{name}/socket"
+            if not edits.file(host, path) and driver.tree is not host:
+                edits.file(driver.tree, path)
 
 
 def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:

@@ -32,12 +32,22 @@ LIBRARIES = {
     "libnvidia-ptxjitcompiler": 1, "libnvidia-allocator": 1, "libnvidia-nvvm": 4, "libnvidia-encode": 1,
     "libnvidia-opticalflow": 1, "libnvcuvid": 1, "libvdpau_nvidia": 1, "libnvidia-fbc": 1, "libnvoptix": 1,
     "libGLX_nvidia": 0, "libEGL_nvidia": 0, "libGLESv2_nvidia": 2, "libGLESv1_CM_nvidia": 1, "libnvidia-ngx": 1,
+    "libnvidia-sandboxutils": 1, "libnvidia-vksc-core": 1,
 }  # fmt: skip
 # Those whose soname is the file's name.
 INTERNAL = (
-    "libnvidia-eglcore", "libnvidia-glcore", "libnvidia-tls", "libnvidia-glsi", "libnvidia-rtcore",
-    "libnvidia-glvkspirv", "libnvidia-compiler",
-)  # fmt: skip
+    "libnvidia-eglcore",
+    "libnvidia-glcore",
+    "libnvidia-tls",
+    "libnvidia-glsi",
+    "libnvidia-rtcore",
+    "libnvidia-glvkspirv",
+    "libnvidia-compiler",
+    "libnvidia-gpucomp",
+    "libnvidia-present",
+)
+# Those with a version of their own, whatever the driver's: in the file's name, and in the soname.
+OWN = {"libnvidia-nvvm70": ("4", "4"), "libnvidia-egl-wayland2": ("1.0.1", "1"), "libnvidia-api": ("1", "1")}
 _LONGEST = "libXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXX.so.1"
 
 _NVML = """
@@ -126,7 +136,7 @@ int nvmlDeviceGetComputeInstanceId(struct mig *mig, unsigned *id)
 """
 
 
-def _compiled(source: str, soname: str, *options: str) -> bytes:
+def compiled(source: str, soname: str, *options: str) -> bytes:
     """A shared library, with little in it."""
     link = ["gcc", "-shared", "-fPIC", *options, f"-Wl,-soname,{soname}", "-x", "c", "-"]
     with tempfile.NamedTemporaryFile() as out:
@@ -137,7 +147,7 @@ def _compiled(source: str, soname: str, *options: str) -> bytes:
 @functools.cache
 def _library() -> bytes:
     source = "const char *fake(void) { return __FILE__; } int cuInit(unsigned f) { return f ? 1 : 0; }\n"
-    return _compiled(source, _LONGEST, "-nostdlib")
+    return compiled(source, _LONGEST, "-nostdlib")
 
 
 @functools.cache
@@ -149,7 +159,7 @@ def _nvml() -> bytes:
     )
     source = _NVML.replace("MIGS", table).replace("BUSES", ", ".join(f'"0000:{bus}:00.0"' for bus in BUSES))
     source = source.replace("MINORS", ", ".join(map(str, MINORS))).replace("UUID,", f'"GPU-%08x{uuid(0)[12:]}",')
-    return _compiled(source, "libnvidia-ml.so.1")
+    return compiled(source, "libnvidia-ml.so.1")
 
 
 class FakeHost:
@@ -216,6 +226,7 @@ class FakeHost:
             self.file(f"/proc/driver/nvidia/capabilities/mig/{name}", f"DeviceFileMinor: {number}\n")
         for program in ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
             self.file(f"{where}/usr/bin/{program}", f"#!/bin/sh\necho fake {program}\n").chmod(0o755)
+        self.file(f"{where}/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
         self.file(f"{where}/lib/firmware/nvidia/{self.version}/gsp_ga10x.bin", "firmware")
         made = self._compile(where, libraries)
         if cache:
@@ -231,6 +242,7 @@ class FakeHost:
         content = _library()
         made = {f"{name}.so.{self.version}": f"{name}.so.{end}" for name, end in LIBRARIES.items()}
         made |= {f"{name}.so.{self.version}": f"{name}.so.{self.version}" for name in INTERNAL}
+        made |= {f"{name}.so.{end}": f"{name}.so.{soname}" for name, (end, soname) in OWN.items()}
         for file, soname in made.items():
             if not file.startswith("libnvidia-ml."):
                 (directory / file).write_bytes(
@@ -250,7 +262,7 @@ class FakeHost:
         """An empty shared library."""
         made = self.root / path.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(_compiled("", soname, "-nostdlib", *options))
+        made.write_bytes(compiled("", soname, "-nostdlib", *options))
 
     def mig(self) -> None:
         """MIG devices on the last two GPUs, and the table of all that could be."""

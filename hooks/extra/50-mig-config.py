@@ -18,7 +18,7 @@ def run(context: "Context") -> None:
     if not library:
         return
     known = nvidia.gpus(host)
-    words = [word.removeprefix("nvidia.com/gpu=") for word in visible.split(",")]
+    words = [word.strip().removeprefix("nvidia.com/gpu=") for word in visible.split(",")]
     try:
         chosen = nvidia.select(words, known, host, "NVIDIA_VISIBLE_DEVICES", lambda: library)
         if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):

@@ -87,11 +87,14 @@ LIB = f"/usr/lib/{TRIPLET}"
 SONAMES = {
     *("libcuda.so.1", "libcudadebugger.so.1", "libnvidia-ml.so.1", "libnvidia-cfg.so.1", "libnvidia-opencl.so.1"),
     *("libnvidia-ptxjitcompiler.so.1", "libnvidia-allocator.so.1", "libnvidia-nvvm.so.4"),
+    "libnvidia-sandboxutils.so.1",
 }
 PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 DRIVER = {
     *(("file", f"{LIB}/{name.partition('.')[0]}.so.{fakehost.VERSION}") for name in SONAMES),
-    ("file", f"{LIB}/libnvidia-compiler.so.{fakehost.VERSION}"),
+    *(("file", f"{LIB}/{name}.so.{fakehost.VERSION}") for name in ("libnvidia-compiler", "libnvidia-gpucomp")),
+    ("file", f"{LIB}/libnvidia-nvvm70.so.4"),
+    ("file", "/etc/OpenCL/vendors/nvidia.icd"),
     *(("link", f"{LIB}/{name}") for name in SONAMES),
     ("link", f"{LIB}/libcuda.so"),
     *(("file", f"/usr/bin/{name}") for name in PROGRAMS),
@@ -372,6 +375,15 @@ def test_place_that_an_image_does_not_leave_is_named(user: User, dgx: FakeHost, 
     err = user.penroot("start", "box", "true", env={"NVIDIA_VISIBLE_DEVICES": "0"}).stderr
     assert f"cannot give the container /usr/lib/{TRIPLET}/libcuda.so.{fakehost.VERSION}: " in err
     assert err.count("\n") == 1
+
+
+def test_cache_that_cannot_be_written_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    """The loader finds the libraries where they are all the same."""
+    (box / "etc/ld.so.cache").mkdir()
+    user.own(box)
+    done = user.penroot("start", "box", "loader", "libcuda.so.1", env={"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert done.stdout == "libcuda.so.1 loaded\n"
+    assert "cannot write /etc/ld.so.cache: Is a directory" in done.stderr
 
 
 def test_hostile_image_is_one_line(user: User, dgx: FakeHost, box: pathlib.Path) -> None:

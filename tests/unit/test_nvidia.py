@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def libraries(edits: Edits) -> set[str]:
     return {path.rpartition("/")[2].partition(".so")[0] for path in edits.files if ".so" in path}
 
 
+EVERY_LIBRARY = {*fakehost.LIBRARIES, *fakehost.INTERNAL, *fakehost.OWN}
 EVERY_CAP = {cap_number(MINORS[i], gi, c) for i in fakehost.MIG_GPUS for gi, ci in fakehost.MIGS for c in (None, ci)}
 
 
@@ -68,9 +70,11 @@ EVERY_CAP = {cap_number(MINORS[i], gi, c) for i in fakehost.MIG_GPUS for gi, ci 
         ("0,3", {2, 1}, set()),
         (uuid(4), {6}, set()),
         (f"{uuid(4)},{uuid(0)}", {6, 2}, set()),
+        (f" 0, GPU-{uuid(4)[4:].upper()} ", {2, 6}, set()),
         ("GPU-00000003", {1}, set()),
         ("0000:0f:00.0", {3}, set()),
         ("00000000:0F:00.0", {3}, set()),
+        ("0:0f:00.0", {3}, set()),
         ("none", set(), set()),
         (mig_uuid(6, 1), {4}, {cap_number(4, 2), cap_number(4, 2, 0)}),
         ("6:2", {4}, {cap_number(4, 5), cap_number(4, 5, 1)}),
@@ -97,7 +101,8 @@ def test_void_is_nothing(dgx: FakeHost, box: pathlib.Path, visible: str) -> None
 
 
 @pytest.mark.parametrize(
-    "visible", ["8", "GPU-0000000", "GPU-ffffffff", "x", "0:0", "6:3", mig_uuid(0, 0), "MIG-GPU-x/1/0", "GPU-"]
+    "visible",
+    ["8", "GPU-0000000", "GPU-ffffffff", "x", "x0000:0f:00.0", "0:0", "6:3", mig_uuid(0, 0), "MIG-GPU-x/1/0", "GPU-"],
 )
 def test_what_is_not_there_is_an_error_with_the_way_out(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     with pytest.raises(HookError) as caught:
@@ -115,11 +120,11 @@ def test_caller_beats_image(dgx: FakeHost, box: pathlib.Path) -> None:
     ("said", "there", "not_there"),
     [
         ("utility", {"libnvidia-ml", "libnvidia-cfg"}, {"libcuda", "libnvcuvid"}),
-        ("compute", {"libcuda", "libnvidia-ptxjitcompiler", "libnvidia-nvvm"}, {"libnvidia-ml", "libnvoptix"}),
+        ("compute", {"libcuda", "libnvidia-gpucomp", "libnvidia-nvvm", "libnvidia-nvvm70"}, {"libnvidia-ml"}),
         ("video", {"libnvcuvid", "libnvidia-encode", "libcuda"}, {"libnvidia-ml"}),
         ("graphics,utility", {"libGLX_nvidia", "libnvidia-eglcore", "libnvidia-ml"}, {"libcuda"}),
         ("", {"libcuda", "libnvidia-ml"}, {"libnvcuvid"}),
-        ("all", set(fakehost.LIBRARIES) | set(fakehost.INTERNAL), set()),
+        ("all", EVERY_LIBRARY, set()),
     ],
 )
 def test_libraries_by_capability(
@@ -178,6 +183,36 @@ def test_what_goes_with_gpudirect(dgx: FakeHost, box: pathlib.Path) -> None:
     assert not [path for path in edits.nodes if "nvswitch" in path]
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert len([path for path in edits.nodes if "nvswitch" in path]) == 7
+
+
+def test_where_storage_looks_disks_up(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = fakehost.consumer(tmp_path / "host")
+    host.directory("run/udev")
+    assert "/run/udev" not in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).files
+    host.node("/dev/nvidia-fs0", 235, 0)
+    assert "/run/udev" in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).files
+
+
+@pytest.mark.parametrize("share", ["/usr/share", "/etc", "/usr/local/nvidia/share"])
+def test_what_loaders_of_graphics_read(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
+    """Wherever the driver put it: in the container it is where every loader looks."""
+    host = fakehost.consumer(tmp_path / "host")
+    for name in ("vulkan/icd.d/nvidia_icd.json", "egl/egl_external_platform.d/20_nvidia_xcb.json"):
+        host.file(f"{share}/{name}")
+    host.library(f"{host.libraries}/vdpau/libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
+    (host.root / host.libraries.lstrip("/") / "vdpau/libvdpau_nvidia.so.1").symlink_to(f"libvdpau_nvidia.so.{VERSION}")
+    (host.root / host.libraries.lstrip("/") / "libvdpau_nvidia.so.1").unlink()
+    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "graphics,video"})
+    icd = "/vulkan/icd.d/nvidia_icd.json"
+    assert edits.files[f"/usr/share{icd}"][0] == f"{host.root}{share}{icd}"
+    assert "/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json" in edits.files
+    assert edits.links[f"{LIB}/gbm/nvidia-drm_gbm.so"] == "../libnvidia-allocator.so.1"
+    assert edits.files[f"{LIB}/libvdpau_nvidia.so.{VERSION}"][0].endswith(f"/vdpau/libvdpau_nvidia.so.{VERSION}")
+    assert "/etc/OpenCL/vendors/nvidia.icd" not in edits.files
+    edits = planned(host, box, said)
+    assert "/etc/OpenCL/vendors/nvidia.icd" in edits.files
+    assert not [path for path in (*edits.files, *edits.links) if "vulkan" in path or "gbm" in path or "vdpau" in path]
 
 
 def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
@@ -475,6 +510,18 @@ def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsy
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
 
 
+def test_gpu_of_which_the_driver_tells_nothing_is_hidden(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Its node is there all the same."""
+    host = fakehost.dgx_a100(tmp_path / "host")
+    [one, two, *_] = sorted(host.root.glob("proc/driver/nvidia/gpus/*/information"))
+    one.write_bytes(b"\xff\n::\nno colon\nDevice Minor: N/A\n")
+    two.write_text(two.read_text().replace("GPU Excluded:\t No", "GPU Excluded:\t Yes"))
+    edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
+    assert gpus(edits) == {MINORS[2]}
+    hidden = {path for path in edits.hidden if "caps" not in path}
+    assert hidden == {f"/dev/nvidia{minor}" for minor in MINORS} - {f"/dev/nvidia{MINORS[2]}"}
+
+
 @pytest.mark.parametrize("ci", [None, 0])
 def test_part_of_a_gpu_without_its_node(tmp_path: pathlib.Path, box: pathlib.Path, ci: int | None) -> None:
     host = fakehost.dgx_a100(tmp_path / "host")
@@ -520,6 +567,11 @@ def test_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/run/nvidia/driver{LIB}/libcuda.so.{VERSION}"
     assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/run/nvidia/driver/usr/bin/nvidia-smi"
+    # A daemon of the driver may run in there too, or outside.
+    for path in ("/run/nvidia/driver/var/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"):
+        made = host.file(path)
+        edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
+        assert edits.files["/var/run/nvidia-persistenced/socket"][0] == str(made)
 
 
 def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
@@ -528,7 +580,7 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/local/nvidia/lib64/libcuda.so.{VERSION}")
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     every = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "all"})
-    assert libraries(every) == set(fakehost.LIBRARIES) | set(fakehost.INTERNAL)
+    assert libraries(every) == EVERY_LIBRARY
 
 
 def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
@@ -550,7 +602,7 @@ def test_libraries_of_an_older_driver_are_left_out(
     )
     assert nvidia.driver_version(Host(str(host.root))) == "550.54.15"
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
-    assert libraries(edits) == set()
+    assert libraries(edits) <= set(fakehost.OWN)
     assert gpus(edits) == {0}
     err = capsys.readouterr().err
     assert "no libcuda.so.1 of its driver 550.54.15" in err
@@ -569,6 +621,41 @@ def test_image_with_newer_libcuda_keeps_it(dgx: FakeHost, box: pathlib.Path) -> 
     found = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
     assert (0x303, "libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1") in found
     assert ours not in found
+
+
+def note(drivers: str) -> str:
+    """What a libcuda of the compatibility package says of the drivers for which it is."""
+    text = f'{{"Format": 1, "CUDA Version": "12.4", "Driver": [{drivers}], "Device": [1]}}'
+    return f"""asm(".section .note.cuda.fwd_compatibility, \\"a\\", @note\\n.long 19, {len(text)}, 1\\n"
+        ".asciz \\"NVIDIA Corporation\\"\\n.balign 4\\n.ascii {json.dumps(json.dumps(text))[1:-1]}\\n.previous");"""
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "used"),
+    [
+        ("", "NVIDIA A100-SXM4-40GB", True),
+        ("470, 535", "NVIDIA A100-SXM4-40GB", True),
+        ("470, 525", "NVIDIA A100-SXM4-40GB", False),
+        ("", "NVIDIA GeForce RTX 3090", False),
+    ],
+)
+def test_compatibility_package_is_for_some_drivers_and_gpus(
+    tmp_path: pathlib.Path, box: pathlib.Path, source: str, model: str, used: bool
+) -> None:
+    """With another one CUDA does not start at all, where the host's libcuda would do for many programs."""
+    host = FakeHost(tmp_path / "host")
+    host.gpu(0, "01", 0, model)
+    host.driver()
+    compat = box / "usr/local/cuda/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.1").symlink_to("libcuda.so.550.54.15")
+    made = fakehost.compiled(note(source) if source else "", "libcuda.so.1", "-nostdlib")
+    (compat / "libcuda.so.550.54.15").write_bytes(made)
+    (compat / "libnvidia-gpucomp.so.550.54.15").touch()
+    found = {path for _, _, path in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries}
+    ours = {f"/usr/local/cuda/compat/{name}" for name in ("libcuda.so.1", "libnvidia-gpucomp.so.550.54.15")}
+    assert (ours <= found) == used
+    assert (f"{LIB}/libcuda.so.1" in found) != used
 
 
 def test_no_driver(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
