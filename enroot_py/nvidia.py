@@ -15,7 +15,7 @@ from enroot_py.errors import HookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from enroot_py.hooks import Context
 
@@ -322,15 +322,19 @@ class Driver:
     def __init__(self, host: Host, root: str, version: str) -> None:
         self.tree = host.beneath(root)
         self.version = version
+        self.caller: Mapping[str, str] = {}
+        self.programs: tuple[str, ...] = _PROGRAM_DIRECTORIES
         self._found: list[ldcache.Library] | None = None
 
     @classmethod
-    def of(cls, host: Host, root: str = "") -> "Driver":
-        """That of a host, beneath ``root`` where a site says so; else in a driver container, or the host itself."""
-        root = root.rstrip("/")
+    def of(cls, host: Host, caller: "Mapping[str, str]") -> "Driver":
+        """That of a host, beneath NVIDIA_DRIVER_ROOT where a site says so; else in a driver container, or the host."""
+        root = caller.get("NVIDIA_DRIVER_ROOT", "").rstrip("/")
         if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
             root = "/run/nvidia/driver"
-        return cls(host, root, driver_version(host))
+        driver = cls(host, root, driver_version(host))
+        driver.caller = caller
+        return driver
 
     @property
     def libraries(self) -> "list[ldcache.Library]":
@@ -342,7 +346,17 @@ class Driver:
                 self._found = []
             if not any(self._is_ours(path) for _, name, path in self._found if name in _MAIN):
                 self._found = list(self._scan())
+                self.programs += self._paths("PATH")
         return self._found
+
+    def _paths(self, name: str) -> "tuple[str, ...]":
+        """Directories of one of the caller's variables, who may know what the loader does not."""
+        return tuple(path for path in self.caller.get(name, "").split(":") if path.startswith("/"))
+
+    def _directories(self) -> "list[str]":
+        """Where a driver is that the loader does not know."""
+        usual = [pattern.format(machine=os.uname().machine) for pattern in _LIBRARY_DIRECTORIES]
+        return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
 
     def _is_ours(self, path: str) -> bool:
         """Whether a library is of the kernel's version, and not of CUDA's compatibility package, say."""
@@ -352,8 +366,7 @@ class Driver:
         flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)
         found: dict[str, ldcache.Library] = {}
         prefixes = tuple(prefix.decode() for prefix in _PREFIXES)
-        for pattern in _LIBRARY_DIRECTORIES:
-            directory = pattern.format(machine=os.uname().machine)
+        for directory in self._directories():
             names = [name for name in self.tree.list(directory) if name.startswith(prefixes)]
             # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
             sonames = [name for name in names if len(name.rpartition(".so.")[2]) < 3]
@@ -361,7 +374,8 @@ class Driver:
             # Those that only other libraries of the driver ask for have the version in their name.
             sonames += [n for n in names if n.endswith(f".so.{self.version}") and n.partition(".so.")[0] not in linked]
             for name in sonames:
-                found.setdefault(name, (flags, name, f"{directory}/{name}"))
+                if name not in found or not self._is_ours(found[name][2]):
+                    found[name] = flags, name, f"{directory}/{name}"
         return list(found.values())
 
     def _vdpau(self) -> "list[ldcache.Library]":
@@ -402,7 +416,7 @@ class Driver:
                 self._warn(library)
         for capability in ("utility", "compute"):
             for program in _PROGRAMS[capability] if capability in wanted else ():
-                for directory in _PROGRAM_DIRECTORIES:
+                for directory in self.programs:
                     if edits.file(self.tree, f"{directory}/{program}", f"/usr/bin/{program}"):
                         break
         for directory in (f"/lib/firmware/nvidia/{self.version}",) if self.version else ():
@@ -422,10 +436,9 @@ class Driver:
     def _warn(self, library: str) -> None:
         from enroot_py import log
 
-        places = [pattern.format(machine=os.uname().machine) for pattern in _LIBRARY_DIRECTORIES]
         log.warn(
             f"{os.uname().nodename} has no {library}{' of its driver ' + self.version if self.version else ''}: "
-            f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(places)}"
+            f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(self._directories())}"
         )
 
     def _add_libraries(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:

@@ -46,7 +46,7 @@ def plan(context: "Context") -> "Edits":
         if folders:
             from enroot_py import nvidia
 
-            nvidia.Driver.of(host).link(edits, folders)
+            nvidia.Driver.of(host, context.host).link(edits, folders)
     return edits
 
 

@@ -80,7 +80,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
         (log.warn if why and words else log.debug)(f"98-nvidia: no NVIDIA driver on this node; {why}: {hint}")
         return edits
     capabilities = nvidia.capabilities(value(context, "NVIDIA_DRIVER_CAPABILITIES"))
-    driver = nvidia.Driver.of(host, context.host.get("NVIDIA_DRIVER_ROOT", ""))
+    driver = nvidia.Driver.of(host, context.host)
     known = nvidia.gpus(host)
     selection = None
     if allocated:

@@ -14,7 +14,7 @@ def run(context: "Context") -> None:
     from enroot_py.errors import HookError
 
     host = devices.Host.of(context.host)
-    library = nvidia.Driver.of(host, context.host.get("NVIDIA_DRIVER_ROOT", "")).nvml()
+    library = nvidia.Driver.of(host, context.host).nvml()
     if not library:
         return
     known = nvidia.gpus(host)

@@ -28,6 +28,9 @@ class Box:
         self.user = user
         self.root = user.data / "box"
         self.mounts: list[str] = []
+        # The driver may be where only this machine's variables say.
+        user.environ["PATH"] += f":{os.environ['PATH']}"
+        user.environ["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         busybox_rootfs(self.root)
         user.own(user.data)
         # What the driver's libraries need comes from the image, as on every system.
@@ -63,7 +66,8 @@ def driver() -> list[str]:
     """Libraries of the driver that programs load, wherever this machine has them."""
     known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     paths = {line.rpartition(" => ")[2] for line in known.splitlines() if " => " in line}
-    paths.update(glob.glob("/usr/local/nvidia/lib64/*.so.1"))
+    for directory in ("/usr/local/nvidia/lib*", *os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        paths.update(glob.glob(f"{directory}/*.so.1"))
     names = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libcudadebugger.so.1")
     return sorted(path for path in paths if os.path.basename(path) in names)
 

@@ -583,6 +583,22 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
     assert libraries(every) == EVERY_LIBRARY
 
 
+def test_directories_that_the_caller_alone_knows(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Also where one of the usual directories holds what another driver left behind."""
+    host = fakehost.consumer(tmp_path / "host")
+    (host.root / "opt").mkdir()
+    (host.root / "usr/local/nvidia").rename(host.root / "opt/gpu")
+    (host.root / "usr/bin/nvidia-smi").rename(host.root / "opt/gpu/nvidia-smi")
+    host.library("/usr/lib64/libcuda.so.470.1", "libcuda.so.1")
+    (host.root / "usr/lib64/libcuda.so.1").symlink_to("libcuda.so.470.1")
+    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    assert libraries(planned(host, box, said)) <= set(fakehost.OWN)
+    edits = planned(host, box, {**said, "LD_LIBRARY_PATH": ":lib:/nowhere:/opt/gpu/lib64", "PATH": "/opt/gpu:/bin"})
+    assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/opt/gpu/lib64/libcuda.so.{VERSION}"
+    assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/opt/gpu/nvidia-smi"
+    assert f"{LIB}/libcuda.so.470.1" not in edits.files
+
+
 def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """An image for CUDA on a rented machine: its compatibility package is in the cache, the driver is not."""
     host = fakehost.consumer(tmp_path / "host")
