@@ -262,7 +262,7 @@ class Tree:
             self._make_directory(parent, path, name, entry)
         elif entry.kind == b"1":
             self._make_link(parent, path, name, entry)
-            return  # the records are those of its other name
+            return
         elif entry.kind == b"2":
             self._make_symlink(parent, name, entry)
         elif entry.kind == b"6":
@@ -431,10 +431,12 @@ class Tree:
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)
             if entry.pax:
+                if not mode & 0o200:
+                    os.fchmod(fd, mode | 0o200)  # xattr(7): attributes are for who may write to the file
                 self._set_xattrs(fd, entry)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
             made = os.fstat(fd)
-            if made.st_mode & 0o7777 != mode:  # a default ACL
+            if made.st_mode & 0o7777 != mode:  # a default ACL, or we had to write
                 os.fchmod(fd, mode)
                 made = os.fstat(fd)
             if crc is None:
@@ -469,6 +471,7 @@ class Tree:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+                self._copy_records(target, path)  # an upper layer may hide the other name
             finally:
                 os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -537,6 +540,12 @@ class Tree:
                     records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
         if records:
             self._records[path] = records
+        else:
+            self._records.pop(path, None)
+
+    def _copy_records(self, source: bytes, path: bytes) -> None:
+        if source in self._records:
+            self._records[path] = self._records[source]
         else:
             self._records.pop(path, None)
 

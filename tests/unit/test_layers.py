@@ -603,11 +603,17 @@ def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
 def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
     lowerdirs = stack(
         tmp_path,
-        [entry("su", mode=0o4755), entry("hidden", mode=0o4755), entry("gone", mode=0o4755), directory("tmp", 0o1777)],
+        [
+            entry("su", mode=0o4755),
+            entry("hidden", mode=0o4755),
+            hardlink("kept", "hidden"),
+            entry("gone", mode=0o4755),
+            directory("tmp", 0o1777),
+        ],
         [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
     )
     # tmp is in the upper layer too, which does not say what its mode is: then it is that of a new directory.
-    assert sorted(layers.special_modes(lowerdirs)) == [("su", 0o4755), ("tmp/x", 0o2755)]
+    assert sorted(layers.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
