@@ -12,6 +12,7 @@ import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from http.client import IncompleteRead
 from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import proxy_bypass
 
@@ -32,6 +33,8 @@ _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says 
 _MAX_REDIRECTS = 5
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
 _CHUNK = 1 << 18
+_AT_ONCE = 1.0  # seconds that a read takes at most once something has come
+_LEAST = 1000  # bytes a second: less is no transfer
 
 
 class Unreachable(RegistryError):
@@ -130,7 +133,7 @@ class Registry:
         while True:
             response = self._get(path, headers, patience=patience)
             try:
-                data = b"".join(_chunks(response, limit + 1))
+                data = self._body(response).document(limit + 1)
             except _Transient as e:
                 patience.lost(e, f"{what} from {self._reference.registry}")
                 continue
@@ -243,7 +246,7 @@ class Registry:
             )
         except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
             if self.base:  # it has answered before: this may pass
-                raise _Transient(_reason(e)) from e
+                raise self._passing(url, e) from e
             raise
         except exceptions.ProxyError as e:
             raise Unreachable(
@@ -253,7 +256,11 @@ class Registry:
         except exceptions.LocationValueError as e:
             raise RegistryError(f"bad address {url}: {e}") from e
         except exceptions.HTTPError as e:  # a timeout, a connection that ended, an answer that is no HTTP
-            raise _Transient(_reason(e)) from e
+            raise self._passing(url, e) from e
+
+    def _passing(self, url: str, error: Exception) -> _Transient:
+        host = urlsplit(url).netloc  # of who hands out tokens, or has the blobs, perhaps
+        return _Transient(_reason(error) if host == self._reference.registry else f"{host}: {_reason(error)}")
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         if self._pid != os.getpid():  # a forked worker must not share its parent's connections
@@ -284,6 +291,9 @@ class Registry:
                 except (OSError, ssl.SSLError) as e:
                     raise ConfigError(f"cannot read the authorities in {cafile or capath}: {_reason(e)}") from e
         return context
+
+    def _body(self, response: "urllib3.response.BaseHTTPResponse") -> "_Body":
+        return _Body(response, self._settings.stall_timeout)
 
     # -- authorization
 
@@ -329,7 +339,7 @@ class Registry:
         if response.status != 200:
             self._refuse(response, realm)
         try:
-            answer = json.loads(b"".join(_chunks(response, _MAX_MANIFEST)))
+            answer = json.loads(self._body(response).document(_MAX_MANIFEST))
             token = answer.get("token") or answer.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None
@@ -359,7 +369,7 @@ class Registry:
     def _refuse(self, response: "urllib3.response.BaseHTTPResponse", path: str) -> None:
         """Raise what a status means."""
         registry, repository = self._reference.registry, self._reference.repository
-        text = b"".join(_chunks(response, 1 << 16))
+        text = self._body(response).document(1 << 16)
         response.release_conn()
         status, said = response.status, _said(text)
         if status in (408, 425, 429) or status >= 500:
@@ -380,7 +390,7 @@ class Registry:
         reference = self._reference
         try:
             response = self._authorized("GET", f"/v2/{reference.repository}/tags/list", {})
-            data = b"".join(_chunks(response, 1 << 20))
+            data = self._body(response).document(1 << 20)
             response.release_conn()
             tags = json.loads(data).get("tags") if response.status == 200 else None
         except (RegistryError, _Transient, ValueError, AttributeError, RecursionError):
@@ -403,10 +413,13 @@ class Registry:
     def _unreachable(self, error: Exception) -> Unreachable:
         registry = self._reference.registry
         if _is_untrusted(error):
-            return Unreachable(
-                f"the certificate of {registry} is not trusted: {_reason(error)}",
-                hint="add its authority to the system's, or name it in registries.conf or SSL_CERT_FILE",
-            )
+            reason = _reason(error)
+            hint = "add its authority to the system's, or name it in registries.conf or SSL_CERT_FILE"
+            if "expired" in reason or "not yet valid" in reason:
+                hint = "who runs the registry has to renew it, if the clock here is right: see date(1)"
+            elif "mismatch" in reason:
+                hint = "call the registry by a name that its certificate has"
+            return Unreachable(f"the certificate of {registry} is not trusted: {reason}", hint=hint)
         hint = "check the name, the network and http_proxy/https_proxy"
         if not self._allows_http:
             hint += "; a registry without TLS needs ENROOT_ALLOW_HTTP=yes, or a line in registries.conf"
@@ -434,7 +447,8 @@ class Blob:
         self._held = 0  # where patience began anew
         self._patience = Patience(settings)
         self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
-        self._response: urllib3.response.BaseHTTPResponse | None = None
+        self._body: _Body | None = None
+        self._ranges = True
 
     def __enter__(self) -> "Blob":
         return self
@@ -443,28 +457,30 @@ class Blob:
         self._close()
 
     def _close(self) -> None:
-        if self._response is not None:
-            self._response.close()
-            self._response = None
+        if self._body is not None:
+            self._body.response.close()
+            self._body = None
 
     def read(self, size: int, /) -> bytes:
         """Up to ``size`` bytes, none at the end. Raises RegistryError, ImageError."""
-        while self._at < self._descriptor.size or self._response is not None:
+        while self._at < self._descriptor.size or self._body is not None:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise Unreachable(f"the blob {self._descriptor.digest} took longer than ENROOT_TRANSFER_TIMEOUT")
             try:
-                if self._response is None:
-                    self._response = self._open()
-                data = _read(self._response, size)
+                if self._body is None:
+                    self._body = self._open()
+                data = self._body.read(size)
                 if data:
                     break
                 if self._at < self._descriptor.size:
                     raise _Transient(f"the connection ended after {self._at} of {self._descriptor.size} bytes")
-                self._response.release_conn()
-                self._response = None
+                self._body.response.release_conn()
+                self._body = None
                 return b""
             except _Transient as e:
                 self._close()
+                if self._at == self._descriptor.size:
+                    return b""
                 self._patience.lost(e, f"the blob {self._descriptor.digest} at byte {self._at}")
         else:
             return b""
@@ -476,22 +492,24 @@ class Blob:
             self._patience.renew()
         return data
 
-    def _open(self) -> "urllib3.response.BaseHTTPResponse":
-        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+    def _open(self) -> "_Body":
+        headers = {"Range": f"bytes={self._at}-"} if self._at and self._ranges else {}
         response = self._registry._get(self._path, headers, patience=self._patience)
+        body = self._registry._body(response)
         if self._at and response.status == 206:
             start = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if start != str(self._at):
                 response.close()
+                self._ranges = False  # from here on all of it, as from who does not know them
                 raise _Transient(f"the registry resumed at byte {start or '?'} instead of {self._at}")
         elif response.status == 416:
             _discard(response)
             raise ImageError(f"the blob {self._descriptor.digest} is shorter than its {self._descriptor.size} bytes")
         elif self._at:  # no ranges here: pass over what we have
             left = self._at
-            while left and (data := _read(response, min(left, _CHUNK))):
+            while left and (data := body.read(min(left, _CHUNK))):
                 left -= len(data)
-        return response
+        return body
 
 
 class Patience:
@@ -570,6 +588,8 @@ def _reason(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, exceptions.ReadTimeoutError):
         return "no data within ENROOT_STALL_TIMEOUT"
+    if isinstance(error, IncompleteRead):
+        return "the connection ended early"
     if type(error) is exceptions.ConnectTimeoutError:  # NewConnectionError is one too
         return "no connection within ENROOT_CONNECT_TIMEOUT"
     if isinstance(error.__cause__, OSError):
@@ -621,25 +641,61 @@ def _retry_after(value: str) -> float | None:
         return None
 
 
-def _read(response: "urllib3.response.BaseHTTPResponse", size: int, *, decode: bool = False) -> bytes:
-    try:
-        return bytes(response.read(size, decode_content=decode))
-    except (exceptions.HTTPError, OSError) as e:
-        raise _Transient(_reason(e)) from e
+class _Body:
+    """The body of an answer, read as it comes; what trickles fails as what stalls does: with _Transient."""
 
+    def __init__(self, response: "urllib3.response.BaseHTTPResponse", stall: float) -> None:
+        self.response = response
+        self._stall = stall
+        self._waited = 0.0  # seconds, and the bytes that came in them
+        self._came = 0
+        self._failure: _Transient | None = None
 
-def _chunks(response: "urllib3.response.BaseHTTPResponse", limit: int) -> Iterator[bytes]:
-    # Some proxies compress documents whatever we accept. A blob is as its digest says: there Content-Encoding lies.
-    while limit > 0 and (data := _read(response, min(limit, _CHUNK), decode=True)):
-        limit -= len(data)
-        yield data
+    def read(self, size: int, *, decode: bool = False) -> bytes:
+        """Up to ``size`` bytes: what comes within a second, or first after that; none at the end."""
+        if self._failure:
+            raise self._failure
+        parts: list[bytes] = []
+        until = time.monotonic() + _AT_ONCE
+        try:
+            while size > 0 and (data := self._some(size, decode)):
+                parts.append(data)
+                size -= len(data)
+                if time.monotonic() > until:
+                    break
+        except (exceptions.HTTPError, OSError) as e:
+            self._failure = _Transient(_reason(e))
+        except _Transient as e:
+            self._failure = e
+        if self._failure and not parts:
+            raise self._failure
+        return b"".join(parts)
+
+    def _some(self, size: int, decode: bool) -> bytes:
+        began = time.monotonic()
+        data = bytes(self.response.read1(size, decode_content=decode))
+        self._waited += time.monotonic() - began
+        self._came += len(data)
+        if data and self._waited > self._stall > 0:
+            if self._came < _LEAST * self._waited:
+                raise _Transient(f"only {self._came} bytes within ENROOT_STALL_TIMEOUT")
+            self._waited, self._came = 0.0, 0
+        return data
+
+    def document(self, limit: int) -> bytes:
+        """All of it, or its first ``limit`` bytes."""
+        # Some proxies compress documents whatever we accept. A blob is as its digest says: there Content-Encoding lies.
+        parts = []
+        while limit > 0 and (data := self.read(min(limit, _CHUNK), decode=True)):
+            limit -= len(data)
+            parts.append(data)
+        return b"".join(parts)
 
 
 def _discard(response: "urllib3.response.BaseHTTPResponse") -> None:
     """Read what is left of a small answer, so that its connection can serve again."""
     try:
-        for _ in _chunks(response, 1 << 16):
-            pass
+        _Body(response, 1.0).document(1 << 16)
     except _Transient:
         response.close()
         return

@@ -132,7 +132,7 @@ class Settings:
     connect_timeout = Int("30", "seconds to wait for a connection")
     transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
     transfer_retries = Int("3", "how often a failed transfer is tried again")
-    stall_timeout = Int("30", "seconds without a byte after which a transfer counts as failed")
+    stall_timeout = Int("30", "seconds without a byte, or with less than 1 kB a second, after which a try has failed")
     allow_http = Bool("no", "talk plain HTTP to registries that do not speak TLS")
     login_shell = Bool("no", "run the command through a login shell of the image")
     rootfs_writable = Bool("no", "make the root filesystem writable")

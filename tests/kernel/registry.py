@@ -88,6 +88,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     drop_at: float = 0.0  # of the body; then the connection is cut
     stall_at: float = 0.0  # of the body; then nothing comes any more
+    trickle: bool = False  # the body comes a few bytes at a time
     change: Callable[[bytes], bytes] | None = None  # of the body
 
 
@@ -201,6 +202,8 @@ class Front(BaseHTTPRequestHandler):
         if fault is not None and (fault.drop_at or fault.stall_at):
             end = int(len(body) * (fault.drop_at or fault.stall_at))
         with contextlib.suppress(OSError):
+            while fault is not None and fault.trickle and not self.over.wait(0.1):
+                self.wfile.write(b"few")
             self.wfile.write(body[:end])
             self.wfile.flush()
         self.state.seen.append((self.command, self.path, self.headers.get("Range", ""), end))

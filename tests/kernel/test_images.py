@@ -30,7 +30,7 @@ from enroot_py.reference import Reference, parse
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
-from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
+from tests.kernel.registry import Fault, Login, Server, authority, faulty, free_port, serve, tunnel
 
 BASE = [
     directory("etc"),
@@ -554,6 +554,14 @@ def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, b
         assert len(big.layers[0].blob) <= other.sent(digest) <= 1.1 * len(big.layers[0].blob)
 
 
+def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
+    there = f"127.0.0.2:{free_port()}"
+    with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
+        assert f"{there}: Connection refused" in done.stderr
+
+
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
 def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
@@ -632,6 +640,27 @@ def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
         assert time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("STALL_TIMEOUT", "bytes within ENROOT_STALL_TIMEOUT"), ("TRANSFER_TIMEOUT", "took longer")]
+)
+def test_trickling_transfer_is_given_up(user: User, registry: Server, big: Image, setting: str, said: str) -> None:
+    with faulty(registry.host, Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, trickle=True)) as front:
+        env = {f"ENROOT_{setting}": "1", "ENROOT_TRANSFER_RETRIES": "0"}
+        uri = f"docker://{front.host}/test/transfer:1"
+        assert said in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=1).stderr
+
+
+def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    elsewhere = {"Content-Range": "bytes 0-9/10"}
+    faults = Fault(digest, 1, drop_at=0.5), Fault(digest, 1, headers=elsewhere, change=lambda body: body)
+    with faulty(registry.host, *faults) as front:
+        env = {"ENROOT_TRANSFER_RETRIES": "2"}
+        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
+        assert "the connection ended early" in done.stderr and "resumed at byte 0" in done.stderr
+        assert [bool(asked) for _, path, asked, _ in front.seen if digest in path] == [False, True, False]
 
 
 def test_registry_that_never_answers_is_given_up(user: User) -> None:
@@ -731,6 +760,13 @@ def test_registry_with_an_unknown_certificate_is_refused(
         uri = f"docker://{front.host}/test/one:1"
         done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env={"ENROOT_ALLOW_HTTP": "yes"})
         assert "is not trusted" in done.stderr and "registries.conf" in done.stderr and front.seen == []
+
+
+def test_certificate_of_another_name_is_told(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext]) -> None:
+    with faulty(registry.host, tls=trust[1]) as front:
+        uri = f"docker://localhost:{front.host.rpartition(':')[2]}/test/one:1"
+        said = user.penroot("digest", uri, status=1, env={"SSL_CERT_FILE": str(trust[0])}).stderr
+        assert "mismatch" in said and "call the registry by a name that its certificate has" in said
 
 
 @pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
