@@ -163,9 +163,10 @@ class Edits:
     def _nodes(self, context: "Context", place: "_Places", whole: bool) -> None:
         for path in self.hidden:
             place.hide(path)
+        host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
         for target, source in self.nodes.items():
-            if whole and context.exists(target):
-                continue
+            if whole and (source == host + target or context.exists(target)):
+                continue  # with the rest of /dev
             try:
                 place.bind(target, source)
             except OSError as e:

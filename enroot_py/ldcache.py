@@ -198,16 +198,20 @@ def _shift_extension(data: bytearray, shift: int) -> None:
             data[string : string + 4] = pack("=I", _number(data, string) + shift)
 
 
-def _order(name: bytes) -> "list[tuple[int, int]]":
+def _order(name: bytes) -> "list[int]":
     """The order of the cache: numbers by value and above other characters. The loader searches by halves."""
     order = []
-    at = 0
-    while at < len(name):
-        end = at
-        while end < len(name) and 48 <= name[end] <= 57:
-            end += 1
-        order.append((1, int(name[at:end])) if end > at else (0, name[at]))
-        at = max(end, at + 1)
+    number = -1
+    for c in name:
+        if 48 <= c <= 57:
+            number = max(number, 0) * 10 + c - 48
+            continue
+        if number >= 0:
+            order.append(256 + number)
+            number = -1
+        order.append(c)
+    if number >= 0:
+        order.append(256 + number)
     return order
 
 
@@ -218,7 +222,7 @@ class _Names:
         self.data = data
         self.keys = entries[1::6]
         self.values = entries[2::6]
-        self.known: dict[int, list[tuple[int, int]]] = {}
+        self.known: dict[int, list[int]] = {}
 
     def name(self, index: int) -> bytes:
         return self.data[self.keys[index] : self.data.index(b"\0", self.keys[index])]

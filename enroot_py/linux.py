@@ -6,10 +6,12 @@ errno and, where the call takes one, the path. Calls that Python has already
 """
 
 import os
+import sys
 
 from enroot_py._linux import ffi, lib
 
 _NULL = ffi.NULL
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
 
 # clone(2)
 CLONE_NEWNS = 0x00020000
@@ -93,7 +95,7 @@ def _check(result: int, *paths: "str | None") -> int:
 
 
 def _text(value: "str | None") -> bytes:
-    return _NULL if value is None else os.fsencode(value)
+    return _NULL if value is None else value.encode(*_ENCODING)
 
 
 def unshare(flags: int) -> None:

@@ -54,12 +54,11 @@ _PROGRAMS = {
         "nvidia-debugdump",
         "nvidia-persistenced",
         "nv-fabricmanager",
-        "nvidia-imex",
         "nvidia-imex-ctl",
     ),
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
 }
-_PROGRAM_DIRECTORIES = ("/usr/bin", "/bin", "/usr/sbin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin")
+_PROGRAM_DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin")
 # Where a driver is that the cache of the loader does not know: driver containers, Kubernetes hosts.
 _LIBRARY_DIRECTORIES = (
     "/usr/lib/{machine}-linux-gnu",
@@ -84,7 +83,7 @@ _GRAPHICS_FILES = (
     "egl/egl_external_platform.d/20_nvidia_xlib.json",
     "nvidia/nvoptix.bin",
 )
-_SHARE_DIRECTORIES = ("/usr/share", "/etc", "/usr/local/share", "/usr/local/nvidia/share", "/usr/local/nvidia")
+_SHARE_DIRECTORIES = ("/etc", "/usr/share", "/usr/local/share", "/usr/local/nvidia/share", "/usr/local/nvidia")
 
 _CONSUMER = {"geforce", "titan"}  # not for these: CUDA would not start, where the host's own libcuda might do
 
@@ -578,11 +577,12 @@ def cap_nodes(host: Host) -> "dict[int, str]":
     if not numbers - {1, 2}:  # MIG configuration and monitoring, always there
         return {}
     found = {}
-    # A line for each instance that could be: a thousand on a machine of eight.
-    for line in host.read("/proc/driver/nvidia-caps/mig-minors").decode("ascii", "replace").splitlines():
-        name, _, number = line.rpartition(" ")
-        if number.isdecimal() and int(number) in numbers:
-            found[int(number)] = name
+    # A line for each instance that could be, a thousand on a machine of eight: "gpu0/gi1/access 21".
+    table = b"\n" + host.read("/proc/driver/nvidia-caps/mig-minors") + b"\n"
+    for number in sorted(numbers):
+        end = table.find(b" %d\n" % number)
+        if end > 0:
+            found[number] = table[table.rfind(b"\n", 0, end) + 1 : end].decode("ascii", "replace")
     return found
 
 
