@@ -9,6 +9,7 @@ in it, which is how ``down`` finds them after a crash.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -98,7 +99,7 @@ def processes(branch: str) -> set[int]:
     """Process ids in ``branch`` and below, in any hierarchy."""
     found: set[int] = set()
     for path in _tree(branch):
-        with contextlib.suppress(FileNotFoundError):
+        with unless_gone():
             found.update(int(pid) for pid in _read(f"{path}/cgroup.procs").split())
     return found
 
@@ -136,9 +137,19 @@ def _tree(branch: str) -> Iterator[str]:
             yield path
 
 
+@contextlib.contextmanager
+def unless_gone() -> Iterator[None]:
+    """Go on where a cgroup is removed in this moment: before its file is opened, or after."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+
+
 def _thaw(path: str) -> None:
     # A frozen process of cgroup v1 does not even die of SIGKILL.
-    with contextlib.suppress(FileNotFoundError):
+    with unless_gone():
         if _read(f"{path}/freezer.state").strip() != "THAWED":
             _write(f"{path}/freezer.state", "THAWED")
 

@@ -264,7 +264,7 @@ class Lab:
             try:
                 with open(f"{path}/cmdline", "rb") as file:
                     arguments = file.read().split(b"\0")
-            except FileNotFoundError:  # slurmctld ends its child
+            except (FileNotFoundError, ProcessLookupError):  # slurmctld ends its child
                 continue
             if words in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
                 self.run(["kill", str(pid)], user="root", node=node)

@@ -125,11 +125,9 @@ def job_cgroups(branch: str) -> Iterator[str]:
 
 def is_empty(cgroup: str) -> bool:
     """Whether neither processes nor cgroups are in it."""
-    try:
-        with open(f"{cgroup}/cgroup.procs") as file:
-            return not file.read() and not any(entry.is_dir() for entry in os.scandir(cgroup))
-    except FileNotFoundError:
-        return True  # removed in this moment
+    with cgroups.unless_gone(), open(f"{cgroup}/cgroup.procs") as file:
+        return not file.read() and not any(entry.is_dir() for entry in os.scandir(cgroup))
+    return True
 
 
 def files(entry: str) -> Iterator[str]:
