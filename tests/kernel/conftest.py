@@ -121,7 +121,10 @@ def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     if os.geteuid() == 0:
         os.chmod("/dev/fuse", 0o666)
     path = user.home / f"{rootfs.name}.sqsh"
-    subprocess.run(["mksquashfs", str(rootfs), str(path), "-all-root", "-quiet", "-no-progress"], check=True)
+    subprocess.run(
+        ["mksquashfs", str(rootfs), str(path), "-all-root", "-quiet", "-no-progress", "-Xcompression-level", "1"],
+        check=True,
+    )
     user.own(path)
     return path
 

@@ -208,7 +208,7 @@ class Front(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.state.seen.append((self.command, self.path, self.headers.get("Range", ""), end))
         if fault is not None and fault.stall_at:
-            self.over.wait(60)
+            self.over.wait()
             self.close_connection = True
         if fault is not None and fault.drop_at:
             with contextlib.suppress(OSError):

@@ -171,7 +171,7 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
     with running(user, bundle, path) as process:
         inside = children(process.pid)
         process.send_signal(number)
-        assert process.wait(timeout=60) == -number
+        assert process.wait(timeout=300) == -number
     assert leftovers(user) == []
     assert not [pid for pid in inside if alive(pid)]
 
@@ -186,7 +186,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
         for pid in everyone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     assert os.listdir(user.home / "tmp") == [work]
     with running(user, bundle, path):
         assert work not in os.listdir(user.home / "tmp")
@@ -199,7 +199,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
     """A bundle whose command runs until it is killed."""
     command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/env", f"PATH={path}"]
-    command += [str(bundle), "sh", "-c", "echo up; sleep 60"]
+    command += [str(bundle), "sh", "-c", "echo up; sleep 600"]
     process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout

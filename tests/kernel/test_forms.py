@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.images import directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.registry import Server, serve
 from tests.kernel.test_cache import running
+from tests.waiting import until
 
 SQUASHFS = {"ENROOT_STORE_FORM": "squashfs"}
 UNPACK = {"ENROOT_UNPACK": "yes"}
@@ -105,13 +105,6 @@ def test_what_may_be_from_before_a_crash_is_looked_at(
     assert files(user, "*/*/boot") == []
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def wait_until_pruned(user: User) -> None:
     """The FUSE server of a container ends a moment after it."""
 
@@ -119,7 +112,7 @@ def wait_until_pruned(user: User) -> None:
         user.penroot("cache", "prune")
         return files(user, "images/*") == []
 
-    wait_until(pruned)
+    until(pruned, "the image is pruned")
 
 
 @pytest.fixture
@@ -156,7 +149,7 @@ def test_unpacked_copy_is_kept_while_it_is_used(user: User, squashfs: str) -> No
         assert subprocess.run(served, capture_output=True, check=False).returncode == 0
     user.environ.update(UNPACK)
     with running(user, squashfs) as process:
-        wait_until(lambda: subprocess.run(served, capture_output=True, check=False).returncode == 1)  # the first's goes
+        until(lambda: subprocess.run(served, capture_output=True, check=False).returncode == 1, "the first one's goes")
         Path(squashfs).unlink()
         user.penroot("cache", "prune")
         assert process.communicate("")[0] == "7"

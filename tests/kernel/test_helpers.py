@@ -176,7 +176,7 @@ def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
 
 def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
     script = """
-        enroot-unshare --user --remap-root --mount --uts sleep 30 & pid=$!
+        enroot-unshare --user --remap-root --mount --uts sleep 300 & pid=$!
         while [ "$(readlink /proc/$pid/ns/uts)" = "$(readlink /proc/self/ns/uts)" ]; do sleep 0.01; done
         for ns in user mnt uts; do
             inside=$(enroot-nsenter --target $pid --user --mount --uts readlink /proc/self/ns/$ns)
@@ -330,6 +330,6 @@ def test_sanitizers_find_nothing(user: User, ubuntu: pathlib.Path) -> None:
         image.write_bytes(bad)
         out = user.home / f"out{i}"
         command = [str(built / "penroot-runfile"), "extract", str(image), "0", str(out)]
-        done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=300)
         assert done.returncode in (0, 1), f"{bad[:96].hex()}\n{done.stderr}"
         shutil.rmtree(out, ignore_errors=True)

@@ -31,6 +31,7 @@ from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.registry import Fault, Login, Server, authority, faulty, free_port, serve, tunnel
+from tests.waiting import until
 
 BASE = [
     directory("etc"),
@@ -164,7 +165,7 @@ def test_same_bytes_again(user: User, registry: Server) -> None:
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
         user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
-        time.sleep(1.1)
+        time.sleep(1 - time.time() % 1)  # until another second of the clock
     assert (user.home / "x.sqsh").read_bytes() == (user.home / "y.sqsh").read_bytes()
 
 
@@ -451,9 +452,10 @@ def test_unknown_names_say_which(user: User, registry: Server) -> None:
 
 
 def test_registry_that_is_down_fails_at_once(user: User) -> None:
-    began = time.monotonic()
-    done = user.penroot("import", "docker://127.0.0.1:9/x:1", status=1)
-    assert time.monotonic() - began < 3
+    require(shutil.which("strace"), "strace is not installed")
+    prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "trace=connect")
+    done = user.penroot("import", "docker://127.0.0.1:9/x:1", prefix=prefix, status=1)
+    assert (user.home / "trace").read_text().count("htons(9)") <= 2  # by HTTPS and by HTTP, and not again
     assert "cannot reach the registry 127.0.0.1:9: Connection refused" in done.stderr
     done = user.penroot("import", "docker://no.such.host.invalid/x:1", status=1)
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
@@ -577,9 +579,8 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
         assert "503" in done.stderr and "2 tries" in done.stderr
     with faulty(registry.host, Fault("/blobs/", 99, status=429, headers={"Retry-After": "9999"})) as front:
-        began = time.monotonic()
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
-        assert "9999 s" in done.stderr and time.monotonic() - began < 25
+        assert "9999 s" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -636,10 +637,8 @@ def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
         env = {"ENROOT_STALL_TIMEOUT": "1"}
-        began = time.monotonic()
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
-        assert time.monotonic() - began < 25
 
 
 @pytest.mark.parametrize(
@@ -668,9 +667,7 @@ def test_registry_that_never_answers_is_given_up(user: User) -> None:
         front.faults.append(Fault("/", 99, stall_at=0.5, status=0))
         front.faults[0].change = lambda body: body
         env = {"ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "0", "ENROOT_CONNECT_TIMEOUT": "1"}
-        began = time.monotonic()
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/x:1", env=env, status=1)
-        assert time.monotonic() - began < 25
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -932,8 +929,10 @@ def test_progress_elsewhere_is_a_line_now_and_then(user: User, registry: Server,
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
         uri = f"docker://{front.host}/test/transfer:1"
+        began = time.monotonic()
         done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
-    assert 1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= 5 and "\r" not in done.stderr
+        most = (time.monotonic() - began) / 5
+    assert 1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= most and "\r" not in done.stderr
 
 
 # -- several at once, and killed ones
@@ -963,10 +962,7 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for_work(user: User) -> None:
     """Until some layer is being unpacked."""
-    deadline = time.monotonic() + 60
-    while not list((user.home / "cache/tmp").glob("layers-*/fs")):
-        assert time.monotonic() < deadline, "no layer was begun"
-        time.sleep(0.01)
+    until(lambda: list((user.home / "cache/tmp").glob("layers-*/fs")), "a layer is begun")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

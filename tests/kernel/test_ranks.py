@@ -9,8 +9,10 @@ import subprocess
 
 import pytest
 
+from tests.waiting import until
+
 from .conftest import User, require, squashed
-from .test_start import servers, wait_for
+from .test_start import servers
 
 HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
 USR = ("--mount", "/usr:/usr")
@@ -133,7 +135,7 @@ def start(rank, *arguments, **more):
     return subprocess.Popen(["penroot", "start", *arguments], env=environ, stdin=pipe, stdout=pipe, text=True)
 def line(process): return process.stdout.readline().strip()
 def end(process):
-    process.communicate("\\n", timeout=60)
+    process.communicate("\\n", timeout=250)
     return process.returncode
 WHERE = ("sh", "-c", "readlink /proc/self/ns/mnt; read line")
 """
@@ -164,7 +166,7 @@ print(json.dumps([seen, ends, line(late), end(late)]))
     assert len(seen) == 3
     assert len(set(seen)) == 1
     assert (ends, late, status) == ([0, 0], "late", 0)
-    assert wait_for(lambda: not servers(pathlib.Path(image)))
+    until(lambda: not servers(pathlib.Path(image)), "the server of the image ends")
 
 
 def test_a_rank_that_is_killed_in_its_set_up_is_replaced(user: User, rootfs: pathlib.Path) -> None:

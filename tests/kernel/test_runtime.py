@@ -7,8 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +15,7 @@ from tests.images import Image, Layer, directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
 from tests.kernel.registry import serve
 from tests.kernel.test_start_scripts import start
+from tests.waiting import until
 
 CALLS = r"""
 #include <errno.h>
@@ -246,11 +245,11 @@ def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib
     user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
     process = start(user, str(image), "sleep", "1000")
     try:
-        wait_for(lambda: servers(user) == {"fuse-overlayfs", "squashfuse"})
+        until(lambda: servers(user) == {"fuse-overlayfs", "squashfuse"}, "both serve")
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: not servers(user))
+    until(lambda: not servers(user), "both end")
 
 
 def servers(user: User) -> set[str]:
@@ -265,13 +264,6 @@ def servers(user: User) -> set[str]:
         if str(user.home) in words:
             found.add(name)
     return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_fuse_overlayfs_that_is_missing_is_named(user: User, rootfs: pathlib.Path, fuse_overlayfs: str) -> None:

@@ -7,11 +7,11 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
+from tests.waiting import until
 
 
 def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
@@ -244,26 +244,15 @@ def servers(image: pathlib.Path) -> set[int]:
     return found
 
 
-def wait_for(condition: object, seconds: float = 5) -> bool:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
 def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
     command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot"]
-    seconds = "0.3" if number is None else "60"
-    process = subprocess.Popen([*command, "start", str(image), "sleep", seconds], env=user.environ)
-    assert wait_for(lambda: servers(image))
+    process = subprocess.Popen([*command, "start", str(image), "cat"], env=user.environ, stdin=subprocess.PIPE)
+    until(lambda: servers(image), "the image is served")
     if number is not None:
         process.send_signal(number)
-    process.wait()
-    assert wait_for(lambda: not servers(image))
+    process.communicate()
+    until(lambda: not servers(image), "the server ends")
     assert mounts_under(user.home) == []
 
 

@@ -7,13 +7,13 @@ import os
 import pathlib
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.test_start import snapshot
+from tests.waiting import until
 
 CONF = """\
 #!/usr/bin/env bash
@@ -155,16 +155,13 @@ def test_pid_namespace(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) -> None:
-    process = start(user, "--pid", "box", "sleep", "61")
+    process = start(user, "--pid", "box", "sleep", "600")
     try:
-        assert wait_for_running(user)
+        inside = wait_for_running(user)["pid"]
     finally:
         process.kill()
         process.wait()
-    end = time.monotonic() + 5
-    while "sleep" in processes() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert "sleep 61" not in processes()
+    until(lambda: not os.path.exists(f"/proc/{inside}"), "it ends")
 
 
 def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
@@ -173,8 +170,8 @@ def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
     rootfs.rename(user.data / odd)
     (user.home / "bin").mkdir()
     (user.home / "bin" / odd).symlink_to(shutil.which("sleep") or "/bin/sleep")
-    other = subprocess.Popen([str(user.home / "bin" / odd), "60"])
-    process = start(user, odd, "sleep", "62")
+    other = subprocess.Popen([str(user.home / "bin" / odd), "600"])
+    process = start(user, odd, "sleep", "600")
     try:
         assert wait_for_running(user)
         assert user.start(odd, "echo", "in") == "in\n"
@@ -337,23 +334,13 @@ def start(user: User, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, *arguments], env=user.environ, text=True, stdin=subprocess.DEVNULL)
 
 
-def processes() -> str:
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-
-
 def running(user: User) -> list[dict[str, object]]:
     found = json.loads(user.penroot("list", "--format", "json").stdout)
     return [{"name": c["name"], **p} for c in found for p in c["processes"]]
 
 
 def wait_for_running(user: User) -> dict[str, object]:
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        found = [p for p in running(user) if p["comm"] == "sleep"]
-        if found:
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError("it does not run")
+    return until(lambda: [p for p in running(user) if p["comm"] == "sleep"], "it runs")[0]
 
 
 @pytest.fixture(params=[("box",), ("--rw", "box"), ("fuse", "box")], ids=["read-only", "writable", "fuse-overlayfs"])
@@ -363,7 +350,7 @@ def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -
     if arguments[0] == "fuse":
         user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
         arguments = arguments[1:]
-    process = start(user, "-e", "MINE=1", *arguments, "sleep", "60")
+    process = start(user, "-e", "MINE=1", *arguments, "sleep", "600")
     try:
         yield wait_for_running(user)
     finally:
@@ -376,7 +363,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     out = user.penroot("list", "-f").stdout.splitlines()
     assert out[0].split() == "NAME PID COMM STATE STARTED TIME MNTNS USERNS COMMAND".split()
     assert out[1].split()[:3] == ["box", str(sleeping["pid"]), "sleep"]
-    assert out[1].endswith("sleep 60")
+    assert out[1].endswith("sleep 600")
 
 
 def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
@@ -391,7 +378,7 @@ def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> Non
 
 
 def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
-    process = start(user, str(image), "sleep", "60")
+    process = start(user, str(image), "sleep", "600")
     try:
         assert wait_for_running(user)["name"] == "<unknown>"
     finally:

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests import images
 from tests.images import OCI, Image, Layer, busybox, directory, entry, hardlink, symlink
 from tests.kernel.conftest import User, require
 from tests.kernel.registry import Server, serve
+from tests.waiting import until
 
 NOTE = {"SCHILY.xattr.user.note": "yes", "SCHILY.xattr.user.empty": ""}
 FIRST = [
@@ -188,10 +188,8 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     start = [shutil.which("penroot", path=user.environ["PATH"]) or "", "start", "--mount", f"{user.home}:{user.home}"]
     with subprocess.Popen([*as_user, *start, name, "sh", "-c", script], env=user.environ, cwd=user.home) as process:
         try:
-            deadline = time.monotonic() + 120
-            while not ready.exists():
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: ready.exists() or process.poll() is not None, "the container runs")
+            assert ready.exists()
             assert differences(seen(Path(f"/proc/{process.pid}/root/data")), in_a_tree(theirs)) == {}
         finally:
             ready.unlink(missing_ok=True)

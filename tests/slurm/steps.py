@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from tests.slurm.lab import Lab
+from tests.slurm.lab import CommandFailed, Lab
+from tests.waiting import until
 
 MINIMAL = "registry:5000#minimal:1"
 IMAGE = f"--container-image={MINIMAL}"
@@ -29,6 +31,24 @@ def refused(lab: Lab, *arguments: str, env: dict[str, str] | None = None) -> str
     return done.stderr
 
 
+def sbatch(lab: Lab, *arguments: str, check: bool = True, **where: Any) -> subprocess.CompletedProcess[str]:
+    """Run a batch job to its end. Its --wait would do, but looks after two seconds, and then after eight more."""
+    done = lab.run(["sbatch", "--parsable", *arguments], check=check, **where)
+    if done.returncode != 0:
+        return done
+    jobs: list[str] = []
+
+    def ended() -> bool:
+        jobs[:] = lab.run(["scontrol", "--oneliner", "show", "job", done.stdout.strip()]).stdout.splitlines()
+        return not any(re.search("JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ", job) for job in jobs)
+
+    until(ended, f"the end of batch job {done.stdout.strip()}", 250)
+    done.returncode = max(int(status) for job in jobs for status in re.findall(r" ExitCode=(\d+):", job))
+    if check and done.returncode != 0:
+        raise CommandFailed(done.returncode, arguments, done.stdout, done.stderr)
+    return done
+
+
 def sh(script: str) -> Sequence[str]:
     return ("sh", "-c", script)
 
@@ -45,14 +65,6 @@ def assert_nothing_left(lab: Lab, *nodes: str) -> None:
     for node in {node for node, _ in left}:
         lab.clear(node)
     assert not left, "\n".join(f"{node}: {line}" for node, line in left)
-
-
-def until(happened: Callable[[], object], what: str, seconds: int = 120) -> None:
-    """Wait for what a slow machine takes its time for."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
 
 
 def expect(step: subprocess.Popen[str], *lines: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,15 @@ def directory(lab: Lab) -> Iterator[str]:
 def with_stack(directory: str, *lines: str) -> str:
     text = "\\n".join(lines)
     return f"printf '{text}\\n' > {directory}/plugstack.conf; {CHECK} --plugstack {directory}/plugstack.conf"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
+    """A check where the configuration of Slurm is not there; it waits, so it begins before all tests."""
+    script = f"SLURM_CONF=/no/such exec {CHECK} --plugstack /etc/slurm/plugstack.conf"
+    begun = lab.popen(["sh", "-c", script], node="n1", user="root")
+    yield begun
+    begun.communicate(timeout=250)
 
 
 @pytest.mark.parametrize("user", ["root", "alice"])
@@ -89,14 +99,6 @@ def test_the_plugin_is_of_another_slurm(lab: Lab, directory: str) -> None:
     script = f"sed '{other}' {PLUGIN} > {directory}/spank_pyxis.so; "
     out = check(lab, script + with_stack(directory, f"required {directory}/spank_pyxis.so"))
     assert f"bad  {directory}/spank_pyxis.so is for Slurm 18.03, this is" in out
-
-
-def test_the_configuration_of_slurm_is_not_there(lab: Lab) -> None:
-    """Without it srun tells not even its version."""
-    script = f"SLURM_CONF=/no/such {CHECK} --plugstack /etc/slurm/plugstack.conf"
-    out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning
-    assert "warn scontrol cannot tell the configuration of Slurm" in out
-    assert f"loads {PLUGIN}, for Slurm" in out
 
 
 def test_a_file_that_is_not_there(lab: Lab, directory: str) -> None:
@@ -190,6 +192,14 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
         lab.run(
             "fusermount3 -u mounted || fusermount -u mounted; rm -rf home home.sqsh mounted", node="n1", check=False
         )
+
+
+def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subprocess.Popen[str]) -> None:
+    """Without it srun tells not even its version."""
+    out, err = unconfigured.communicate(timeout=250)
+    assert (unconfigured.returncode, err) == (0, "")  # a warning
+    assert "warn scontrol cannot tell the configuration of Slurm" in out
+    assert f"loads {PLUGIN}, for Slurm" in out
 
 
 @pytest.mark.parametrize(("enforce", "verdict"), [("1", ["warn"]), ("0", ["ok"]), (None, [])])

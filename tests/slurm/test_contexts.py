@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun, until
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

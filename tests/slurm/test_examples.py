@@ -14,6 +14,7 @@ from enroot_py import configs, mounts, registries, settings
 from enroot_py.reference import DOCKER_HUB
 from pyxis_py import settings as plugin_settings
 from tests.slurm.lab import Lab
+from tests.slurm.steps import sbatch
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 HELLO = pathlib.Path(__file__).parent / "lab/hello.c"
@@ -33,17 +34,16 @@ def home(lab: Lab) -> Iterator[pathlib.Path]:
     shutil.rmtree(copied)
 
 
-def sbatch(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) -> str:
+def run(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) -> str:
     """What a job wrote, which must succeed."""
-    command = ["sbatch", "--wait", "--output=out", *options, name]
-    done = lab.run(command, cwd="/home/alice/examples", env=environ, check=False)
+    done = sbatch(lab, "--output=out", *options, name, cwd="/home/alice/examples", env=environ, check=False)
     out = (home / "out").read_text()
     assert done.returncode == 0, out + done.stderr
     return out
 
 
 def test_mpi(lab: Lab, home: pathlib.Path) -> None:
-    out = sbatch(lab, home, "mpi.sbatch", IMAGE=MPI, COMMAND="hello")
+    out = run(lab, home, "mpi.sbatch", IMAGE=MPI, COMMAND="hello")
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
     assert "sum 6" in out.splitlines()
 
@@ -51,7 +51,7 @@ def test_mpi(lab: Lab, home: pathlib.Path) -> None:
 def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
     try:
         prepare, command = "echo prepared > /opt-file", "cat /opt-file; id -un"
-        out = sbatch(lab, home, "steps.sbatch", IMAGE=MINIMAL, PREPARE=prepare, COMMAND=command)
+        out = run(lab, home, "steps.sbatch", IMAGE=MINIMAL, PREPARE=prepare, COMMAND=command)
     finally:
         for node in lab.nodes:
             lab.run(["penroot", "remove", "-f", "pyxis_prepared"], node=node, check=False)
@@ -73,7 +73,7 @@ def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
     """MPI ranks that share the GPUs of two nodes, with what NCCL and UCX are told."""
     program = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES && hello'
     options = ["--gpus-per-node=2", "--ntasks-per-node=2"]
-    out = sbatch(lab, home, "nccl-tests.sbatch", *options, IMAGE=MPI, COMMAND=program).splitlines()
+    out = run(lab, home, "nccl-tests.sbatch", *options, IMAGE=MPI, COMMAND=program).splitlines()
     assert out.count("rc,sm 0,1") == 4
     assert "sum 6" in out
 
@@ -82,7 +82,7 @@ def test_pytorch_finds_its_ranks(lab: Lab, home: pathlib.Path) -> None:
     options = ["--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=1"]
     program = "ls pytorch-ddp.py && echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR"
     variables = {"PYTORCH_VERSION": "2.4.0", "IMAGE": MINIMAL, "COMMAND": program}
-    out = sbatch(lab, home, "pytorch-ddp.sbatch", *options, **variables).splitlines()
+    out = run(lab, home, "pytorch-ddp.sbatch", *options, **variables).splitlines()
     assert out.count("pytorch-ddp.py") == 4
     ranks = sorted(line for line in out if line[0].isdigit())
     assert ranks == ["0 0 4 n1", "1 1 4 n1", "2 0 4 n1", "3 1 4 n1"]
@@ -134,7 +134,7 @@ def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
     """In an image that has none."""
     variables = {"IMAGE": MINIMAL, "MPI_HOME": mpi_home, "COMMAND": "./hello"}
     more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
-    out = sbatch(lab, home, "host-mpi.sbatch", **variables, **more)
+    out = run(lab, home, "host-mpi.sbatch", **variables, **more)
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
     assert "sum 6" in out.splitlines()
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests import fakehost
 from tests.slurm.lab import Lab
+from tests.slurm.steps import sbatch
 
 IMAGE = "--container-image=registry:5000#minimal:1"
 GPUS = "ls /dev | grep -x 'nvidia[0-9]*'"
@@ -68,7 +69,7 @@ def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: d
         ]
     )
     lab.run(["sh", "-c", "cat > bound.sbatch"], input=script)
-    lab.run(["sbatch", "--wait", "-N1", "-n2", "--gres=gpu:2", "-o", "out.log", "bound.sbatch"], env=dgx)
+    sbatch(lab, "-N1", "-n2", "--gres=gpu:2", "-o", "out.log", "bound.sbatch", env=dgx)
     assert lab.run(["cat", "out.bound"]).stdout.split() == ["nvidia0", "nvidia1"] * 2
 
 
@@ -186,6 +187,6 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
         ]
     )
     lab.run(["sh", "-c", "cat > gpus.sbatch"], input=script)
-    lab.run(["sbatch", "--wait", "--gres=gpu:2", "-o", "out.log", "gpus.sbatch"], env=dgx)
+    sbatch(lab, "--gres=gpu:2", "-o", "out.log", "gpus.sbatch", env=dgx)
     assert lab.run(["cat", "out.gpus"]).stdout.split() == ["nvidia0", "nvidia1"]
     assert lab.run(["cat", "out.none"]).stdout.split() == ["none"]

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.lab import CommandFailed, Lab, LabError, cgroups
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 HELLO = Path(__file__).parent / "lab" / "hello.c"
@@ -207,10 +207,8 @@ def test_two_labs_live_side_by_side_and_one_goes_alone(lab: Lab, second: Lab) ->
 def test_down_cleans_a_half_started_lab(lab: Lab, second: Lab, moment: str) -> None:
     environ = {**os.environ, "PENROOT_LAB": second.root}
     up = subprocess.Popen([sys.executable, "-m", "tests.slurm.lab", "up"], cwd=REPOSITORY, env=environ)
-    deadline = time.monotonic() + 120
     enough = 1 if moment == "namespaces" else 10
-    while len(cgroups.processes(second.branch)) < enough:
-        assert time.monotonic() < deadline
+    until(lambda: len(cgroups.processes(second.branch)) >= enough, "it has begun")
     up.send_signal(signal.SIGKILL)
     up.wait()
     second.down()
@@ -226,7 +224,5 @@ def processes_mentioning(text: str) -> list[str]:
 
 def wait_for_step(lab: Lab, job: str) -> None:
     """Until step 0 of ``job`` runs."""
-    deadline = time.monotonic() + 120
-    while f"{job}.0" not in lab.run(["squeue", "-s", "-h", "-j", job, "-o", "%i"]).stdout.split():
-        assert time.monotonic() < deadline, lab.run(["squeue"]).stdout
-        time.sleep(0.1)
+    steps = ["squeue", "-s", "-h", "-j", job, "-o", "%i"]
+    until(lambda: f"{job}.0" in lab.run(steps).stdout.split(), f"step 0 of job {job} runs")

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, sh, srun, until
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, sh, srun
+from tests.waiting import until
 
 HELPER = "[p]yxis_py.helper"
 SERVER = "[s]quashfuse"
@@ -42,6 +43,19 @@ def file(lab: Lab) -> Iterator[str]:
     lab.run(["rm", "life.sqsh"])
 
 
+@pytest.fixture(scope="module")
+def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A step whose time is over, on the other cluster. Slurm finds that out within half a minute."""
+    srun(four, IMAGE, "--container-save=over.sqsh", "true")
+    seconds = 10 if request.config.option.soak else 1
+    with saving(four, "--container-image=./over.sqsh", seconds, "--time=1") as step:
+        four.run("scontrol update JobId=$(squeue -h -o %i) EndTime=now", user="root", check=False)
+        yield step
+    four.run(["rm", "over.sqsh"])
+    assert_nothing_left(four)
+
+
+@pytest.mark.usefixtures("overtime")  # begun here, so that its own test need not wait
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_the_helper_is_killed_at_some_moment_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
@@ -195,24 +209,24 @@ def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
         lab.run(["scontrol", "reconfigure"], user="root")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("how", ["scancel", "time"])
-def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(
-    lab: Lab, file: str, how: str, soak: bool
-) -> None:
-    seconds = 10 if soak else 1
+@contextmanager
+def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A step that reads its files for some seconds when it is told to end."""
     # Cold: what dd has advised away comes from the server again.
     read = "for f in /usr/bin/*; do dd if=$f of=/dev/null iflag=nocache || exit 1; done 2>/dev/null"
     save = f"e=$(($(date +%s) + {seconds})); while [ $(date +%s) -lt $e ]; do {read}; done; echo saved; exit 0"
-    limit = ["--time=1"] if how == "time" else []
     # Slurm kills after KillWait, and the machine may be slow.
     with configured(lab, "KillWait=3", "KillWait=60"):
-        step = lab.popen(["srun", *ON_N1, *limit, file, *sh(f"trap '{save}' TERM; echo up; sleep 600 & wait")])
+        step = lab.popen(["srun", *ON_N1, *options, file, *sh(f"trap '{save}' TERM; echo up; sleep 600 & wait")])
         expect(step, "up")
-        if how == "scancel":
-            lab.run(["scancel", "--user=alice"])
-        else:
-            lab.run("scontrol update JobId=$(squeue -h -o %i) EndTime=now", user="root", check=False)
+        yield step
+        step.communicate(timeout=300)
+
+
+@pytest.mark.soak
+def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: Lab, file: str, soak: bool) -> None:
+    with saving(lab, file, 10 if soak else 1) as step:
+        lab.run(["scancel", "--user=alice"])
         out, err = end(step)
         assert "saved" in out, err
 
@@ -245,6 +259,12 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
         said = lines.read()
     assert said.count("done with job") == 2
     assert "proctrack_p_signal: killing process" not in said
+
+
+@pytest.mark.soak
+def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Popen[str]) -> None:
+    out, err = end(overtime)
+    assert "saved" in out, err
 
 
 @pytest.mark.soak

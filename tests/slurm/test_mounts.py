@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, refused, sh, srun
+from tests.slurm.steps import IMAGE, refused, sbatch, sh, srun
 
 SCRIPT = """\
 #!/bin/sh
@@ -17,7 +17,7 @@ cat /mnt/*/file; pwd
 def test_variables_in_sbatch_lines(lab: Lab) -> None:
     lab.run("mkdir -p ~/in-vars && echo here > ~/in-vars/file")
     try:
-        lab.run(["sbatch", "--wait", "-J", "vars"], input=SCRIPT)
+        sbatch(lab, "-J", "vars", input=SCRIPT)
         assert lab.run(["cat", "variables.out"]).stdout.endswith("here\n/srv/work\n")
     finally:
         lab.run("rm -rf ~/in-vars variables.out")

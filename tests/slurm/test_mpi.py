@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun, until
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
+from tests.waiting import until
 
 MPI = "--container-image=registry:5000#mpi:1"
 TWO_NODES = ("-N2", "--ntasks-per-node=2")

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sh, srun, until
+from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sbatch, sh, srun
+from tests.waiting import until
 
 NAME = "--container-name=one"
 
@@ -185,7 +186,7 @@ def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
     out = lab.run(["salloc", "-Q", "-w", "n1", "srun", "-n1", *sh("true")]).stdout
     script = f"#!/bin/sh\n{inside}\n"
     lab.run(f"cat > job.sh <<'E'\n{script}E")
-    lab.run(["sbatch", "--wait", "-w", "n1", "-o", "job.out", "job.sh"])
+    sbatch(lab, "-w", "n1", "-o", "job.out", "job.sh")
     out = lab.run("cat job.out; rm job.out job.sh").stdout
     assert "_one" in out, out
     until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the epilog has removed it")

@@ -9,8 +9,9 @@ import pytest
 from tests import images
 from tests.kernel.registry import Fault, Server, serve
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, expect, sh, until
+from tests.slurm.steps import IMAGE, assert_nothing_left, expect, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
+from tests.waiting import until
 
 MPI = "--container-image=registry:5000#mpi:1"
 
@@ -157,8 +158,8 @@ srun {image} sh -c 'echo last $SLURM_PROCID'
 def test_steps_of_a_batch_job(four: Lab, nodes: int) -> None:
     script = BATCH.format(image=IMAGE)
     try:
-        options = [*on(nodes)[1:], "--ntasks-per-node=2", "-o", "batch.out", "--wait"]
-        done = four.run(["sbatch", *options], input=script, check=False)
+        options = [*on(nodes)[1:], "--ntasks-per-node=2", "-o", "batch.out"]
+        done = sbatch(four, *options, input=script, check=False)
         out = four.run(["cat", "batch.out"]).stdout.splitlines()
         assert done.returncode == 0, out
         assert "script []" in out

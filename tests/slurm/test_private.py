@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sh, until
+from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sbatch, sh
 from tests.slurm.test_pull import listener
+from tests.waiting import until
 
 TMP = "--container-mounts=/tmp"
 X11_PORTS = 6000  # X11_TCP_PORT_OFFSET of Slurm: that of display 0
@@ -21,17 +21,10 @@ X11_PORTS = 6000  # X11_TCP_PORT_OFFSET of Slurm: that of display 0
 def lab(lab: Lab) -> Iterator[Lab]:
     """A node on which each job has its own /tmp, and --x11."""
     private = Lab(lab.root + "-private")
-    private.up(nodes=1, prefix=os.environ.get("PENROOT_PREFIX") or None)
-    try:
-        etc = Path(private.root, "etc/slurm")
-        (etc / "job_container.conf").write_text("AutoBasePath=true\nBasePath=/var/spool/jobs\n")
-        with open(etc / "slurm.conf", "a") as conf:
-            conf.write("JobContainerType=job_container/tmpfs\nPrologFlags=Contain,X11\n")
-        private.restart_daemon("ctl", "slurmctld")
-        private.restart_daemon("n1", "slurmd")
-        yield private
-    finally:
-        private.down()
+    lines = ("JobContainerType=job_container/tmpfs", "PrologFlags=Contain,X11")
+    private.up(nodes=1, prefix=os.environ.get("PENROOT_PREFIX") or None, slurm_conf=lines)
+    yield private
+    private.down()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +56,7 @@ def test_another_job_sees_nothing_of_it(lab: Lab) -> None:
 
 def test_a_batch_script_has_it_too(lab: Lab) -> None:
     script = "#!/bin/sh\necho $IMAGE_NAME > /tmp/batch\ncat /tmp/batch\n"
-    lab.run(["sbatch", "-W", "-o", "batch.out", IMAGE, TMP], input=script)
+    sbatch(lab, "-o", "batch.out", IMAGE, TMP, input=script)
     assert lab.run("cat batch.out; rm batch.out").stdout.splitlines()[-1] == "minimal"
     assert not os.path.exists(f"{lab.root}/nodes/n1/tmp/batch")
 

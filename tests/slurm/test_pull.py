@@ -19,6 +19,7 @@ from tests.images import Image, entry
 from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left
+from tests.waiting import until
 
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
@@ -244,18 +245,18 @@ def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server
     with front(lab, registry, Fault(digest, stall_at=0.5)) as shown:
         command = ["srun", f"--container-image={shown.host}#test/dies:a", "cat", "/number"]
         first = lab.popen([*command[:1], "-w", "n1", *command[1:]], env=blobs)
-        wait_for(lambda: shown.sent(digest) > 0)
+        until(lambda: shown.sent(digest) > 0, "n1 fetches the layer")
         second = lab.popen([*command[:1], "-w", "n2", *command[1:]], env=blobs)
         try:
             lock = Path(lab.root, "home/alice", BLOBS, "sha256", digest.partition(":")[2] + ".lock")
             host, _, pid = lock.read_text().split()
             assert host == "n1"
             lab.run(["kill", "-9", pid], node="n1")
-            assert first.wait(60) != 0
+            assert first.wait(300) != 0
             assert lock.exists()
             long_ago = time.time() - 3600
             os.utime(lock, (long_ago, long_ago))  # instead of waiting until it has expired
-            out, err = second.communicate(timeout=60)
+            out, err = second.communicate(timeout=300)
         finally:
             for job in (first, second):
                 job.kill()
@@ -319,7 +320,7 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
             assert job.stdout.readline() == "up\n"
         said = lab.run(["penroot", "cache", "prune"], node="n2", env=env).stderr
         assert "a start on n1" in said
-        assert job.communicate("", timeout=60)[0] == "9\n"
+        assert job.communicate("", timeout=300)[0] == "9\n"
         lab.run("touch -d '40 days ago' store/leases/*.n1")
         lab.run(["penroot", "cache", "prune", "--dry-run"], node="n2", env=env)
         assert len(lab.run(["ls", store + "/images"]).stdout.split()) == 1
@@ -329,10 +330,3 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
         ]
     finally:
         lab.run(["rm", "-rf", store])
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

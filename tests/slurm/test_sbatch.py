@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, srun
+from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, sbatch, srun
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 def batch(lab: Lab, body: str, *options: str) -> str:
     """What a batch job prints; it must succeed."""
     lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
-    done = lab.run(["sbatch", "--wait", "-w", "n1", "-o", "out.%j", *options, "job.sh"], check=False)
+    done = sbatch(lab, "-w", "n1", "-o", "out.%j", *options, "job.sh", check=False)
     out = lab.run("cat out.*; rm out.*").stdout
     assert done.returncode == 0, out + done.stderr
     return out

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, refused, srun, until
+from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, refused, srun
+from tests.waiting import until
 
 MPI = "registry:5000#mpi:1"
 

@@ -8,7 +8,7 @@ import pytest
 
 from pyxis_py.options import OPTIONS
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, clear, sh, srun
+from tests.slurm.steps import MINIMAL, clear, sbatch, sh, srun
 from tests.slurm.test_entrypoint import ENTRY
 
 FILE = "./variables.sqsh"  # an image with an entrypoint, made once
@@ -75,7 +75,7 @@ def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_WORKDIR": "/usr"}
     try:
         script = "#!/bin/sh\necho $IMAGE_NAME $PWD\n"
-        lab.run(["sbatch", "--wait", "-w", "n1", "-o", "said.out"], input=script, env=env)
+        sbatch(lab, "-w", "n1", "-o", "said.out", input=script, env=env)
         assert lab.run(["cat", "said.out"]).stdout.endswith("minimal /usr\n")
     finally:
         lab.run(["rm", "-f", "said.out"])

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import pytest
 
 from enroot_py.errors import ConfigError, PenrootError
 from pyxis_py import cli, options
+from tests.waiting import until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
@@ -44,7 +44,7 @@ class Driver:
             self.command(context, tasks, *words),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             cwd=self.directory,
             env={"PATH": "/usr/bin:/bin", "LANG": "C", **environ},
         )
@@ -86,10 +86,7 @@ def driver(built: str) -> Iterator[Driver]:
         os.fchmod(file.fileno(), 0o666)
     shutil.rmtree(f"{built}/run", ignore_errors=True)
     yield Driver(built)
-    deadline = time.monotonic() + 10
-    while processes_of(built):
-        assert time.monotonic() < deadline, "a process outlives its step"
-        time.sleep(0.02)
+    until(lambda: not processes_of(built), "no process outlives its step")
 
 
 def processes_of(directory: str) -> list[int]:
@@ -359,24 +356,28 @@ def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
 
 
 def start_slowly(driver: Driver, tasks: int) -> tuple["subprocess.Popen[str]", int]:
-    """A step whose first task waits for its helper; the step and that task."""
-    words = ("container-image=ok", "env=SLOW=1.5", f"env=JOURNAL={driver.directory}/journal")
+    """A step whose first task waits for its helper until the gate is open; the step and that task."""
+    pathlib.Path(f"{driver.directory}/gate").unlink(missing_ok=True)
+    words = ("container-image=ok", f"env=GATE={driver.directory}/gate", f"env=JOURNAL={driver.directory}/journal")
     pipe = subprocess.PIPE
     step = subprocess.Popen(driver.command("stepd", tasks, *words), stdout=pipe, stderr=pipe, text=True)
-    deadline = time.monotonic() + 20
-    while not driver.journal():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(driver.journal, "the helper has been asked")
     (task,) = re.findall(r"^taskid (\d+)$", driver.journal()[0], re.MULTILINE)
     with open(f"/proc/{step.pid}/task/{step.pid}/children") as file:
         return step, int(file.read().split()[int(task)])
+
+
+def open_gate(driver: Driver) -> None:
+    pathlib.Path(f"{driver.directory}/gate").touch()
 
 
 @as_root
 def test_when_the_first_task_is_killed_during_set_up_the_next_takes_over(driver: Driver) -> None:
     step, starter = start_slowly(driver, 3)
     os.kill(starter, signal.SIGKILL)
-    out, err = step.communicate(timeout=60)
+    until(lambda: len(driver.journal()) == 2, "another helper has been asked")
+    open_gate(driver)
+    out, err = step.communicate(timeout=250)
     assert step.returncode == 5
     assert err == ""
     assert out.count("NoNewPrivs:\t1") == 2
@@ -388,7 +389,7 @@ def test_when_the_helper_is_killed_during_set_up_all_fail_with_one_line(driver: 
     step, _ = start_slowly(driver, 3)
     (helper,) = processes_of(driver.directory)
     os.kill(helper, signal.SIGKILL)
-    out, err = step.communicate(timeout=60)
+    out, err = step.communicate(timeout=250)
     assert (step.returncode, out) == (5, "")
     assert err.splitlines()[0].endswith(
         "the helper process of the container ended without an answer: killed? see --mem and dmesg"
@@ -401,7 +402,8 @@ def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
     step, starter = start_slowly(driver, 1)
     os.kill(step.pid, signal.SIGKILL)
     os.kill(starter, signal.SIGKILL)
-    step.communicate(timeout=60)
+    open_gate(driver)
+    step.communicate(timeout=250)
     # The fixture waits until no process is left.
 
 

@@ -87,11 +87,11 @@ def test_file_name_as_image_says_how_to_write_a_path() -> None:
 
 
 def test_long_input_takes_no_time() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("a" * 200_000, "a/" * 100_000, "a@" * 100_000, ":" * 200_000, "a-_." * 50_000):
         with pytest.raises(ImageReferenceError):
             parse(text)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_reference_is_frozen() -> None:

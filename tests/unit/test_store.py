@@ -160,26 +160,26 @@ def maker(store: Store, seconds: float) -> subprocess.Popen[str]:
 
 def test_of_several_makers_one_works(store: Store) -> None:
     makers = [maker(store, 0.3) for _ in range(6)]
-    said = sorted(m.communicate(timeout=30)[0].split()[-1] for m in makers)
+    said = sorted(m.communicate(timeout=250)[0].split()[-1] for m in makers)
     assert said == ["made"] + ["waited"] * 5
     assert temporary(store) == []
 
 
 def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
-    first = maker(store, 60)
+    first = maker(store, 600)
     assert first.stdout is not None and first.stdout.readline() == "making\n"
     second = maker(store, 0)
     time.sleep(0.3)
     assert second.poll() is None  # it waits
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    assert second.communicate(timeout=10)[0].split() == ["making", "made"]
+    assert second.communicate(timeout=250)[0].split() == ["making", "made"]
     assert store.layer_path(A) is not None
     assert temporary(store) == []
 
 
 def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
-    dead, alive = maker(store, 60), None
+    dead, alive = maker(store, 600), None
     assert dead.stdout is not None and dead.stdout.readline() == "making\n"
     dead.send_signal(signal.SIGKILL)
     dead.communicate()
@@ -212,7 +212,7 @@ def test_what_is_swept_away_before_it_is_locked_is_made_again(store: Store) -> N
 
 
 def test_leftovers_are_not_taken_for_work(store: Store) -> None:
-    dead = maker(store, 60)
+    dead = maker(store, 600)
     assert dead.stdout is not None and dead.stdout.readline() == "making\n"
     dead.send_signal(signal.SIGKILL)
     dead.communicate()

@@ -52,6 +52,9 @@ PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP OverSubsc
 # GPUs as far as Slurm looks at them: numbered device files that exist on every machine.
 GRES_CONF = "Name=gpu File=/dev/tty[0-3]\n"
 
+# Read where slurm.conf has JobContainerType=job_container/tmpfs.
+JOB_CONTAINER_CONF = "AutoBasePath=true\nBasePath=/var/spool/jobs\n"
+
 CGROUP_CONF = """\
 CgroupPlugin={plugin}
 ConstrainCores=yes
@@ -93,6 +96,7 @@ def make(root: str, addresses: Mapping[str, str], plugin: str | None, slurm_conf
         version = float(call("slurmd", "-V").split()[1].rpartition(".")[0])
         cgroup_conf += CGROUP_CONF_V2.format(controllers="EnableControllers" if version >= 23.02 else "CgroupAutomount")
     put(f"{etc}/slurm/cgroup.conf", cgroup_conf)
+    put(f"{etc}/slurm/job_container.conf", JOB_CONTAINER_CONF)
     put(f"{etc}/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")
     os.makedirs(f"{etc}/slurm/plugstack.conf.d", exist_ok=True)
     if plugin:

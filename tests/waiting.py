@@ -1,0 +1,18 @@
+"""Waiting for what a slow machine takes its time for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(happened: Callable[[], T], what: str, seconds: int = 120) -> T:
+    """Wait until ``happened`` returns something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+    return found
