@@ -308,17 +308,19 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
         raise ConfigError(
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"
         )
-    passno = 0
-    if len(fields) > 5:
-        try:
-            passno = int(fields[5])
-        except ValueError:
-            raise ConfigError(f"{origin}: passno must be a number, not {fields[5]!r}") from None
-    del fields[4:]
-    source, rest = fields[0], fields[1:]
+    try:
+        # A frequency means nothing here: a number that stands alone is the pass.
+        passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
+    except ValueError:
+        raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None
+    source, rest = fields[0], fields[1:4]
     target = source if not rest or _is_options(rest[0]) else rest.pop(0)
+    if target == "none" and rest and _is_options(rest[0]):
+        target = source
     fstype = "none" if not rest or _is_options(rest[0]) else rest.pop(0)
     options = rest.pop(0) if rest else ""
+    if source == "tmpfs" and fstype == "none" and options:
+        fstype = "tmpfs"
     if not options and fstype == "none":
         if source.startswith(("/", ".")):
             options = "rbind,x-create=auto"
@@ -360,4 +362,6 @@ def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Itera
 
 def parse_option(text: str, variables: "Mapping[str, str]", origin: str) -> Mount:
     """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
+    if text.startswith(":"):
+        raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
     return parse(text.replace(":", " "), variables, origin)

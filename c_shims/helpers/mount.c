@@ -207,22 +207,27 @@ static bool parse(char *line, struct entry *e)
 		fields[n] = substitute(word);
 		decode(fields[n++]);
 	}
-	if (n == MAX_FIELDS) {
+	/* A frequency means nothing here: a number that stands alone is the pass. */
+	for (int i = 4; i < n; i++) {
 		char *end;
-		long pass = strtol(fields[5], &end, 10);
+		long pass = strtol(fields[i], &end, 10);
 
-		if (*end || !*fields[5] || pass < INT_MIN || pass > INT_MAX)
-			errx(EXIT_FAILURE, "%s:%d: passno must be a number, not '%s'", e->origin, e->line, fields[5]);
-		e->pass = (int)pass;
-	}
-	for (int i = 4; i < n; i++)
+		if (*end || !*fields[i] || pass < INT_MIN || pass > INT_MAX)
+			errx(EXIT_FAILURE, "%s:%d: passno must be a number, not '%s'", e->origin, e->line, fields[i]);
+		if (pass)
+			e->pass = (int)pass;
 		free(fields[i]);
+	}
 	fields[n < 4 ? n : 4] = NULL;
 	e->source = *field++;
 	e->target = *field && !are_options(*field) ? *field++ : strdup(e->source);
+	if (e->target && !strcmp(e->target, "none") && *field && are_options(*field)) {
+		free(e->target);
+		e->target = strdup(e->source);
+	}
 	e->type = *field && !are_options(*field) ? *field++ : strdup("none");
 	/* "tmpfs /tmp" is a tmpfs, not a bind mount of a file of that name. */
-	if (!*field && !strcmp(e->type, "none") && !strcmp(e->source, "tmpfs")) {
+	if (e->type && !strcmp(e->type, "none") && !strcmp(e->source, "tmpfs")) {
 		free(e->type);
 		e->type = strdup("tmpfs");
 	}

@@ -132,6 +132,18 @@ def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     assert unshared(user, script) == "one\none\ntwo\n"
 
 
+def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
+    script = """
+        mkdir -p mine ubuntu$PWD/mine
+        printf '%s\\n' 'tmpfs /one none mode=700,x-create=dir -1' "$PWD/mine none bind,ro" >fstab
+        enroot-mount --root ubuntu --pass -1 fstab
+        stat -fc %T ubuntu/one; ! grep -c " $PWD/ubuntu$PWD/mine ro" /proc/self/mountinfo
+        enroot-mount --root ubuntu fstab
+        grep -c " $PWD/ubuntu$PWD/mine ro" /proc/self/mountinfo
+    """
+    assert unshared(user, script) == "tmpfs\n0\n1\n"
+
+
 def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "env").write_text(
         "# penroot-exact: A=one\\ntwo\\\\\nA=one two\\\nB= x \n# penroot-exact: C=old\nC=new\n"

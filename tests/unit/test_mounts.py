@@ -24,7 +24,10 @@ def test_all_fields() -> None:
         ("/a rbind", "/a", "/a", "none"),
         ("/a /b bind,ro", "/a", "/b", "none"),
         ("/a /b,c bind", "/a", "/b,c", "none"),
+        ("/a none bind,ro", "/a", "/a", "none"),
         ("tmpfs /t tmpfs", "tmpfs", "/t", "tmpfs"),
+        ("tmpfs /t mode=700,x-create=dir", "tmpfs", "/t", "tmpfs"),
+        ("tmpfs /t none size=1m", "tmpfs", "/t", "tmpfs"),
         ("tmpfs /t tmpfs size=1m,nosuid", "tmpfs", "/t", "tmpfs"),
     ],
 )
@@ -60,6 +63,16 @@ def test_octal_escapes(text: str, meaning: str) -> None:
 def test_a_file_system_alone_is_mounted() -> None:
     mount = parse("tmpfs /scratch")
     assert (mount.fstype, mount.words) == ("tmpfs", {"x-create=dir"})
+
+
+@pytest.mark.parametrize(("numbers", "passno"), [("", 0), ("-1", -1), ("0 -1", -1), ("-1 0", -1), ("3 2", 2)])
+def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> None:
+    assert parse(f"/a /b none bind {numbers}").passno == passno
+
+
+def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
+    with pytest.raises(ConfigError, match="--mount :/opt: there is no SOURCE"):
+        mounts.parse_option(":/opt", {}, "--mount :/opt")
 
 
 def test_later_words_undo_earlier_ones() -> None:
