@@ -25,8 +25,6 @@
 #define CLONE_NEWCGROUP 0x02000000
 #endif
 
-enum { MAX_VARIABLES = 256 };
-
 static const char exact_mark[] = "# penroot-exact: ";
 
 static void __attribute__((noreturn)) usage(FILE *to, int status)
@@ -253,10 +251,11 @@ int main(int argc, char **argv)
 {
 	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *value;
 	bool login = false, norc = false, direct = false;
-	const char *variables[MAX_VARIABLES];
-	char *script = NULL;
+	char **variables = calloc((size_t)argc, sizeof(*variables)), *script = NULL;
 	int at = 1, count = 0;
 
+	if (!variables)
+		err(EXIT_FAILURE, "cannot allocate memory");
 	while (argv[at] && argv[at][0] == '-') {
 		if (!strcmp(argv[at], "--")) {
 			at++;
@@ -280,9 +279,9 @@ int main(int argc, char **argv)
 		} else if ((value = option(argv, &at, "--workdir"))) {
 			workdir = value;
 		} else if ((value = option(argv, &at, "--env"))) {
-			if (count == MAX_VARIABLES || !strchr(value, '=') || *value == '=')
-				errx(EXIT_FAILURE, "--env %s: not KEY=VALUE, or more than %d of them", value, MAX_VARIABLES);
-			variables[count++] = value;
+			if (!strchr(value, '=') || *value == '=')
+				errx(EXIT_FAILURE, "--env %s: not KEY=VALUE", value);
+			variables[count++] = (char *)value;
 		} else {
 			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
 		}
@@ -294,7 +293,7 @@ int main(int argc, char **argv)
 	if (envfile)
 		load_environment(envfile);
 	for (int i = 0; i < count; i++)
-		putenv((char *)variables[i]);
+		putenv(variables[i]);
 	switch_root(argv[at++]);
 	complete_environment(login);
 	if (workdir && chdir(workdir) < 0)

@@ -55,25 +55,27 @@ check_sum() {
 verify() {
     check_sum
     [ -z "$checksum" ] || printf '%-45s: OK\n' Checksum
+    "$runfile" size "$self" "$offset" >/dev/null || fail "$self is damaged, copy it again"
+    printf '%-45s: OK\n' 'Tables of the image'
     "$runfile" check
 }
 
 # The word as sh(1) reads it again, in $quoted.
 quote() {
-    quoted=
-    rest=$1
-    while :; do
-        case $rest in
-        *\'*)
-            quoted="$quoted${rest%%\'*}'\\''"
-            rest=${rest#*\'}
-            ;;
-        *)
-            quoted="'$quoted$rest'"
-            return
-            ;;
-        esac
+    # Split at the quotes: cutting one off after another takes a long value minutes.
+    IFS=\'
+    set -f
+    # shellcheck disable=SC2086 # the dot keeps what ends in a quote from losing it
+    set -- $1.
+    set +f
+    IFS=' 	
+'
+    quoted=$1
+    shift
+    for part; do
+        quoted="$quoted'\\''$part"
     done
+    quoted="'${quoted%.}'"
 }
 
 true_word() {
@@ -210,7 +212,8 @@ if [ -n "$keep" ]; then
     absolute "$(printf '%s' "$target" | "$runfile" substitute)"
     target=$path
     [ ! -e "$target" ] || fail "File already exists: $target" "remove it, or run without --keep and --extract"
-    "$runfile" extract "$self" "$offset" "$target" ${quiet:+--quiet}
+    "$runfile" extract "$self" "$offset" "$target" ${quiet:+--quiet} ||
+        fail "cannot keep this bundle in $target" "go to a directory of yours, or leave out --keep and --extract"
     [ -z "$extract" ] || exit 0
 fi
 

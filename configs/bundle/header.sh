@@ -61,7 +61,7 @@ exec 3<"$self"
 while IFS= read -r line <&3 && [ "$line" != "# The programs and the image:" ]; do :; done
 if ! gzip -dc <&3 2>/dev/null | tar -xmf - -C "$work" || ! [ -x "$work/bin/penroot-runfile" ]; then
     command -v rm >/dev/null && rm -rf "$work"
-    fail "cannot unpack into $temp: it is full, or mounted noexec; set ENROOT_TEMP_PATH to another directory"
+    fail "cannot unpack into $temp: it is full, or mounted noexec (set ENROOT_TEMP_PATH to another), or $self is damaged"
 fi
 exec 3<&-
 exec "$work/bin/penroot-runfile" guard "$work" /bin/sh "$work/driver" "$self" "$work" \

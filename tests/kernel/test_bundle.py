@@ -147,6 +147,29 @@ def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+def test_a_bundle_without_a_checksum_knows_whether_it_is_whole(user: User, image: pathlib.Path) -> None:
+    user.penroot("bundle", "-o", "plain.run", str(image))
+    plain = user.home / "plain.run"
+    assert "Tables of the image" in user.run(str(plain), "--verify").stdout
+    os.truncate(plain, plain.stat().st_size - 100_000)
+    assert "is damaged, copy it again" in user.run(str(plain), "--verify", status=1).stderr
+
+
+def test_long_values_and_many_of_them(user: User, bundle: pathlib.Path) -> None:
+    long = "'x'" + "x" * 100_000 + "'"
+    many = [word for n in range(300) for word in ("--env", f"N{n}={n}")]
+    script = 'echo "${#LONG} $N0 $N299 $QUOTES"'
+    out = user.run(str(bundle), "--env", f"LONG={long}", *many, "--env", "QUOTES='a''b*", "sh", "-c", script).stdout
+    assert out == f"{len(long)} 0 299 'a''b*\n"
+
+
+def test_where_it_cannot_be_kept_says_the_way_out(user: User, bundle: pathlib.Path) -> None:
+    there = user.home / "closed"
+    there.mkdir(0o555)
+    user.own(there)
+    assert "[HINT] go to a directory of yours" in user.run(str(bundle), "--extract", cwd=there, status=1).stderr
+
+
 def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
     assert (user.home / "box/message").read_text() == "hello\n"
