@@ -41,6 +41,19 @@ class Commands(click.Group):
         return sorted(self.commands)
 
 
+def _there(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """A value that is not empty: else it is a variable of a script that was not set."""
+    if value == "":
+        raise click.BadParameter("it is empty")
+    return value
+
+
+class Days(click.FloatRange):
+    """A time in days, with a name for messages."""
+
+    name = "number of days"
+
+
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -49,22 +62,29 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
+    for line in settings.slips(os.environ):
+        log.warn(line)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(1)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run a command line. Raises PenrootError; a wrong option is a UsageError."""
+def _program() -> str:
+    return os.path.basename(sys.argv[0])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line and return its status. Raises PenrootError; a wrong option is a UsageError."""
     try:
         # What Context.exit() was given comes back as the value.
-        sys.exit(penroot.main(list(arguments), prog_name=os.path.basename(sys.argv[0]), standalone_mode=False))
+        return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
     except click.exceptions.Exit as e:
-        sys.exit(e.exit_code)
+        return e.exit_code
     except click.Abort:
-        sys.exit(130)
+        return 130
     except click.UsageError as e:
-        hint = f"{e.ctx.command_path} --help" if e.ctx else "penroot help"
+        verb = arguments[:1] if arguments[0] in penroot.commands else ()
+        hint = f"{e.ctx.command_path if e.ctx else ' '.join((_program(), *verb))} --help"
         raise UsageError(" ".join(e.format_message().split()).rstrip("."), hint=hint) from e
 
 
@@ -91,8 +111,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 @command
-@click.option("-a", "--arch", help="Architecture, if not this machine's.")
-@click.option("-o", "--output", help="Name of the image file; - is stdout.")
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-o", "--output", callback=_there, help="Name of the image file; - is stdout.")
 @_force
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
@@ -107,7 +127,7 @@ def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None
 
 
 @command
-@click.option("-n", "--name", help="Name of the container, if not the image's.")
+@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
 @_force
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
@@ -120,14 +140,15 @@ def create(name: str | None, force: bool, image: str) -> None:
         return
     name = name or os.path.basename(image).removesuffix(".sqsh")
     if not os.path.isfile(image):
-        raise ContainerError(f"no such image: {image}", hint="give a squashfs file, or docker://IMAGE")
+        what = "not an image file" if os.path.exists(image) else "no such image"
+        raise ContainerError(f"{what}: {image}", hint="give a squashfs file, or docker://IMAGE")
     _make_room(name, options)
     containers.unpack(name, image, options)
 
 
 @command
-@click.option("-a", "--arch", help="Architecture, if not this machine's.")
-@click.option("-n", "--name", help="Name of the container, if not the image's.")
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
 @_force
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
@@ -145,7 +166,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
     """Print the digest of an image's manifest for an architecture, as the registry has it now."""
@@ -155,7 +176,7 @@ def digest(arch: str | None, uri: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
     """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
@@ -229,7 +250,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 
 @command
-@click.option("-o", "--output", help="Name of the image file, if not NAME.sqsh; - is stdout.")
+@click.option("-o", "--output", callback=_there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
 @_force
 @click.argument("name", shell_complete=_names)
 def export(output: str | None, force: bool, name: str) -> None:
@@ -241,8 +262,8 @@ def export(output: str | None, force: bool, name: str) -> None:
 @click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
 @click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
 @click.option("-d", "--desc", default="", help="What the bundle is.")
-@click.option("-o", "--output", help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", help="Where --keep unpacks it, if not ./BUNDLE.")
+@click.option("-o", "--output", callback=_there, help="Name of the bundle, if not IMAGE.run.")
+@click.option("-t", "--target", callback=_there, help="Where --keep unpacks it, if not ./BUNDLE.")
 @_force
 @click.argument("image")
 def bundle(
@@ -334,9 +355,7 @@ def cache_list() -> None:
 
 @cache.command("prune", context_settings=_CONTEXT)
 @click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
-@click.option(
-    "--older", metavar="DAYS", type=click.FloatRange(0), default=0, help="Only what was not used for so long."
-)
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     """Remove images that no container uses, those used longest ago first."""
@@ -395,7 +414,7 @@ def doctor() -> None:
     from enroot_py.doctor import findings, report
 
     if not report(findings(loaded())):
-        sys.exit(1)
+        click.get_current_context().exit(1)
 
 
 @command
@@ -414,7 +433,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
 
         click.echo(start.USAGE, nl=False)
     elif verb:
-        main([verb, "--help"])
+        ctx.exit(main([verb, "--help"]))
     else:
         assert ctx.parent is not None
         click.echo(ctx.parent.get_help())

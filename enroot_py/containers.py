@@ -30,9 +30,8 @@ def find(target: str, settings: Settings) -> Source:
     if os.path.isfile(target):
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
-        raise ContainerError(
-            f"no such image: {target}", hint="give a container's name, a squashfs image or docker://IMAGE"
-        )
+        what = "not an image file" if os.path.exists(target) else "no such image"
+        raise ContainerError(f"{what}: {target}", hint="give a container's name, a squashfs image or docker://IMAGE")
     return open_container(target, settings, or_else=f"; an image of a registry is docker://{target}")
 
 

@@ -5,10 +5,10 @@ Looks, and tries what only a try can tell; changes nothing. ``pyxis-py check`` d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
-import pwd
 import shutil
 import stat
 import sys
@@ -87,7 +87,6 @@ def namespace_limits() -> Iterator[Finding]:
 
 def overlay() -> Finding:
     """Mount an overlay as an ordinary user: no version and no setting tells what this does."""
-    user = pwd.getpwnam("nobody")
     directory = tempfile.mkdtemp(prefix="penroot-check-")
     os.chmod(directory, 0o755)
     receive, send = os.pipe()
@@ -95,7 +94,7 @@ def overlay() -> Finding:
     if child == 0:
         os.close(receive)
         try:
-            _mount_overlay(directory, user)
+            _mount_overlay(directory)
         except BaseException as e:
             os.write(send, f"{e} {getattr(e, 'hint', '')}".encode())
             os._exit(1)
@@ -115,12 +114,16 @@ def overlay() -> Finding:
     )
 
 
-def _mount_overlay(directory: str, user: pwd.struct_passwd) -> None:
+_NOBODY = 65534
+
+
+def _mount_overlay(directory: str) -> None:
     """In a child of its own, whose mounts go with it. Raises OSError, PenrootError."""
-    if os.geteuid() == 0:
+    # Root of a user namespace that holds nobody else cannot become him, and need not.
+    with contextlib.suppress(OSError):
         os.setgroups([])
-        os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
-        os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
         linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
     namespaces.enter_user(os.geteuid(), os.getegid())
     linux.unshare(linux.CLONE_NEWNS)

@@ -6,24 +6,13 @@ import sys
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
-    arguments = sys.argv[1:]
-    verb = arguments[0] if arguments else ""
     from enroot_py.errors import PenrootError
 
     try:
-        if verb in ("start", "batch"):
-            from enroot_py.start import main as start
-
-            start(arguments[1:], batch=verb == "batch")
-            sys.exit(0)
-        if verb == "version" and len(arguments) == 1:
-            from enroot_py import __version__
-
-            sys.stdout.write(__version__ + "\n")
-            sys.exit(0)
-        from enroot_py.cli import main as cli
-
-        cli(arguments)
+        status = _run(sys.argv[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # or what cannot be written is told at exit, not by us
+        sys.exit(status)
     except PenrootError as e:
         from enroot_py import log
 
@@ -44,6 +33,23 @@ def main() -> None:
         sys.exit(1)
 
 
+def _run(arguments: "list[str]") -> int:
+    verb = arguments[0] if arguments else ""
+    if verb in ("start", "batch"):
+        from enroot_py.start import main as start
+
+        start(arguments[1:], batch=verb == "batch")
+        return 0
+    if verb == "version" and len(arguments) == 1:
+        from enroot_py import __version__
+
+        sys.stdout.write(__version__ + "\n")
+        return 0
+    from enroot_py.cli import main as cli
+
+    return cli(arguments)
+
+
 def _failed(error: OSError) -> None:
     """Say in one line what no caller had words for: mostly the file system is not as it should be."""
     import errno
@@ -60,7 +66,7 @@ def _failed(error: OSError) -> None:
     elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
         where, hint = "the working directory is gone", "cd to one that exists"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        where = "cannot write the output"
+        where, hint = "cannot write the output", "what stdout goes to is full or broken"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
     else:
         where = "a system call failed"

@@ -47,6 +47,10 @@ FILES = (
     ("~/.local/share/enroot/", "Containers."),
     ("~/.cache/enroot/", "The store of layers and images."),
 )
+VARIABLES = (
+    ("ENROOT_*", "Settings, see penroot.yaml(5). One that is none, but nearly is, is told with a warning."),
+    ("PENROOT_DEBUG", "With 1, say more, and of an error where in the program it arose."),
+)
 STATUS = (
     ("0", "It worked."),
     ("1", "It failed: a line [ERROR] on stderr says why, and a line [HINT] what to do."),
@@ -101,7 +105,7 @@ def _main_page(root: click.Group) -> str:
             section("DESCRIPTION", text(root.help or "")),
             section("COMMANDS", entries(rows)),
             section("EXIT STATUS", entries(STATUS)),
-            section("ENVIRONMENT", text("Every setting is a variable ENROOT_*, see penroot.yaml(5).")),
+            section("ENVIRONMENT", entries(VARIABLES)),
             section("FILES", entries(FILES)),
             section("SEE ALSO", text(see)),
         )
@@ -123,7 +127,7 @@ def command_page(words: str, command: click.Command, see: str, *more: str) -> st
 
 def _of_command(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options of a command and those within it."""
-    context = click.Context(command, info_name=words)
+    context = click.Context(command, info_name=words, help_option_names=["-h", "--help"])
     usage = [" ".join((words, *command.collect_usage_pieces(context)))]
     options = _options(command, context)
     for name, inner in sorted(getattr(command, "commands", {}).items()):

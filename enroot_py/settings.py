@@ -196,6 +196,8 @@ UNUSED = {
     "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
+# What only a variable says, and no file.
+_MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Where penroot itself is: a file that it finds there cannot move it.
 _FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
 # Keys of enroot.conf that are not settings of ours but reach hooks and clients.
@@ -237,7 +239,10 @@ def load(
         try:
             setting.parse(text)
         except ValueError as e:
-            raise ConfigError(f"{origin}: {variable}={text!r} {e}", hint=f"it means: {setting.doc}") from None
+            hint = f"it means: {setting.doc}"
+            if origin == "default":
+                hint = f"it comes of {setting.default}: HOME, TMPDIR and XDG_* have to be absolute"
+            raise ConfigError(f"{origin}: {variable}={text!r} {e}", hint=hint) from None
         values[setting.name] = (text, origin)
     return Settings(values, {key: said for key, said in found.items() if key not in SETTINGS and key not in UNUSED})
 
@@ -248,7 +253,8 @@ def base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""
     if not run or not os.access(run, os.W_OK):
-        run = f"{tmp}/penroot-{os.geteuid()}"
+        # A job brings the TMPDIR of the machine that it was sent from, which need not be here.
+        run = f"{tmp if os.access(tmp, os.W_OK) else '/tmp'}/penroot-{os.geteuid()}"
     return {
         "HOME": home or "/",
         "TMPDIR": tmp,
@@ -355,9 +361,22 @@ def check_key(key: str, origin: str) -> None:
         raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
     if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
         raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
-    meant = nearest(key, SETTINGS)
-    if meant:
+    if meant := _meant(key):
         raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
+
+
+def slips(environ: "Mapping[str, str]") -> "list[str]":
+    """Variables that are none of ours and look as if they should be: one line each, for people."""
+    known = (*SETTINGS, *_MORE)
+    unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
+    return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
+
+
+def _meant(key: str) -> str:
+    """The variable that ``key`` may be a slip of, or ""."""
+    prefix, _, word = key.partition("_")
+    found = nearest(word, [name.partition("_")[2] for name in (*SETTINGS, *_MORE) if name.startswith(prefix)])
+    return f"{prefix}_{found}" if found else ""
 
 
 def nearest(word: str, known: "Iterable[str]") -> str:

@@ -12,7 +12,7 @@ from _collections_abc import Mapping
 
 from enroot_py import configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
 from enroot_py.errors import CommandError, ContainerError, PenrootError, UsageError
-from enroot_py.settings import SETTINGS, Settings, load, nearest, sysconf_path
+from enroot_py.settings import SETTINGS, Settings, load, nearest, slips, sysconf_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +88,17 @@ VALUES = {
 }
 
 
+# What options of docker and podman are called here.
+_ELSEWHERE = {
+    "--gpus": "it is --device nvidia.com/gpu=all",
+    "-i": "a container has the terminal of its caller",
+    "-t": "a container has the terminal of its caller",
+    "--rm": "a start leaves nothing but what --rw lets it write",
+    "-v": "it is --mount SOURCE:TARGET",
+    "--volume": "it is --mount SOURCE:TARGET",
+}
+
+
 def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
     """The options of a command line, or None where it asks for help. Raises UsageError."""
     options = Options()
@@ -110,8 +121,9 @@ def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
         elif word == "--explain":
             options.explain = True
         else:
-            meant = nearest(name if equals else word, (*FLAGS, *VALUES, "--explain", "--help"))
-            hint = f"did you mean {meant}?" if meant else f"penroot {verb} --help"
+            meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, "--explain", "--help")])
+            hint = f"did you mean --{meant}?" if meant else f"penroot {verb} --help"
+            hint = _ELSEWHERE.get(name, hint)
             raise UsageError(f"unknown option: {word}", hint=hint)
     if not rest:
         needs = "a configuration script" if verb == "batch" else "a container or an image"
@@ -139,6 +151,8 @@ def main(arguments: "list[str]", *, batch: bool = False) -> None:
             if not options.target:
                 raise UsageError(f"{options.conf[0]} does not say what to start", hint="add a line #ENROOT_ROOTFS=NAME")
     settings = load(os.environ, directives)
+    for line in slips(os.environ):
+        log.warn(line)
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     if options.devices:
@@ -220,6 +234,9 @@ def read_script(path: str) -> str:
         raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
 
 
+_PIPE = 128 + 13  # main() says so of a reader that is gone
+
+
 def explain(source: rootfs.Source, settings: Settings, options: Options) -> None:
     """Show what a start would do: by doing it, in a child whose namespaces go with it.
 
@@ -233,7 +250,10 @@ def explain(source: rootfs.Source, settings: Settings, options: Options) -> None
     sys.stdout.flush()
     child = os.fork()
     if child:
-        if wait(child):
+        status = wait(child)
+        if status == _PIPE:
+            raise BrokenPipeError
+        if status:
             raise ContainerError("it would fail as shown above")
         return
     log.explain = lambda line: print(line, flush=True)

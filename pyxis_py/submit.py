@@ -52,12 +52,13 @@ def slips(environ: "Mapping[str, str]") -> "list[str]":
     """Variables that are none of ours and look as if they should be: one line each, for people."""
     known = [option.variable for option in options.OPTIONS if option.variable]
     unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
-    if not unknown:
+    if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
         return []
-    from enroot_py.settings import nearest
+    from enroot_py import settings as enroot_settings
 
-    meant = ((name, nearest(name, known)) for name in unknown)
-    return [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
+    meant = ((name, enroot_settings.nearest(name, known)) for name in unknown)
+    said = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
+    return said + enroot_settings.slips(environ)
 
 
 def mounts(request: "Request") -> "list[Mount]":

@@ -261,6 +261,15 @@ def test_every_verb_completes(user: User) -> None:
         ("mkdir gone && cd gone && rmdir ../gone && penroot create x.sqsh", "no such image: x.sqsh"),
         ("mkdir gone && cd gone && rmdir ../gone && penroot import oci:layout", "the working directory is gone"),
         ("penroot info > /dev/full", "cannot write the output: No space left on device"),
+        ("penroot version > /dev/full", "cannot write the output: No space left on device"),
+        ("penroot start --help > /dev/full", "cannot write the output: No space left on device"),
+        ("penroot doctor > /dev/full", "cannot write the output: No space left on device"),
+        ("penroot create --name= x.sqsh", "Invalid value for '-n' / '--name': it is empty"),
+        ('penroot import -o "" docker://x', "Invalid value for '-o' / '--output': it is empty"),
+        ("penroot cache prune --older x", "'x' is not a valid number of days"),
+        ("mkdir there; penroot start ./there", "not an image file: ./there"),
+        ("mkdir there; penroot create there", "not an image file: there"),
+        ("HOME=here; unset ENROOT_CACHE_PATH; penroot list", "ENROOT_CONFIG_PATH='here/.config/enroot' must be"),
         ("penroot remove box <&-", "nobody can be asked: stdin is closed"),
         ("chmod 0 data; penroot list; said=$?; chmod 755 data; exit $said", "/data: Permission denied"),
         ("touch data/file; penroot start file true", "no such container: file"),
@@ -271,6 +280,23 @@ def test_a_damaged_place_is_one_line(user: User, rootfs: pathlib.Path, script: s
     lines = user.run("sh", "-c", script, status=1).stderr.splitlines()
     assert [line[:7] for line in lines] == ["[ERROR]", "[HINT] "]
     assert said in lines[0]
+
+
+def test_a_reader_of_explain_may_leave(user: User, rootfs: pathlib.Path) -> None:
+    script = "mkfifo pipe; : < pipe & penroot start --explain box > pipe"
+    assert user.run("bash", "-c", script, status=141).stderr == ""
+
+
+def test_a_job_may_bring_the_tmpdir_of_another_machine(user: User, rootfs: pathlib.Path) -> None:
+    del user.environ["ENROOT_RUNTIME_PATH"]
+    assert user.start("box", "echo", "started", env={"TMPDIR": "/nowhere"}) == "started\n"
+
+
+def test_a_slip_in_a_variable_is_told(user: User, rootfs: pathlib.Path) -> None:
+    env = {"ENROOT_MOUNT_HOM": "yes", "ENROOT_OF_THE_SITE": "1"}
+    for words in (("start", "box", "true"), ("list",)):
+        said = user.penroot(*words, env=env).stderr
+        assert said == "[WARN] ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n"
 
 
 def test_a_record_that_a_crash_emptied_is_told(user: User) -> None:

@@ -113,6 +113,21 @@ def test_words_for_no(environ: dict[str, str], word: str) -> None:
     assert settings.load(environ).native_overlayfs is False
 
 
+def test_slips_in_variables_are_told() -> None:
+    known = dict.fromkeys((*settings.SETTINGS, "PENROOT_DEBUG"), "1")
+    of_sites = dict.fromkeys(("ENROOT_JOB", "ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_OPTIONS", "PENROOT_PREFIX"), "1")
+    assert settings.slips({**known, **of_sites, "ENROOT_ALLOW_HTTPS": "1", "PENROOT_DEBUGS": "1"}) == [
+        "ignoring ENROOT_ALLOW_HTTPS: did you mean ENROOT_ALLOW_HTTP?",
+        "ignoring PENROOT_DEBUGS: did you mean PENROOT_DEBUG?",
+    ]
+
+
+def test_what_makes_a_default_wrong_is_told(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as e:
+        settings.load({**environ, "XDG_DATA_HOME": "here"})
+    assert "${XDG_DATA_HOME}/enroot" in e.value.hint
+
+
 def test_an_empty_variable_is_an_unset_one(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_DATA_PATH /data\n")
     assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"

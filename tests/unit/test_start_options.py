@@ -72,6 +72,20 @@ def test_a_slip_is_answered_with_what_was_meant(word: str, meant: str) -> None:
     assert e.value.hint == f"did you mean {meant}?"
 
 
+@pytest.mark.parametrize(("word", "hint"), [("-v", "it is --mount"), ("-it", "a container has the terminal")])
+def test_options_of_docker_are_answered_with_ours(word: str, hint: str) -> None:
+    with pytest.raises(UsageError) as e:
+        start.parse([word, "name"])
+    assert e.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("word", ["--foo", "-x", "-rw"])
+def test_what_is_like_nothing_is_answered_with_help(word: str) -> None:
+    with pytest.raises(UsageError) as e:
+        start.parse([word, "name"])
+    assert e.value.hint == "penroot start --help"
+
+
 def test_two_dashes_end_the_options() -> None:
     options = start.parse(["-r", "--", "--name", "--", "x"])
     assert options is not None
