@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.lab import Lab, PrerequisiteError
+from tests.slurm.lab import Lab, PrerequisiteError, images
+from tests.slurm.lab.cluster import check_prerequisites
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the images of the lab where they are to be used: once on a machine, before the clock of a test ticks."""
+    if session.config.option.collectonly or not any("lab" in getattr(i, "fixturenames", ()) for i in session.items):
+        return
+    with contextlib.suppress(PrerequisiteError, OSError, subprocess.CalledProcessError):  # the fixture will say it
+        check_prerequisites()
+        images.build(say=print)
 
 
 @pytest.fixture(scope="session")

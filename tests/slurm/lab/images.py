@@ -116,13 +116,19 @@ def build(*, say: Callable[[str], None] = lambda line: None) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not os.path.isdir(final):
             say(f"making the lab's images in {cache} (once)")
+            for name in os.listdir(cache):
+                if name.startswith("new-") or name.startswith("registry-") and is_old(f"{cache}/{name}"):
+                    shutil.rmtree(f"{cache}/{name}")
             with tempfile.TemporaryDirectory(dir=cache, prefix="new-") as work:
                 make(work)
                 os.rename(f"{work}/storage", final)
-            for name in os.listdir(cache):
-                if name.startswith("registry-") and f"{cache}/{name}" != final:
-                    shutil.rmtree(f"{cache}/{name}")
+        os.utime(final)
     return final
+
+
+def is_old(storage: str) -> bool:
+    """Whether no lab was made of it for a week: there may be more than one working tree."""
+    return time.time() - os.stat(storage).st_mtime > 7 * 86400
 
 
 def make(work: str) -> None:
@@ -340,8 +346,17 @@ def download(directory: str, packages: Collection[str]) -> list[str]:
         "APT::Sandbox::User": "root",
     }
     settings = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-    apt = ["apt-get", "-qq", *settings, "--no-install-recommends", "--yes"]
-    run(*apt, "--download-only", "install", *packages)
+    apt = ["apt-get", "-qq", *settings, "-o", "Acquire::Retries=3"]
+    install = ["--download-only", "--no-install-recommends", "--yes", "install", *packages]
+    try:
+        run(*apt, *install)
+    except OSError:  # this machine has no list of packages, or one of older ones
+        lists = f"{os.path.dirname(directory)}/lists"
+        own = ["-o", f"Dir::State::lists={lists}"]
+        if not os.path.isdir(lists):
+            os.makedirs(f"{lists}/partial")
+            run(*apt, *own, "update")
+        run(*apt, *own, *install)
     found = sorted(f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(".deb"))
     return [deb for deb in found if not package_of(deb).startswith(LEFT_OUT)]
 
@@ -465,7 +480,7 @@ class registry:
         self.log = open(f"{self.work}/log", "w")  # noqa: SIM115 closed in __exit__
         command = ["docker-registry", "serve", file.name]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 120
         while not os.path.exists(path):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
