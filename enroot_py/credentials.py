@@ -255,7 +255,7 @@ def _read(path: str) -> str | None:
             if stat.S_IMODE(os.fstat(f.fileno()).st_mode) & 0o077:
                 log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
             return f.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except (OSError, UnicodeDecodeError) as e:
+        if isinstance(e, OSError) and not os.path.exists(path):
+            return None  # or it is in a place that is closed to us, as the home in the environment of `srun --uid`
         raise ConfigError(f"{path}: {getattr(e, 'strerror', None) or 'is not UTF-8'}") from e

@@ -52,9 +52,9 @@ def _read(path: str) -> Iterator[tuple[str, Site]]:
     try:
         with open(path, encoding="utf-8") as f:
             lines = f.read().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return
     except (OSError, UnicodeDecodeError) as e:
+        if isinstance(e, OSError) and not os.path.exists(path):
+            return  # or it is in a place that is closed to us, as the home in the environment of `srun --uid`
         raise ConfigError(f"{path}: {getattr(e, 'strerror', None) or 'is not UTF-8'}") from e
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

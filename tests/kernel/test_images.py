@@ -766,6 +766,17 @@ def test_certificate_of_another_name_is_told(user: User, registry: Server, trust
         assert "mismatch" in said and "call the registry by a name that its certificate has" in said
 
 
+def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) -> None:
+    # As root's in the environment of what root starts for a user: srun --uid.
+    closed = user.home / "closed"
+    closed.mkdir(mode=0)
+    uri = f"docker://{registry.host}/test/one:1"
+    user.penroot("import", "-o", "x.sqsh", uri, env={"HOME": str(closed)})
+    say(user, "registries.conf", "")
+    (user.home / "etc/registries.conf").chmod(0)
+    assert "registries.conf: Permission denied" in user.penroot("digest", uri, status=1).stderr
+
+
 @pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
 def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], where: str) -> None:
     environ = {}
