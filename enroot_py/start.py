@@ -535,11 +535,12 @@ def unshare(flags: int) -> None:
 
 
 def account(uid: int, gid: int) -> "struct_passwd":
-    """The passwd(5) entry of a user; one with these numbers where the database has none."""
+    """The passwd(5) entry of a user in this group; one with these numbers where the database has none."""
     import pwd
 
     try:
-        return pwd.getpwuid(uid)
+        found = pwd.getpwuid(uid)
+        return pwd.struct_passwd((*found[:3], gid, *found[4:]))
     except KeyError:
         return pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
 

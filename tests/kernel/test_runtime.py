@@ -185,6 +185,16 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
     assert "denied" in done.stderr
 
 
+def test_the_group_of_the_process_is_the_user_s_inside(user: User, image: pathlib.Path) -> None:
+    """As after newgrp(1), whatever passwd(5) says: of the groups of a process it is the one that is mapped."""
+    require(os.geteuid() == 0, "needs root to have another group")
+    command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot"]
+    command += ["start", str(image), "cat", "/etc/passwd", "/etc/group"]
+    done = subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=True)
+    assert f":x:{UID}:4242:" in done.stdout
+    assert "\ngroup4242:x:4242:\n" in done.stdout
+
+
 @pytest.fixture
 def fuse_overlayfs() -> str:
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
