@@ -302,7 +302,7 @@ static int ask(const struct coprocess *process, const struct request *request, s
 	bool said = coprocess_each_log_line(process, print_error);
 	if (why != ECONNRESET && why != EPIPE)
 		return fail("no answer from the helper process of the container: %s", strerror(why));
-	return said ? fail("the helper process of the container ended without an answer") :
+	return said ? fail("the helper process of the container ended without an answer: pyxis-py check tells more there") :
 		      fail("the helper process of the container ended without an answer: killed? see --mem and dmesg");
 }
 

@@ -219,7 +219,8 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
     [
         (
             "crash",
-            "RuntimeError: the sky fell\nerror: pyxis: the helper process of the container ended without an answer",
+            "RuntimeError: the sky fell\n"
+            "error: pyxis: the helper process of the container ended without an answer: pyxis-py check",
         ),
         ("silent", "the helper process of the container ended without an answer: killed? see --mem and dmesg"),
         ("garbage", "no answer from the helper process of the container: Bad message"),
