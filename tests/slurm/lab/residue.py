@@ -93,7 +93,7 @@ def describe_process(entry: str, pid: int) -> str:
 def mounts(mountinfo: str) -> list[str]:
     """Lines ``target kind source root``: proc_pid_mountinfo(5)."""
     lines = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError), open(mountinfo) as file:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError), open(mountinfo, errors="replace") as file:
         for line in file:
             before, _, after = line.rstrip("\n").partition(" - ")
             root, target = before.split(" ")[3:5]
