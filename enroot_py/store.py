@@ -427,7 +427,8 @@ class Build:
                 if _is_at(fd, self.path):
                     _empty(self.path)
                     if os.path.isdir(self.target):
-                        _keep_or_drop(self.target, self.path)
+                        if not _is_whole(self.target):  # else it has been published since we looked
+                            _keep_or_drop(self.target, self.path)
                         if _is_whole(self.target):
                             _remove(self.path)
                             continue

@@ -165,6 +165,25 @@ def test_of_several_makers_one_works(store: Store) -> None:
     assert temporary(store) == []
 
 
+RACE = """
+import os, sys
+from enroot_py.store import Store
+store = Store(sys.argv[1], create=True)
+for number in range(200):
+    with store.build("layers", f"sha256:{number:064x}") as build:
+        if not build.done:
+            os.mkdir(build.path + "/fs")
+            build.publish()
+            print("made")
+"""
+
+
+def test_what_was_just_published_is_not_made_again(store: Store) -> None:
+    command = [sys.executable, "-c", RACE, store.root]
+    racers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sum(racer.communicate(timeout=60)[0].count("made") for racer in racers) == 200
+
+
 def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
     first = maker(store, 600)
     assert first.stdout is not None and first.stdout.readline() == "making\n"
