@@ -173,14 +173,14 @@ def _xz() -> _Decoder:
     return _Limited(lzma.LZMADecompressor(memlimit=256 << 20))
 
 
-# Media types lie (enroot d0402e0): only the first bytes count.
-_MAGIC: tuple[tuple[bytes, str, Callable[[], _Decoder]], ...] = (
-    (b"\x1f\x8b", "gzip", _Gzip),
-    (b"\x28\xb5\x2f\xfd", "zstd", _Zstd),
-    (b"BZh", "bzip2", _bzip2),
-    (b"\xfd7zXZ\x00", "xz", _xz),
-)
 _ZSTD_SKIPPABLE = tuple(bytes((n,)) + b"\x2a\x4d\x18" for n in range(0x50, 0x60))
+# Media types lie (enroot d0402e0): only the first bytes count.
+_MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder]], ...] = (
+    ((b"\x1f\x8b",), "gzip", _Gzip),
+    ((b"\x28\xb5\x2f\xfd", *_ZSTD_SKIPPABLE), "zstd", _Zstd),  # pzstd begins with a skippable frame
+    ((b"BZh",), "bzip2", _bzip2),
+    ((b"\xfd7zXZ\x00",), "xz", _xz),
+)
 
 
 def compression(start: bytes) -> str:
@@ -267,7 +267,7 @@ class Tar:
                 data = self._raw()
             return
         name, make = kind
-        decoder: _Decoder | None = make()
+        decoder: _Decoder | None = None
         while data:
             if decoder is None:
                 # A blob may be several members or frames, one after the other (RFC 1952, RFC 8878).

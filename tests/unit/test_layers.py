@@ -81,7 +81,7 @@ def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_pat
     other = tmp_path / "other"
     other.mkdir()
     skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", 300_000) + bytes(300_000)
-    blob = images.zstd(tar) + skippable + skippable
+    blob = skippable + images.zstd(tar) + skippable + skippable
     assert layers.unpack(io.BytesIO(blob), str(other)).diff_id == images.digest(tar)
 
 
