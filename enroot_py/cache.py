@@ -371,7 +371,7 @@ def shrink(store: Store, settings: Settings) -> None:
         log.debug(str(e))
         return
     if done.images:
-        log.info(f"the store was over its limit: removed {len(done.images)} images, {done.size / 1e6:.1f} MB")
+        log.info(f"the store was over its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")
 
 
 # ---------------------------------------------------------------------------

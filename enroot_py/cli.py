@@ -371,7 +371,7 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
         log.info(f"kept {digest}: used by {user}")
     for image in done.images:
         click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
-    log.info(f"{'would free' if dry_run else 'freed'} {done.size / 1e6:.1f} MB, {done.layers} layers")
+    log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
 
 
 @cache.command("verify", context_settings=_CONTEXT)
@@ -386,7 +386,8 @@ def cache_verify(repair: bool) -> None:
     for kind, name, what in cache.verify(store):
         log.error(f"{kind}/{name}: {what}")
         damaged[kind, name] = what
-    log.info(f"checked {count} images and {layers} layers, {size / 1e6:.1f} MB: {len(damaged) or 'none'} damaged")
+    checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
+    log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
     if damaged and not repair:
         raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
     for reference in cache.repair(store, settings.load(), damaged) if damaged else ():

@@ -27,6 +27,7 @@ __all__ = ["Image", "import_", "pull"]
 
 _DEFAULT_COMMAND = ("/bin/sh",)
 _MAX_CONFIG = 8 << 20  # bytes
+_CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json", "")
 
 
 def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None" = None, agreed: str = "") -> Image:
@@ -81,12 +82,15 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
 def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> None:
     """Whether an image is for the architecture asked for, or for this machine.
 
-    Raises ImageError in the first case, warns in the second: an emulator may be at hand.
+    Raises ImageError in the first case, or for another system; warns in the second: an emulator may be at hand.
     """
     import json
 
     with open(image.path + "/config", "rb") as f:
-        said = json.load(f).get("architecture")
+        config = json.load(f)
+    system, said = config.get("os"), config.get("architecture")
+    if system and system != "linux":
+        raise ImageError(f"{reference} is for {system}, this is Linux")
     wanted = architecture((arch or "").partition("/")[0] or None)
     if not said or said == wanted:
         return
@@ -190,7 +194,7 @@ def _assemble(
         _compose(store, build.path, reference, manifest, config, document, names, indexes)
         build.publish()
     seconds = time.monotonic() - began
-    log.info(f"{reference}: {len(diff_ids)} layers, {_size(fetched)} fetched, in {seconds:.1f} s")
+    log.info(f"{reference}: {log.many(len(diff_ids), 'layer')}, {log.size(fetched)} fetched, in {seconds:.1f} s")
 
 
 def _layers(
@@ -210,7 +214,7 @@ def _layers(
     if not missing:
         return 0
     total = sum(blob.size for blob in missing.values())
-    log.info(f"{reference}: fetching {len(missing)} of {len(diff_ids)} layers, {_size(total)}")
+    log.info(f"{reference}: fetching {len(missing)} of {log.many(len(diff_ids), 'layer')}, {log.size(total)}")
     order = sorted(missing.items(), key=lambda item: item[1].size, reverse=True)
     progress = Progress(str(reference), len(order), total)
     tasks = [
@@ -321,10 +325,6 @@ def _task(
     return fetch
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count < 10**9 else f"{count / 1e9:.2f} GB"
-
-
 # -- image config
 
 
@@ -345,8 +345,11 @@ def _diff_ids(document: "dict[str, Any]", manifest: "Manifest", reference: "AnyI
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     diff_ids = diff_ids if isinstance(diff_ids, list) else []
     if len(diff_ids) != len(manifest.layers):
+        kind = manifest.config.media_type
         raise ImageError(
-            f"{reference}: the manifest has {len(manifest.layers)} layers, the image config {len(diff_ids)} diff_ids"
+            f"{reference}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
+            f"the image config {log.many(len(diff_ids), 'diff_id')}",
+            hint="" if kind in _CONFIG_TYPES else f"its config is of type {kind!r}: this may be no container image",
         )
     if not all(isinstance(diff_id, str) for diff_id in diff_ids):
         raise ImageError(f"{reference}: the diff_ids of the image config are no digests")
@@ -557,7 +560,7 @@ def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | N
     image = pull(reference, settings, arch=arch)
     size = squashfs.write(image.lowerdirs, path, settings, image=image.file)
     shown = "stdout" if path == squashfs.STDOUT else os.path.abspath(path)
-    log.info(f"{shown}: {_size(size)}, {image.digest}")
+    log.info(f"{shown}: {log.size(size)}, {image.digest}")
 
 
 def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:

@@ -64,5 +64,18 @@ def hint(text: str) -> None:
     sink("HINT", _printable(text))
 
 
+def size(count: int) -> str:
+    """Bytes, in a unit of which there are some."""
+    for unit, name, digits in ((10**9, "GB", 2), (10**6, "MB", 1), (10**3, "kB", 0)):
+        if count >= unit:
+            return f"{count / unit:.{digits}f} {name}"
+    return many(count, "byte")
+
+
+def many(count: int, what: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 # Set by ``start --explain``: takes what is about to be done, in the order in which it is done.
 explain: "Callable[[str], None] | None" = None

@@ -67,6 +67,8 @@ def image_of(named: str, data: bytes, get: Callable[[str], bytes], arch: str | N
     digest = named
     for _ in range(_MAX_NESTED):
         document = parse(data, name)
+        if "manifests" in document and "layers" in document:  # CVE-2021-41190: two readers would see two images
+            raise ImageError(f"{name}: {digest} says that it is an index and an image")
         if "manifests" not in document:
             return manifest(digest, named, data, document, name)
         digest = choose(document["manifests"], arch, name)

@@ -54,6 +54,6 @@ class Progress:
         rate = got / max(now - self._began, 0.001)
         left = f", {(self._total - got) / rate:.0f} s left" if rate > 0 and now - self._began > 1 else ""
         return (
-            f"{self._what}: {self.done} of {self._parts} layers, {got / 1e6:.0f} of {self._total / 1e6:.0f} MB, "
-            f"{rate / 1e6:.0f} MB/s{left}"
+            f"{self._what}: {self.done} of {log.many(self._parts, 'layer')}, "
+            f"{got / 1e6:.0f} of {self._total / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s{left}"
         )

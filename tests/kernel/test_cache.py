@@ -182,7 +182,7 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
     user.start(uri(registry, 1), "true")
     user.penroot("create", "--name", "box", uri(registry, 1))
     said = user.penroot("cache", "verify").stderr
-    assert said.startswith("[INFO] checked 1 images and 2 layers, ")
+    assert said.startswith("[INFO] checked 1 image and 2 layers, ")
     assert said.endswith(" MB: none damaged\n")
     layers = [path / "fs" for path in (user.home / "cache/layers").iterdir()]
     (top,) = (path for path in layers if (path / "number").exists())

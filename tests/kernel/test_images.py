@@ -309,6 +309,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
     [
         ({"config": {"WorkingDir": "/a" * 3000}}, "a WorkingDir of more than 256 directories"),
         ({"rootfs": None}, "0 diff_ids"),
+        ({"os": "windows"}, "is for windows, this is Linux"),
         ({"config": {"Env": {"A": "1"}}}, "Env in the image config is not a list of strings"),
     ],
 )
@@ -929,7 +930,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Serv
         os.close(ours)
         assert process.wait() == 0
     text = seen.decode()
-    assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " layers, " in text
+    assert text.count("\r\x1b[K[INFO]") > 5 and " MB/s" in text and " of 1 layer, " in text
     # What a terminal shows in the end: after each line's last rewriting.
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines

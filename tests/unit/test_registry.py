@@ -110,6 +110,12 @@ def test_what_is_no_manifest_is_an_error(document: object) -> None:
         manifests.manifest(D, D, data, manifests.parse(data, "an image"), "an image")
 
 
+def test_document_of_two_meanings_is_refused() -> None:
+    data = json.dumps({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []}).encode()
+    with pytest.raises(ImageError, match="an index and an image"):
+        manifests.image_of(D, data, lambda digest: data, None, "an image")
+
+
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
