@@ -244,7 +244,24 @@ def load(
                 hint = f"it comes of {setting.default}: HOME, TMPDIR and XDG_* have to be absolute"
             raise ConfigError(f"{origin}: {variable}={text!r} {e}", hint=hint) from None
         values[setting.name] = (text, origin)
+    store, origin = values["cache_path"]
+    values["cache_path"] = (_of_our_group(store), origin)
     return Settings(values, {key: said for key, said in found.items() if key not in SETTINGS and key not in UNUSED})
+
+
+def _of_our_group(store: str) -> str:
+    """Where a store is of another group than this process, as after newgrp(1), there is one of our group in it.
+
+    The one group of a user namespace is the process's own, and overlayfs changes nothing in a directory whose
+    group is not there. Where a directory hands on its group, the trees in it have the caller's: trees.make().
+    """
+    try:
+        found = os.stat(store + "/layers")
+    except OSError:
+        return store
+    if found.st_uid != os.geteuid() or found.st_gid == os.getegid() or found.st_mode & 0o2000:
+        return store
+    return f"{store}/group-{os.getegid()}"
 
 
 def base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":

@@ -211,13 +211,21 @@ def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs:
     user.penroot("cache", "prune")
 
 
-def test_a_process_of_another_group_is_told_the_way_out(user: User, registry: Server) -> None:
+def test_a_process_of_another_group(user: User, registry: Server) -> None:
     """As after newgrp(1): the one group of a user namespace is the process's own."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
-    command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot"]
-    command += ["start", "box", "true"]
-    done = subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
+
+    def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot", "start"]
+        command += arguments
+        return subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
+
+    for _ in range(2):
+        done = start("--rw", uri(registry), "sh", "-c", "echo 8 >/number; cat /number; id -g")
+        assert done.stdout == "8\n4242\n", done.stderr
+    assert user.start(uri(registry), "cat", "/number") == "7"
+    done = start("box", "true")  # its changes are of one group
     assert done.returncode == 1
     assert "newgrp" in done.stderr.splitlines()[-1]
 
