@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from enroot_py.nvidia import GPU, Driver, Selection
 
 KIND = "nvidia.com/gpu"
+UNTOLD = "all"  # where Slurm tells a step how many GPUs it has, but not which: with --gpu-bind=none
 MODES = ("auto", "cdi", "native", "nvidia-container-cli")
 
 
@@ -51,6 +52,8 @@ def wanted(context: "Context") -> "tuple[str, str]":
     numbers, of_job = context.host.get("SLURM_STEP_GPUS", ""), context.host.get("SLURM_JOB_GPUS", "")
     if "SLURM_STEP_ID" not in context.host:
         return visible, numbers or of_job
+    if not numbers and context.host.get("SLURM_GPUS_ON_NODE", "0") != "0":
+        return visible, UNTOLD
     if of_job and not numbers and not by_option(context) and "NVIDIA_VISIBLE_DEVICES" not in context.host:
         return "", ""  # a step that was given none of its job's, whatever the image says
     return visible, numbers
@@ -122,6 +125,7 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
     from enroot_py.errors import HookError
 
     step = of_step(context, known, host, allocated, driver)
+    allocated = ",".join(str(gpu.minor) for gpu in step.gpus) if allocated == UNTOLD else allocated
     visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")  # of --env too
     if step.every or visible in ("", "all"):
         return step
@@ -150,8 +154,8 @@ def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str
 
     everything = nvidia.Selection(tuple(known), every=True)
     masks = [word for word in context.host.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    numbers = [word for word in allocated.split(",") if word]
-    bound = context.host.get("SLURMD_TRES_BIND", "").startswith("gpu")
+    numbers = [word for word in allocated.split(",") if word and word != UNTOLD]
+    bound = allocated == UNTOLD or context.host.get("SLURMD_TRES_BIND", "").startswith("gpu")
     if any(mask.startswith("MIG-") for mask in masks):
         # Numbers of MIG devices are not those of nodes.
         try:
@@ -160,7 +164,7 @@ def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str
             return everything
     if bound:
         own, numbers = numbers, of_all_tasks(context, numbers)
-        if masks == own and numbers != [str(number) for number in range(len(numbers))]:
+        if masks and masks == own and numbers != [str(number) for number in range(len(numbers))]:
             # The numbers that CUDA is told may count all GPUs, see below.
             return everything
     gpus = tuple(gpu for gpu in known if str(gpu.minor) in numbers)

@@ -60,12 +60,19 @@ def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) 
     assert sorted(srun(lab, dgx, "-n2", "--gres=gpu:2", f"--gpu-bind={bind}", script=script)) == ["0", "1"]
 
 
-def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
+def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str]) -> None:
+    """Slurm tells them how many they have, and not which."""
+    script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "both$CUDA_VISIBLE_DEVICES"'
+    assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == ["both", "both"]
+
+
+@pytest.mark.parametrize("option", ["--gpus-per-task=1", "--gpu-bind=none"])
+def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: dict[str, str], option: str) -> None:
     """On one node the job's GPUs are the batch script's, so that the container can have those of all tasks."""
     script = "\n".join(
         [
             "#!/bin/bash",
-            f'srun --gpus-per-task=1 {IMAGE} sh -c "echo \\$({GPUS})" > out.bound',
+            f'srun {option} {IMAGE} sh -c "echo \\$({GPUS})" > out.bound',
         ]
     )
     lab.run(["sh", "-c", "cat > bound.sbatch"], input=script)

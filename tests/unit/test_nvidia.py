@@ -282,6 +282,8 @@ def test_driver_that_is_newer_than_our_table_forbids_nothing(tmp_path: pathlib.P
 
 BOUND = {"SLURMD_TRES_BIND": "gpu:per_task:1"}
 ALONE = {"SLURM_JOB_NUM_NODES": "1"}
+NOT_BOUND = {"SLURMD_TRES_BIND": "gpu:none", "SLURM_STEP_ID": "0"}
+VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
 
 
 @pytest.mark.parametrize(
@@ -302,6 +304,13 @@ ALONE = {"SLURM_JOB_NUM_NODES": "1"}
         ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "5,6", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
+        # Not bound, as NCCL likes it: of the step's GPUs Slurm tells the number alone.
+        ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2"}, set(MINORS)),
+        ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
+        ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
+        ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
+        ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "2,3", **ALONE, **VISIBLE}, {2}),
+        ({**NOT_BOUND, "SLURM_JOB_GPUS": "4,6", **ALONE}, set()),
         # A step inherits what the batch script's node has: not its own.
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
         # No ConstrainDevices: the numbers that CUDA is told count all GPUs.
