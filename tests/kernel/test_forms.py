@@ -217,8 +217,8 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     user.penroot("create", "-n", "box", uri(registry))
 
     def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot", "start"]
-        command += arguments
+        command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--"]
+        command += [f"{PREFIX}/bin/penroot", "start", *arguments]
         return subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
 
     for _ in range(2):
