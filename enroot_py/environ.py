@@ -40,10 +40,20 @@ def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
             if not equals or not key:
                 raise ConfigError(f"{origin}:{number}: {line!r} is not KEY=VALUE")
             try:
-                environ[key] = expand(value, host)
+                environ[key] = unquoted(expand(value, host))
             except ValueError as e:
                 raise ConfigError(f"{origin}:{number}: {e}") from None
     return environ
+
+
+def unquoted(value: str) -> str:
+    """A value without the quotes around it, which a person or a script wrote as for a shell."""
+    inner = value.rstrip()
+    return inner[1:-1] if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "\"'" else value
+
+
+def is_name(key: str) -> bool:
+    return bool(key) and (key[0].isalpha() or key[0] == "_") and key.replace("_", "a").isalnum()
 
 
 def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[str, str]":
@@ -51,7 +61,7 @@ def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[s
     environ = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not key or not (key[0].isalpha() or key[0] == "_") or not key.replace("_", "a").isalnum():
+        if not is_name(key):
             raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
         if equals or key in host:
             environ[key] = value if equals else host[key]

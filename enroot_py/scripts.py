@@ -7,7 +7,7 @@ capabilities there, as enroot runs them. Source: enroot(1), configuration.
 import os
 from _collections_abc import Mapping
 
-from enroot_py import __version__, configs, hooks, linux, log, mounts
+from enroot_py import __version__, configs, environ, hooks, linux, log, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -81,9 +81,9 @@ def run(conf: str, paths: "list[str]", context: hooks.Context, scratch: str, com
         failed = _read(files["failed"]).strip() or conf
         raise HookError(f"hook {failed} failed with status {status}", hint="its own messages are above")
     for line in _read(files["environ"]).splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not key.startswith("#"):
-            context.environ[key] = value
+        key, equals, value = line.lstrip().partition("=")
+        if equals and environ.is_name(key) and context.environ.get(key) != value:
+            context.environ[key] = environ.unquoted(value)
     variables = {**context.host, "ENROOT_ROOTFS": scratch + "/root"}
     now = list(mounts.parse_file(_read(files["fstab"]), variables, "hooks"))
     later = list(mounts.parse_file(_read(files["mounts"]), variables, f"mounts() of {conf}"))

@@ -18,8 +18,10 @@ defined() { [ -n "${conf}" ] && declare -F "$1" > /dev/null; }
 
 if defined environ; then environ >> "${ENROOT_ENVIRON}"; fi
 for hook in "${hooks[@]}"; do
-    "${hook}" || { printf '%s\n' "${hook}" > "${out}/failed"; exit 1; }
+    "${hook}" > /dev/null || { status=$?; printf '%s\n' "${hook}" > "${out}/failed"; exit "${status}"; }
 done
-if defined hooks; then hooks || { printf 'hooks() of %s\n' "${conf}" > "${out}/failed"; exit 1; }; fi
+if defined hooks; then
+    hooks > /dev/null || { status=$?; printf 'hooks() of %s\n' "${conf}" > "${out}/failed"; exit "${status}"; }
+fi
 if defined mounts; then mounts > "${out}/mounts"; fi
 if defined rc; then declare -f rc | sed '1,2d;$d' > "${out}/rc"; fi

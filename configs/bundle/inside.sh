@@ -51,14 +51,32 @@ field() {
     done
 }
 
+# Quotes around a value are none of it.
+unquote() {
+    while IFS= read -r line || [ -n "$line" ]; do
+        value=${line#*=}
+        case $value in
+        "$line") ;;
+        \"*\" | \'*\')
+            value=${value#?}
+            line=${line%%=*}=${value%?}
+            ;;
+        esac
+        printf '%s\n' "$line"
+    done
+}
+
 collect_environment() { # --env KEY=VALUE...
     "$runfile" get "$container" /etc/environment 2>/dev/null || :
     printf '\n'
     for file in "$work"/etc/system/environ.d/*.env "$work"/etc/user/environ.d/*.env; do
-        [ ! -f "$file" ] || "$runfile" substitute <"$file"
+        [ ! -f "$file" ] || "$runfile" substitute <"$file" | unquote
         printf '\n'
     done
-    ! defined environ || environ
+    if defined environ; then
+        environ >"$work/mnt/environ"
+        unquote <"$work/mnt/environ"
+    fi
     while [ $# -gt 1 ]; do # for hooks to see; they arrive exactly with --env below
         case $2 in
         *'

@@ -102,6 +102,29 @@ def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
     assert "[INFO] from the hook" in done.stderr
 
 
+def test_what_hooks_print_is_not_the_containers_and_their_status_is_told(user: User, rootfs: pathlib.Path) -> None:
+    hook = user.home / "etc/hooks.d/50-site.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("#!/bin/sh\necho noise\nexit ${STATUS:-0}\n")
+    hook.chmod(0o755)
+    conf = user.home / "box.conf"
+    conf.write_text("hooks() { echo noise; }\n")
+    assert user.start("-c", str(conf), "box", "echo", "output") == "output\n"
+    said = user.penroot("start", "box", "true", env={"STATUS": "7"}, status=1).stderr
+    assert f"hook {hook} failed with status 7" in said
+
+
+def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathlib.Path) -> None:
+    fragment = user.home / "etc/environ.d/50-site.env"
+    fragment.parent.mkdir(parents=True)
+    fragment.write_text('A="one two"\nB=\'it\'\'s\'\nC="x\nD=""\n')
+    (rootfs / "etc/environment").write_text("IMAGE=\"kept\"\n# penroot-exact: QUOTED='as it is'\nQUOTED='as it is'\n")
+    conf = user.home / "box.conf"
+    conf.write_text("environ() { echo ' E=\"three four\"'; echo 'no name=x'; echo =x; }\n")
+    show = ("sh", "-c", 'echo "$A|$B|$C|$D|$E|$QUOTED"')
+    assert user.start("-c", str(conf), "box", *show) == "one two|it''s|\"x||three four|'as it is'\n"
+
+
 @pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
 @pytest.mark.parametrize("kind", ["container", "image"])
 def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, options: tuple[str, ...]) -> None:
