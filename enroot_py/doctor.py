@@ -52,9 +52,8 @@ def report(found: Iterable[Finding]) -> bool:
     good = True
     for finding in found:
         good = good and finding.verdict != "bad"
-        print(f"{finding.verdict:<5}{finding.what}")
-        if finding.fix:
-            print(f"     fix: {finding.fix}")
+        fix = f"\n     fix: {finding.fix}" if finding.fix else ""
+        print(f"{finding.verdict:<5}{finding.what}{fix}", flush=True)
     return good
 
 

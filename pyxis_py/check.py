@@ -190,7 +190,7 @@ def _job_container_directories(slurm_conf: str) -> list[str]:
 def users_home() -> str:
     """The home of whoever asks, or for root of some user: it stands for all."""
     if os.getuid() != 0:
-        return pwd.getpwuid(os.getuid()).pw_dir
+        return os.path.expanduser("~")  # of whom no database knows, too
     homes = [user.pw_dir for user in pwd.getpwall() if 1000 <= user.pw_uid < 60000]
     return next((home for home in homes if home.startswith("/home/")), "/home")
 

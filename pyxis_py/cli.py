@@ -274,8 +274,8 @@ def main() -> None:
         sys.exit(e.exit_code)
     except OSError as e:
         if e.filename is None:
-            raise
-        log.error(f"cannot write or read {e.filename}: {e.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+        log.error(f"cannot write or read {e.filename or 'the output'}: {e.strerror}")
         if isinstance(e, PermissionError):
             log.hint("what Slurm loads belongs to root: run it as root")
         sys.exit(1)

@@ -19,6 +19,7 @@ temp=${ENROOT_TEMP_PATH:-${TMPDIR:-/tmp}}
 [ -w "$temp/." ] || fail "cannot write to $temp: set ENROOT_TEMP_PATH to a directory of yours"
 IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
 work=$temp/penroot-bundle.$id
+trap 'rm -rf "$work" 2>/dev/null; exit 130' HUP INT TERM # until the guard below does it
 
 # tar makes our directory too, since mkdir need not be there: the header of an
 # archive is the sum of its bytes and a few constants.

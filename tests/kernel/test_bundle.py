@@ -170,6 +170,16 @@ def test_where_it_cannot_be_kept_says_the_way_out(user: User, bundle: pathlib.Pa
     assert "[HINT] go to a directory of yours" in user.run(str(bundle), "--extract", cwd=there, status=1).stderr
 
 
+def test_who_interrupts_it_early_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
+    tools = pathlib.Path(few_tools(user))
+    (tools / "rm").symlink_to("/bin/rm")
+    (tools / "gzip").unlink()
+    (tools / "gzip").write_text("#!/bin/sh\nkill -INT $PPID\n")
+    (tools / "gzip").chmod(0o755)
+    user.run("/usr/bin/env", f"PATH={tools}", str(bundle), "true", status=130)
+    assert os.listdir(user.home / "tmp") == []
+
+
 def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
     assert (user.home / "box/message").read_text() == "hello\n"
@@ -271,7 +281,7 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
 def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     for directory, word in ((user.home / "etc", "SYSTEM"), (user.home / "config", "USER")):
         for kind, name, text in (
-            ("environ.d", "50.env", f"{word}=${{HOME}}/x\n"),
+            ("environ.d", "50.env", f'{word}="${{HOME}}/x"\n'),
             ("mounts.d", "50.fstab", f"tmpfs /{word} tmpfs x-create=dir\n"),
             ("hooks.d", "50.sh", f'#!/bin/sh\necho "{word}_HOOK=$ENROOT_PID" >>"$ENROOT_ENVIRON"\n'
              f'echo "tmpfs /{word}_hook tmpfs x-create=dir" >>"$ENROOT_MOUNTS"\n'),

@@ -106,6 +106,17 @@ def test_a_file_that_is_not_there(lab: Lab, directory: str) -> None:
     assert f"bad  {directory}/plugstack.conf:1: /no/such/spank_pyxis.so: No such file or directory" in out
 
 
+def test_for_a_user_whom_no_database_knows(lab: Lab) -> None:
+    as_user = "setpriv --reuid=27001 --regid=27001 --clear-groups -- env HOME=/tmp"
+    assert "containers are in" in check(lab, f"{as_user} {CHECK} --plugstack /no/such")
+
+
+def test_what_cannot_be_written_is_told(lab: Lab) -> None:
+    done = lab.run(f"{CHECK} > /dev/full", node="n1", user="root", check=False)
+    assert done.stderr == "[ERROR] cannot write or read the output: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_arguments_that_slurm_would_stumble_on(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, f"required {PLUGIN} runtime=/x"))
     assert "unknown argument" in out

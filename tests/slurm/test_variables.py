@@ -57,6 +57,11 @@ def test_a_slip_is_told(lab: Lab, slip: str, others: dict[str, str]) -> None:
     assert said == [f"pyxis: ignoring {slip}: did you mean {meant[slip]}?"]
 
 
+def test_a_slip_in_a_setting_is_told(lab: Lab) -> None:
+    done = lab.run(["srun", "true"], env={"PYXIS_CONTAINER_IMAGE": FILE, "ENROOT_MOUNT_HOM": "yes"})
+    assert "pyxis: ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n" in done.stderr
+
+
 def test_name_and_save(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_NAME": "said", "PYXIS_CONTAINER_SAVE": "said.sqsh"}
     srun(lab, "true", env=env)
