@@ -433,7 +433,7 @@ def parse(given: "Iterable[tuple[str, str]]", environ: "Mapping[str, str]", cwd:
         _say(option, option.from_command_line(text), f"--{name}", values, origins)
     said = frozenset(values)
     for option in OPTIONS:
-        if option.variable in environ and option.sets not in said:
+        if option.variable and option.variable in environ and option.sets not in said:
             _say(option, option.from_variable(environ[option.variable]), option.variable, values, origins)
     if cwd:
         origin = origins.get("mounts", "")

@@ -145,6 +145,10 @@ def test_bad_values_are_refused_by_name_and_value(given: str) -> None:
         of(**{variable: text})
 
 
+def test_a_variable_without_a_name_is_none_of_ours() -> None:
+    assert of(**{"": "x"}).origins == {}  # execve(2) takes "=x"
+
+
 def test_the_longest_name_still_is_a_file_name() -> None:
     name = options.NAME_LIMIT * "n"
     assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
