@@ -125,14 +125,25 @@ def _same_directory(data: str, place: str) -> bool:
 def find(target: str, settings: Settings) -> int:
     """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
     found = running(settings)
-    if target.isdecimal() and os.path.exists(f"/proc/{target}/ns/mnt"):
-        return int(target)
+    pid = int(target) if target.isdecimal() and os.path.exists(f"/proc/{target}") else 0
+    if pid and _is_elsewhere(pid):
+        return pid
     for process in found:
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
             return process.pid
+    if pid:
+        return pid  # join() says why that cannot be
     raise ContainerError(
         f"no running container {target} on {os.uname().nodename}", hint="penroot list --fancy shows those that run here"
     )
+
+
+def _is_elsewhere(pid: int) -> bool:
+    """Whether ``pid`` is in a container; a job may have the number of a process outside, or of another user's."""
+    try:
+        return inode(pid, "mnt") != inode(os.getpid(), "mnt")
+    except OSError:
+        return False
 
 
 def _of_job(pid: int, target: str) -> bool:

@@ -400,6 +400,19 @@ def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> Non
     assert "no running container nope" in done.stderr
 
 
+def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, rootfs: pathlib.Path) -> None:
+    process = start(user, "-e", "SLURM_JOB_ID=1", "-e", "SLURM_STEP_ID=3", "box", "sleep", "600")
+    try:
+        wait_for_running(user)
+        for target in ("1", "1.3"):
+            assert user.penroot("exec", target, "echo", "found").stdout == "found\n"
+        assert "no running container 1.4" in user.penroot("exec", "1.4", "true", status=1).stderr
+    finally:
+        process.kill()
+        process.wait()
+    assert "cannot join process 1" in user.penroot("exec", "1", "true", status=1).stderr
+
+
 def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
     process = start(user, str(image), "sleep", "600")
     try:
