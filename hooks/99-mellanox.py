@@ -78,9 +78,9 @@ def select(visible: str, known: "list[HCA]") -> "list[HCA]":
     if visible == "all":
         return known
     chosen = []
-    for word in visible.split(","):
+    for word in filter(None, map(str.strip, visible.split(","))):
         for number, hca in enumerate(known):
-            if word.strip() in (str(number), hca.name, hca.verbs):
+            if word in (str(number), hca.name, hca.verbs):
                 chosen.append(hca)
                 break
         else:
@@ -110,6 +110,15 @@ def plan(context: "Context", visible: str) -> "Edits":
         return edits
     known = hcas(host)
     chosen = select(visible, known)
+    for hca in chosen if visible != "all" else ():
+        if not host.exists(f"/dev/infiniband/{hca.verbs}"):
+            from enroot_py.errors import HookError
+
+            where = f"{host.path('/dev/infiniband')}/{hca.verbs} on {os.uname().nodename}"
+            raise HookError(
+                f"MELLANOX_VISIBLE_DEVICES={devices.shown(visible)}: {hca.name} has no node {where}",
+                hint="as root: modprobe ib_uverbs, then udevadm trigger",
+            )
     hidden = [hca for hca in known if hca not in chosen]
     superuser = is_superuser(context)
     mads = {hca.path: mad_devices(host, hca) for hca in known} if own_dev or hidden else {}

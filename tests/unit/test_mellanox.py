@@ -72,6 +72,16 @@ def test_what_is_not_there(dgx: FakeHost, box: pathlib.Path, visible: str) -> No
     assert "mlx5_9" in caught.value.hint
 
 
+def test_device_that_is_named_and_has_no_node(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    host = FakeHost(tmp_path / "host")
+    host.fabric(2)
+    (host.root / "dev/infiniband/uverbs1").unlink()
+    with pytest.raises(HookError, match=r"mlx5_1 has no node .*/dev/infiniband/uverbs1") as caught:
+        planned(host, box, "1")
+    assert "ib_uverbs" in caught.value.hint
+    assert verbs(planned(host, box, "0")) == verbs(planned(host, box, "all")) == {"uverbs0"}
+
+
 def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """By driver, then address, whatever the numbers of the nodes; other vendors come after."""
     host = FakeHost(tmp_path / "host")
