@@ -44,6 +44,7 @@ class Registry:
 
     def _load(self, directory: str) -> None:
         here: dict[tuple[str, str], str] = {}
+        directory = self.host.real(directory) or directory
         try:
             names = sorted(os.listdir(self.host.path(directory)))
         except (FileNotFoundError, NotADirectoryError):
@@ -146,8 +147,8 @@ class Registry:
             if not self.host.exists(path):
                 return path
         for mount in edits.get("mounts") or ():
-            if mount.get("type") != "tmpfs":
-                path = str(mount["hostPath"])
+            path = str(mount["hostPath"])
+            if mount.get("type") != "tmpfs" and path.startswith("/"):
                 # Sockets and pipes come and go with their daemons; the files of a driver container do not.
                 passing = path.startswith(("/run/", "/var/run/", "/tmp/")) and not path.startswith(
                     "/run/nvidia/driver/"
@@ -190,7 +191,9 @@ class Registry:
 
     def _edit(self, edits: Edits, wanted: "dict[str, Any]") -> "list[str]":
         for variable in wanted.get("env") or ():
-            name, _, value = str(variable).partition("=")
+            name, equals, value = str(variable).partition("=")
+            if not name or not equals:
+                raise ValueError(f"{variable!r} is no variable with its value")
             # Written for NVIDIA's own hook, that it does not do the work twice.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
@@ -199,12 +202,13 @@ class Registry:
             if not edits.node(self.host, source, _place(node["path"])):
                 raise HookError(f"the CDI device node {source} does not exist on {os.uname().nodename}")
         for mount in wanted.get("mounts") or ():
-            target = _place(mount["containerPath"])
+            target, source = _place(mount["containerPath"]), str(mount["hostPath"])
             if mount.get("type") == "tmpfs":
                 edits.tmpfs.append(target)
+            elif source.startswith("/"):
+                edits.file(self.host, source, target, writable="ro" not in (mount.get("options") or ()))
             else:
-                writable = "ro" not in (mount.get("options") or ())
-                edits.file(self.host, str(mount["hostPath"]), target, writable=writable)
+                log.warn(f"CDI: {source} is not mounted on {target}: it is of type {mount.get('type')}")
         folders: list[str] = []
         for hook in wanted.get("hooks") or ():
             folders += _hook(edits, [str(word) for word in hook.get("args") or ()], str(hook.get("path")))

@@ -79,7 +79,9 @@ class Host:
     def read(self, path: str) -> bytes:
         """Content of a file, empty if there is none or it is not for us."""
         try:
-            with open(self.path(path), "rb") as f:
+            if self._root >= 0:
+                return paths.read(self._root, path)
+            with open(path, "rb") as f:
                 return f.read()
         except OSError:
             return b""
@@ -87,9 +89,15 @@ class Host:
     def list(self, path: str) -> "list[str]":
         """Names in a directory in their order, none if there is none."""
         try:
-            return sorted(os.listdir(self.path(path)))
+            if self._root < 0:
+                return sorted(os.listdir(path))
+            fd = paths.open_in(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
 
 
 class Edits:
@@ -298,8 +306,8 @@ class _Places:
             os.close(fd)
 
     def tmpfs(self, path: str) -> None:
-        """Cover a directory that exists with an empty one. Raises OSError."""
-        target = paths.open_in(self.root, path)
+        """Cover a directory with an empty one. Raises OSError."""
+        target = paths.create(self.root, path, directory=True)
         try:
             made = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], _FILE | linux.MOUNT_ATTR_NOEXEC)
             try:

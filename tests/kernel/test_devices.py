@@ -357,6 +357,15 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     assert "Traceback" not in done.stderr
 
 
+def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    """On a directory that the image does not have."""
+    edits = {"mounts": [{"hostPath": "tmpfs", "containerPath": "/mnt/scratch", "type": "tmpfs"}]}
+    spec = {"cdiVersion": "0.6.0", "kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": edits}]}
+    dgx.file("/run/cdi/acme.json", json.dumps(spec))
+    script = "grep ' /mnt/scratch tmpfs ' /proc/mounts | cut -c1-5; echo x > /mnt/scratch/x"
+    assert user.start("--device", "acme.com/x=a", "box", "sh", "-c", script) == "tmpfs\n"
+
+
 def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     """As in enroot: before what the image says, after the caller's own variables."""
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")

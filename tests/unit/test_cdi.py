@@ -132,9 +132,6 @@ def test_run_beats_etc(dgx: FakeHost, box: pathlib.Path) -> None:
     text = (
         "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    env:\n    - WHO=run\n"
     )
-    dgx.directory("run/cdi")
-    (dgx.root / "var/run").unlink()
-    (dgx.root / "var/run").symlink_to("../run")
     dgx.file("/run/cdi/other.yaml", text)
     edits = Edits("test")
     cdi.Registry(Host(str(dgx.root))).add(edits, "nvidia.com/gpu", ["0"])
@@ -294,12 +291,13 @@ containerEdits:
         assert edits.environ == {"A": "b", "C": "d e", "LONG": "one two"}
 
 
-def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost) -> None:
+def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost, capsys: pytest.CaptureFixture[str]) -> None:
     mounts = [
         {"hostPath": "/etc/cufile.json", "containerPath": "/a", "options": ["ro", "nosuid", "bind"]},
         {"hostPath": "/etc/cufile.json", "containerPath": "/b", "options": ["nosuid", "nodev", "rbind"]},
         {"hostPath": "/etc/cufile.json", "containerPath": "/c"},
         {"hostPath": "tmpfs", "containerPath": "/etc", "type": "tmpfs"},
+        {"hostPath": "proc", "containerPath": "/d", "type": "proc"},
     ]
     spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"mounts": mounts}}]}
     dgx.file("/etc/cdi/x.json", json.dumps(spec))
@@ -310,6 +308,16 @@ def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost) -> None:
         "/a": True, "/b": False, "/c": False,
     }  # fmt: skip
     assert edits.tmpfs == ["/etc"]
+    assert "proc is not mounted on /d" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["A", "=b", ""])
+def test_variable_that_is_none(dgx: FakeHost, variable: str) -> None:
+    """It is an error of the specification, not of the program that would be started."""
+    spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"env": [variable]}}]}
+    dgx.file("/etc/cdi/x.json", json.dumps(spec))
+    with pytest.raises(HookError, match=f"x.json is no valid CDI specification: .*'{variable}'"):
+        cdi.Registry(Host(str(dgx.root))).add(Edits("test"), "acme.com/x", ["a"])
 
 
 # As of driver 570 with version 1.18 of NVIDIA's toolkit on a host of Kubernetes, whose driver no loader knows.
