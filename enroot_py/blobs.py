@@ -33,12 +33,9 @@ class Shared:
         self.path = path
         try:
             os.makedirs(path, exist_ok=True)
+            mode = os.stat(path).st_mode & 0o1777  # for whom the site made it, whatever our umask
             for directory in (f"{path}/sha256", f"{path}/tmp"):
-                try:
-                    os.mkdir(directory)
-                    os.chmod(directory, os.stat(path).st_mode & 0o1777)  # for whom the site made it, whatever our umask
-                except FileExistsError:
-                    continue
+                _make(directory, mode)
         except OSError as e:
             raise ImageError(
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
@@ -196,6 +193,18 @@ class Kept:
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # of what is still to be written: it goes anyway
             self._out.close()
+
+
+def _make(directory: str, mode: int) -> None:
+    """Make a directory that has its mode at once: others wait for it to appear. Raises OSError."""
+    umask = os.umask(0)
+    try:
+        os.mkdir(directory, mode)
+        os.chmod(directory, mode)  # where the parent has a default ACL
+    except FileExistsError:
+        return
+    finally:
+        os.umask(umask)
 
 
 def _sweep(directory: str, now: float) -> None:

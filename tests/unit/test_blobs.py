@@ -117,6 +117,19 @@ def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
         shutil.rmtree(place)
 
 
+def test_directories_are_open_to_others_from_the_first_moment_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(os, "chmod", lambda *_: None)  # by then another node may have looked
+    umask = os.umask(0o077)
+    try:
+        blobs.Shared(str(tmp_path))
+    finally:
+        os.umask(umask)
+    assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}
+
+
 def test_what_the_dead_left_goes_in_time(tmp_path: Path) -> None:
     left = tmp_path / "shared/tmp"
     left.mkdir(parents=True)
