@@ -565,8 +565,11 @@ def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | N
 
 def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:
     """The digest of an image's manifest for an architecture, as its registry has it now. Raises PenrootError."""
+    from enroot_py.reference import is_uri
     from enroot_py.sources import open_source
 
+    if uri.endswith((".sqsh", ".squashfs")) and not is_uri(uri):
+        raise ImageError(f"{uri} is a file, and no registry has its digest", hint=f"penroot inspect {uri}")
     return open_source(parse(uri), settings).manifest(arch).digest
 
 

@@ -192,6 +192,7 @@ def test_digest_is_what_the_registry_has(user: User, registry: Server, layout: P
     manifest = images.busybox(*MORE, kinds=OCI).digest()
     assert user.penroot("digest", f"docker://{registry.host}/test/box:1").stdout == manifest + "\n"
     assert user.penroot("digest", f"oci:{layout}").stdout == manifest + "\n"
+    assert "box.sqsh is a file" in user.penroot("digest", "box.sqsh", status=1).stderr
     arm, intel = images.busybox(kinds=OCI, architecture="arm64"), images.busybox(*MORE, kinds=OCI)
     for image in (arm, intel):
         registry.pusher.image("test/multi", "", image)
