@@ -450,7 +450,8 @@ def _say(option: Option, value: object, origin: str, values: "dict[str, Any]", o
     if before == origin:
         hint = (
             f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}; "
-            "components of a heterogeneous job: an srun each, with --het-group"
+            "components of a heterogeneous job: an srun each, with --het-group; "
+            "what salloc was given holds for each srun in it"
         )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)
     raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")
