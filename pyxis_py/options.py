@@ -233,7 +233,10 @@ def _check_paths(mount: MountEntry, variable: str = "$") -> None:
         why = f"the target {target!r} leads out of the container: Invalid cross-device link"
         raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
     if not target.startswith(("/", variable)):
-        raise ValueError(f"the target {target!r} is not an absolute path", f"write {source}:/PATH/IN/THE/CONTAINER")
+        hint = f"write {source}:/PATH/IN/THE/CONTAINER"
+        if source == target and source.startswith("."):
+            hint += ", or $PWD for the same path inside"
+        raise ValueError(f"the target {target!r} is not an absolute path", hint)
 
 
 def _expand(text: str, environ: "Mapping[str, str]") -> str:

@@ -189,7 +189,7 @@ class Step:
         if request.image is None:
             raise ContainerError(
                 f"--container-name={request.name}: there is no such container on this node",
-                hint="give --container-image too, and it is made",
+                hint=self._other_name(request.name or "") or "give --container-image too, and it is made",
             )
         if request.name is not None and self.plugin.container_scope == "job":
             self._note(self.name)
@@ -199,6 +199,16 @@ class Step:
                 f.write(f"{self.job.node} {boot_id()}\n")
             self._sweep()
         return source
+
+    def _other_name(self, name: str) -> str:
+        """How to name what the user may mean: a container of another job, or one of `penroot create`."""
+        if self.plugin.container_scope == "job":
+            return "names hold within one job on this cluster: give --container-image too, and it is made"
+        if name not in containers.names(self.settings):
+            return ""
+        if name.startswith("pyxis_"):
+            return f"the container {name} is --container-name={name.removeprefix('pyxis_')}"
+        return f"the container {name} is none of a step, whose names begin so: penroot create --name pyxis_{name}"
 
     def _from_image(self, image: str) -> rootfs.Source:
         if is_file(image, self.job.cwd):

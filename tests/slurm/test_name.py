@@ -121,6 +121,14 @@ def test_modes(lab: Lab) -> None:
     assert "is not running" in refused(lab, NAME + ":exec", "true")
 
 
+def test_a_container_of_another_name_is_told(lab: Lab) -> None:
+    srun(lab, IMAGE, NAME, "true")
+    assert "the container pyxis_one is --container-name=one" in refused(lab, "--container-name=pyxis_one", "true")
+    lab.run(["penroot", "create", "--name", "own", "docker://registry:5000#minimal:1"], node="n1")
+    assert "penroot create --name pyxis_own" in refused(lab, "--container-name=own", "true")
+    assert "give --container-image too" in refused(lab, "--container-name=nobody", "true")
+
+
 def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable", before="ls /later 2>/dev/null", after="cat /later"):
         srun(lab, NAME + ":no_exec", "--container-writable", *sh("echo seen > /later"))
