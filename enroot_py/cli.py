@@ -142,8 +142,7 @@ def create(name: str | None, force: bool, image: str) -> None:
     if not os.path.isfile(image):
         what = "not an image file" if os.path.exists(image) else "no such image"
         raise ContainerError(f"{what}: {image}", hint="give a squashfs file, or docker://IMAGE")
-    _make_room(name, options)
-    containers.unpack(name, image, options)
+    containers.unpack(name, image, options, force=options.force_override)
 
 
 @command
@@ -161,8 +160,10 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
     ref = reference.parse(uri)
     name = name or ref.filename().removesuffix(".sqsh")
-    _make_room(name, options)
-    containers.create(name, images.pull(ref, options, arch=arch).path, options, str(ref))
+    force = options.force_override
+    if not force:
+        containers.refuse_taken(name, options)  # before it is fetched
+    containers.create(name, images.pull(ref, options, arch=arch).path, options, str(ref), force=force)
 
 
 @command
@@ -189,12 +190,6 @@ def inspect(arch: str | None, image: str) -> None:
 
     found = json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
     click.echo(found.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
-
-
-def _make_room(name: str, options: Settings) -> None:
-    """With --force, delete the container that has this name."""
-    if options.force_override and containers.check_name(name) in containers.names(options):
-        containers.remove(name, options)
 
 
 @command

@@ -31,7 +31,9 @@ def find(target: str, settings: Settings) -> Source:
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         what = "not an image file" if os.path.exists(target) else "no such image"
-        raise ContainerError(f"{what}: {target}", hint="give a container's name, a squashfs image or docker://IMAGE")
+        path = target.startswith(("/", ".")) or target.endswith(".sqsh")
+        image = "docker://IMAGE" if path or not target else f"docker://{target}, of a registry"
+        raise ContainerError(f"{what}: {target}", hint=f"give a container's name, a squashfs image or {image}")
     return open_container(target, settings, or_else=f"; an image of a registry is docker://{target}")
 
 
@@ -114,15 +116,16 @@ def check_name(name: str) -> str:
     return name
 
 
-def create(name: str, image: str, settings: Settings, uri: str = "") -> Source:
+def create(name: str, image: str, settings: Settings, uri: str = "", *, force: bool = False) -> Source:
     """Make the container ``name`` over the stored image in directory ``image``: at once, nothing is copied.
 
+    With ``force`` it takes the place of the one that has the name, when it is complete.
     Raises ContainerError where it exists, or where the data path cannot hold it.
     """
     from enroot_py.store import Store
 
     store = Store(os.path.dirname(os.path.dirname(image)))
-    return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container)
+    return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
@@ -132,10 +135,17 @@ def temporary(name: str, source: Source, settings: Settings) -> Source:
     return _make(name, f"squashfs {source.image}\n", settings)
 
 
-def _make(name: str, record: str, settings: Settings, announce: "Callable[[str], None] | None" = None) -> Source:
+def _make(
+    name: str,
+    record: str,
+    settings: Settings,
+    announce: "Callable[[str], None] | None" = None,
+    *,
+    force: bool = False,
+) -> Source:
     """Make a container that keeps its changes apart from what ``record`` names; ``announce`` gets its path first."""
     path = f"{settings.data_path}/{check_name(name)}"
-    with _made(path) as made:
+    with _made(name, settings, force=force) as made:
         if announce:
             announce(f"{path}/{_MARK}")
         os.mkdir(made + "/upper", 0o755)
@@ -145,30 +155,34 @@ def _make(name: str, record: str, settings: Settings, announce: "Callable[[str],
     return open_container(name, settings)
 
 
-def unpack(name: str, image: str, settings: Settings) -> Source:
+def unpack(name: str, image: str, settings: Settings, *, force: bool = False) -> Source:
     """Make the container ``name`` as a plain directory from a squashfs image. Raises ContainerError, ImageError."""
     from enroot_py import squashfs
 
     squashfs.check(image)
-    with _made(f"{settings.data_path}/{check_name(name)}") as temporary:
+    with _made(name, settings, force=force) as temporary:
         squashfs.unpack(image, temporary)
     return open_container(name, settings)
+
+
+def refuse_taken(name: str, settings: Settings) -> None:
+    """Raises ContainerError where there is something of that name."""
+    if os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
+        hint = f"use --force, another --name, or: penroot remove {name}"
+        raise ContainerError(f"container exists: {name}", hint=hint)
 
 
 class _made:
     """A directory that appears under its name when it is complete, and leaves nothing when it is not."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        parent, name = os.path.split(path)
-        self.temporary = f"{parent}/.{name[:200]}.{os.getpid()}"
+    def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
+        self.name, self.settings, self.force = name, settings, force
+        self.path = f"{settings.data_path}/{check_name(name)}"
+        self.temporary = f"{settings.data_path}/.{name[:200]}.{os.getpid()}"
 
     def __enter__(self) -> str:
-        if os.path.lexists(self.path):
-            name = os.path.basename(self.path)
-            raise ContainerError(
-                f"container exists: {name}", hint=f"use --force, another --name, or: penroot remove {name}"
-            )
+        if not self.force:
+            refuse_taken(self.name, self.settings)
         from enroot_py import trees
 
         try:
@@ -183,8 +197,13 @@ class _made:
     def __exit__(self, kind: "type[BaseException] | None", error: "BaseException | None", _: object) -> None:
         if kind is None:
             try:
+                if self.force:
+                    remove_if_there(self.name, self.settings)
                 os.rename(self.temporary, self.path)
                 return
+            except PenrootError:
+                delete(self.temporary)
+                raise
             except OSError as e:
                 error = e
         hint = _way_out(error, self.path) if isinstance(error, OSError) else ""

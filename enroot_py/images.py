@@ -71,6 +71,8 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
         if stored is None or not isinstance(e, Unreachable):
             raise
         log.warn(f"{e}; using the stored image {stored.digest} of {reference}")
+        if e.hint:
+            log.hint(e.hint)
         return stored
     image = store.image(manifest.digest) or _fetch(store, source, reference, manifest, settings)
     if manifest.named == manifest.digest:  # no index said what it is for

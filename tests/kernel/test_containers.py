@@ -270,6 +270,7 @@ def test_every_verb_completes(user: User) -> None:
         ("mkdir there; penroot start ./there", "not an image file: ./there"),
         ("mkdir there; penroot create there", "not an image file: there"),
         ("HOME=here; unset ENROOT_CACHE_PATH; penroot list", "ENROOT_CONFIG_PATH='here/.config/enroot' must be"),
+        ("penroot start reg.test:5000/team/app", "no such image: reg.test:5000/team/app"),
         ("penroot remove box <&-", "nobody can be asked: stdin is closed"),
         ("chmod 0 data; penroot list; said=$?; chmod 755 data; exit $said", "/data: Permission denied"),
         ("touch data/file; penroot start file true", "no such container: file"),
@@ -280,6 +281,24 @@ def test_a_damaged_place_is_one_line(user: User, rootfs: pathlib.Path, script: s
     lines = user.run("sh", "-c", script, status=1).stderr.splitlines()
     assert [line[:7] for line in lines] == ["[ERROR]", "[HINT] "]
     assert said in lines[0]
+
+
+def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, image: pathlib.Path) -> None:
+    work = user.data / "box/work"
+    work.mkdir()
+    user.own(user.data)
+    bad = user.home / "bad/box.sqsh"
+    bad.parent.mkdir()
+    data = bytearray(image.read_bytes())
+    data[1000:200_000] = bytes(199_000)  # what unsquashfs meets after it has begun
+    bad.write_bytes(data)
+    user.penroot("create", "--force", str(bad), status=1)
+    user.penroot("create", "--force", "--name", "box", "docker://127.0.0.1:1/x", status=1)
+    assert work.is_dir()
+    assert os.listdir(user.data) == ["box"]
+    user.penroot("create", "--force", str(image))
+    assert os.listdir(user.data) == ["box"]
+    assert not work.exists()
 
 
 def test_a_reader_of_explain_may_leave(user: User, rootfs: pathlib.Path) -> None:

@@ -245,6 +245,7 @@ def test_stored_image_serves_while_the_registry_is_down(user: User, registry: Se
         user.penroot("create", "-n", "a", uri)
     done = user.penroot("create", "-n", "b", uri)
     assert "cannot reach the registry" in done.stderr and "using the stored image" in done.stderr
+    assert "[HINT] check the name, the network" in done.stderr
 
 
 def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> None:
