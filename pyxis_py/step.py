@@ -461,6 +461,10 @@ class Step:
             status = "srun exits as its tasks did, whatever becomes of the file"
             raise ImageError(why, hint=f"{e.hint}; {status}" if e.hint else status) from e
         tell(f"exported container {self.name} to {save}")
+        # Slurm goes to /tmp where the directory of the job is missing on a node.
+        submitted = self.job.environ.get("PWD", "")
+        if submitted and os.path.realpath(submitted) != os.path.realpath(self.job.cwd) and not save.startswith("/"):
+            log.warn(f"--container-save={save} is {output}")
 
 
 def _try_to_write(directory: str) -> "OSError | None":

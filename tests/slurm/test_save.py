@@ -44,6 +44,13 @@ def test_a_named_container_stays_beside_its_file(lab: Lab) -> None:
     assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"
 
 
+def test_where_the_file_is_if_the_step_was_not_where_the_user_is(lab: Lab) -> None:
+    done = lab.run(f"cd; srun -w n1 {IMAGE} {SAVE} true; srun -w n1 --chdir=/var/tmp {IMAGE} {SAVE} true")
+    lab.run(["rm", "/var/tmp/saved.sqsh"], node="n1")
+    assert done.stderr.count("pyxis: n1: --container-save=saved.sqsh is /var/tmp/saved.sqsh") == 1
+    assert done.stderr.count(" is /") == 1
+
+
 def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
     assert "is a directory" in refused(lab, IMAGE, "--container-save=./", "true")
 
