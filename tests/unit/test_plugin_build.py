@@ -57,7 +57,7 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="penroot-spank-") as directory:
+    with tempfile.TemporaryDirectory(prefix="penroot-spank-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)
         os.makedirs(f"{directory}/lib/pyxis_py")
         shutil.copy(f"{HERE}/spank_peer.py", f"{directory}/lib/pyxis_py/helper.py")

@@ -386,7 +386,7 @@ class Lab:
         cgroups.join(self._cgroups(where.get("node", "ctl")))
         os.execvp(words[0], words)
 
-    def residue(self, node: str, settle: float = 60.0) -> list[str]:
+    def residue(self, node: str, settle: float = 120.0) -> list[str]:
         """What jobs have left on ``node``, one line each: processes, mounts, cgroups, files, sockets, held files.
 
         Asked from this machine, not from inside. Returns as soon as nothing
