@@ -19,7 +19,7 @@ demo: prerequisites ## a 2-node Slurm cluster with a registry on this machine, a
 
 test: prerequisites lint ## all checks and the three tiers of tests
 	@$(MAKE) --no-print-directory install
-	$(PYTEST) tests/unit tests/kernel tests/slurm
+	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit kernel slurm: $(VENV)/done ## one tier of tests
 	$(PYTEST) tests/$@
