@@ -120,11 +120,24 @@ def origin(context: "Context", visible: str) -> str:
 
 
 def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
-    """The GPUs of the step, of them those that the caller asks for; others that he asks for are reported."""
+    """The GPUs of the step, of them those that the caller asks for; others that he asks for are reported.
+
+    PENROOT_GPUS is set in the container where its tasks are told numbers that count others too.
+    """
+    step, counts_all = of_step(context, known, host, allocated, driver)
+    selection = narrowed(context, known, host, allocated, driver, step)
+    if counts_all and not selection.migs:
+        context.environ["PENROOT_GPUS"] = ",".join(str(gpu.minor) for gpu in known if gpu in selection.gpus)
+    return selection
+
+
+def narrowed(
+    context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver", step: "Selection"
+) -> "Selection":
+    """Of the step's GPUs those that the caller asks for."""
     from enroot_py import log, nvidia
     from enroot_py.errors import HookError
 
-    step = of_step(context, known, host, allocated, driver)
     allocated = ",".join(str(gpu.minor) for gpu in step.gpus) if allocated == UNTOLD else allocated
     visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")  # of --env too
     if step.every or visible in ("", "all"):
@@ -144,10 +157,13 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
     return step
 
 
-def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
+def of_step(
+    context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver"
+) -> "tuple[Selection, bool]":
     """What Slurm gives the tasks of this step on this node: all GPUs where it cannot be known.
 
-    What of them is not the step's, the device cgroup keeps from it.
+    What of them is not the step's, the device cgroup keeps from it. And whether the tasks are told
+    numbers that count all GPUs of the node, as they are without ConstrainDevices.
     """
     from enroot_py import nvidia
     from enroot_py.errors import HookError
@@ -159,22 +175,25 @@ def of_step(context: "Context", known: "list[GPU]", host: "Host", allocated: str
     if any(mask.startswith("MIG-") for mask in masks):
         # Numbers of MIG devices are not those of nodes.
         try:
-            return everything if bound else nvidia.select(masks, known, host, "CUDA_VISIBLE_DEVICES", driver.nvml)
+            mine = everything if bound else nvidia.select(masks, known, host, "CUDA_VISIBLE_DEVICES", driver.nvml)
         except HookError:
-            return everything
+            mine = everything
+        return mine, False
+    own = numbers
     if bound:
-        own, numbers = numbers, of_all_tasks(context, numbers)
-        if masks and masks == own and numbers != [str(number) for number in range(len(numbers))]:
-            # The numbers that CUDA is told may count all GPUs, see below.
-            return everything
+        numbers = of_all_tasks(context, own)
     gpus = tuple(gpu for gpu in known if str(gpu.minor) in numbers)
     if not gpus or len(gpus) != len(numbers):
-        return everything
-    if any(mask.isdecimal() and mask not in map(str, range(len(gpus))) for mask in masks):
-        # Without ConstrainDevices Slurm counts all GPUs of the node, and so
-        # must CUDA: with the others hidden, these numbers would mean none.
-        return everything
-    return nvidia.Selection(gpus)
+        return everything, False
+    counted = [str(number) for number in range(len(gpus))]
+    counts_all = any(mask.isdecimal() and mask not in counted for mask in masks)
+    if bound and masks and masks == own and set(numbers) != set(counted):
+        if masks == [str(sorted(map(int, numbers)).index(int(number))) for number in own]:
+            return everything, False  # of 0 and 2 the first: that is its number either way
+        counts_all = True
+    if counts_all and "CUDA_VISIBLE_DEVICES" in context.environ:
+        return everything, False  # somebody has said what it is inside, and the tasks are not told another
+    return nvidia.Selection(gpus), counts_all
 
 
 def of_all_tasks(context: "Context", own: "list[str]") -> "list[str]":

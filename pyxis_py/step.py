@@ -381,6 +381,10 @@ class Step:
             from pyxis_py import pytorch
 
             assign.update(pytorch.variables(task, image))
+        if "PENROOT_GPUS" in image:
+            from pyxis_py import gpus
+
+            assign.update(gpus.variables(task, image))
         # Of the names that are not here the task has the job's values.
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import fakehost
 from tests.slurm.lab import Lab
-from tests.slurm.steps import sbatch
+from tests.slurm.steps import end, expect, sbatch
 
 IMAGE = "--container-image=registry:5000#minimal:1"
 GPUS = "ls /dev | grep -x 'nvidia[0-9]*'"
@@ -37,6 +37,19 @@ def test_allocated_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
     assert out[4].endswith("/libcuda.so.1")
     direct = ["/dev/gdrdrv", "/dev/knem", "/dev/nvidia-caps-imex-channels/channel0", "/dev/nvidia-fs0", "/dev/xpmem"]
     assert srun(lab, dgx, "--gres=gpu:1", script=f"ls {' '.join(direct)}") == direct
+
+
+def test_jobs_side_by_side_have_each_its_own(lab: Lab, dgx: dict[str, str]) -> None:
+    """The numbers of the second count all GPUs of the node; CUDA counts those of the container."""
+    say = f"echo up; echo $({GPUS}) $CUDA_VISIBLE_DEVICES; read line"
+    first = lab.popen(["srun", "-w", "n1", "--gres=gpu:2", IMAGE, "sh", "-c", say], env=dgx)
+    expect(first, "up")
+    script = f"echo $({GPUS}) $CUDA_VISIBLE_DEVICES"
+    try:
+        assert srun(lab, dgx, "-w", "n1", "--gres=gpu:2", script=script) == ["nvidia2", "nvidia3", "0,1"]
+    finally:
+        out, _ = end(first)
+    assert out == "nvidia0 nvidia1 0,1\n"
 
 
 def test_step_without_gpus_has_none(lab: Lab, dgx: dict[str, str]) -> None:

@@ -301,7 +301,8 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, {4}),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "0,1", **ALONE}, {0, 1}),
-        ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2", **ALONE}, set(MINORS)),
+        ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2", **ALONE}, {1, 2}),
+        ({**BOUND, "SLURM_STEP_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "0,2", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "5,6", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
         # Not bound, as NCCL likes it: of the step's GPUs Slurm tells the number alone.
@@ -314,7 +315,7 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         # A step inherits what the batch script's node has: not its own.
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
         # No ConstrainDevices: the numbers that CUDA is told count all GPUs.
-        ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, set(MINORS)),
+        ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, {6, 7}),
         # A MIG device of Slurm has a number that is no node's.
         ({"SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": "MIG-x"}, set(MINORS)),
         ({"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}, {4, 5}),
@@ -328,6 +329,26 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
 )
 def test_what_slurm_allocated(dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], minors: set[int]) -> None:
     assert gpus(planned(dgx, box, caller)) == minors
+
+
+@pytest.mark.parametrize(
+    ("caller", "image", "told"),
+    [
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {}, "2,3"),
+        # In CUDA's order, which is that of the addresses.
+        ({"SLURM_STEP_GPUS": "1,2", "CUDA_VISIBLE_DEVICES": "1,2"}, {}, "2,1"),
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3", "NVIDIA_VISIBLE_DEVICES": "1"}, {}, "3"),
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, {}, None),
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "1"}, None),
+    ],
+)
+def test_tasks_whose_numbers_count_all_gpus_are_told_others(
+    dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], image: dict[str, str], told: str | None
+) -> None:
+    context = fakehost.context(dgx, box, caller, dict(image))
+    edits = HOOK["plan"](context, *HOOK["wanted"](context))
+    assert context.environ.get("PENROOT_GPUS") == told
+    assert gpus(edits) == (set(MINORS) if image else {int(n) for n in (told or "2,3").split(",")})
 
 
 @pytest.mark.parametrize(
