@@ -73,7 +73,7 @@ def rows(lab: Lab, host: str, packed: int, rounds: int) -> bool:
         # The store is moved, not deleted: see images.py.
         lab.run(f"cd /var/tmp && mkdir -p enroot-cache-$UID {unpacked} && mv enroot-cache-$UID {unpacked}", node=NODE)
         images = [[f"--container-image={host}#bench/it:{tag}", "true"] for tag in (0, 0, 1)]
-        tools = ["/usr/bin/python3", str(PLAIN), f"http://{host}", "bench/it", "0", unpacked]
+        tools = [*PLAIN, f"http://{host}", "bench/it", "0", unpacked]
         for name, words in zip((plain, cold, stored, changed), (tools, *images), strict=True):
             times.setdefault(name, []).append(seconds(lab, words))
     print(f"\n{f'srun -c2 --container-image=REF true, {packed / 1e6:.0f} MB compressed':58} {'seconds':>8}")

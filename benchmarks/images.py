@@ -33,8 +33,9 @@ from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve
 
 PLACE = os.environ.get("PENROOT_BENCH_DIR", "/var/tmp")
-PLAIN = pathlib.Path(__file__).with_name("plain.py")
-STEPS = pathlib.Path(__file__).with_name("steps.sh")
+# Peers, as text: the user whom they run as may have no way to this directory.
+PLAIN = ("/usr/bin/python3", "-c", pathlib.Path(__file__).with_name("plain.py").read_text())
+STEPS = ("bash", "-c", pathlib.Path(__file__).with_name("steps.sh").read_text(), "steps.sh")
 # Where layers come from: what a distribution and a wheel have, small files and large ones.
 LAYERS = {
     "4 layers": (("/usr/lib/python3.11", "/usr/lib/python3"), ("/usr/bin",), ("/usr/include", "/usr/sbin")),
@@ -198,7 +199,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
     def plain() -> Cost:
         path = {"PYTHONPATH": f"{PREFIX}/lib/penroot"}  # for isal
         arguments = (f"http://{server.host}", "bench/it", "0", place())
-        return measure(user, server, "/usr/bin/python3", str(PLAIN), *arguments, **path)
+        return measure(user, server, *PLAIN, *arguments, **path)
 
     def start(cache: str, tag: int) -> Cost:
         command = (penroot, "start", f"docker://{image}:{tag}", "true")
@@ -211,7 +212,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
     def of_enroot() -> Cost:
         work = place()
         helpers = f"{PREFIX}/libexec/penroot"
-        return measure(user, server, "bash", str(STEPS), f"http://{server.host}", "bench/it", "0", work, helpers)
+        return measure(user, server, *STEPS, f"http://{server.host}", "bench/it", "0", work, helpers)
 
     turns: dict[str, list[Cost]] = {}
     for _ in range(rounds):
