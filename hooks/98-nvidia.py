@@ -171,7 +171,8 @@ def of_step(
     everything = nvidia.Selection(tuple(known), every=True)
     masks = [word for word in context.host.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     numbers = [word for word in allocated.split(",") if word and word != UNTOLD]
-    bound = allocated == UNTOLD or context.host.get("SLURMD_TRES_BIND", "").startswith("gpu")
+    # "gres/gpu:…" since Slurm 23.11
+    bound = allocated == UNTOLD or context.host.get("SLURMD_TRES_BIND", "").startswith(("gpu", "gres/gpu"))
     if any(mask.startswith("MIG-") for mask in masks):
         # Numbers of MIG devices are not those of nodes.
         try:

@@ -280,7 +280,8 @@ def test_driver_that_is_newer_than_our_table_forbids_nothing(tmp_path: pathlib.P
     assert gpus(planned(host, box, {}, image)) == {0}
 
 
-BOUND = {"SLURMD_TRES_BIND": "gpu:per_task:1"}
+PER_TASK = "gpu:per_task:1"
+BOUND = {"SLURMD_TRES_BIND": PER_TASK}
 ALONE = {"SLURM_JOB_NUM_NODES": "1"}
 NOT_BOUND = {"SLURMD_TRES_BIND": "gpu:none", "SLURM_STEP_ID": "0"}
 VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
@@ -296,7 +297,8 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         # Of a step with four GPUs a task has one, and the container has all four.
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "2"}, {4, 5, 6, 7}),
         # With --gpus-per-task the first task is told its own alone; the container is for all tasks.
-        ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": "gpu:per_task:1"}, set(MINORS)),
+        ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", **BOUND}, set(MINORS)),
+        ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": f"gres/{PER_TASK}"}, set(MINORS)),
         # Unless its own are all that the step has on this node, or the batch script's node is the only one.
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, {4}),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
