@@ -96,6 +96,23 @@ class Libraries:
         return any(self._exists(f"{directory}/{name}") for directory in self._directories for name in names)
 
 
+FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
+
+
+def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
+
+    PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
+    does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
+    """
+    found = security(environ, libraries, remap_root=remap_root)
+    modules = environ.get("PMIX_GDS_MODULE", "").split(",")
+    left = [module for module in modules if not module.startswith("shmem")]
+    if left != modules:
+        found["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
+    return found
+
+
 def security(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
     """What the server offers, less what the image cannot speak: a client complains of that, or of all, on each start.
 

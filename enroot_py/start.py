@@ -186,7 +186,7 @@ def joins(settings: Settings) -> bool:
 
 def enter_shared(settings: Settings, options: Options) -> "Container":
     """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
-    from enroot_py import ranks
+    from enroot_py import pmix, ranks
 
     make_scratch(settings)
     given = environ.of_options(tuple(options.env), os.environ)
@@ -194,6 +194,8 @@ def enter_shared(settings: Settings, options: Options) -> "Container":
     asked += [options.target, *sorted(given), *options.conf, "", *options.mounts]
     record = ranks.Record(asked, settings, os.environ)
     own = {**ranks.variables(os.environ, settings), **given}
+    for name in pmix.FITTED:
+        own.pop(name, None)  # the first has found out what the image can take
     joined = record.join()
     if joined is None:
         record.sweep()

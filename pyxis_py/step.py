@@ -154,7 +154,7 @@ class Step:
             log.warn(why)
         if not pmix.used(self.job.environ):
             return {}
-        return pmix.security(self.job.environ, libraries, remap_root=self.settings.remap_root)
+        return pmix.fitted(self.job.environ, libraries, remap_root=self.settings.remap_root)
 
     def _check_pmix(self) -> None:
         if why := pmix.check_root(self.job.environ, self.job.tasks):

@@ -60,6 +60,14 @@ def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
     assert pmix.security({}, libraries(), remap_root=True) == {}
 
 
+@pytest.mark.parametrize(
+    ("offered", "taken"), [("shmem2,hash", "hash"), ("shmem2", "hash"), ("ds21,hash", None), (None, None)]
+)
+def test_memory_that_the_launcher_shares_is_not_in_the_container(offered: str | None, taken: str | None) -> None:
+    given = NATIVE if offered is None else {**NATIVE, "PMIX_GDS_MODULE": offered}
+    assert pmix.fitted(given, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == taken
+
+
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     given = {**MUNGE, "PMIX_SECURITY_MODE": offered}
