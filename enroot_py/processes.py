@@ -6,7 +6,7 @@ mount says which one it is. Sources: proc(5), namespaces(7).
 
 import os
 
-from enroot_py import linux
+from enroot_py import linux, mounts
 from enroot_py.errors import ContainerError
 from enroot_py.settings import Settings
 
@@ -106,20 +106,22 @@ def _container(pid: int, settings: Settings) -> "str | None":
     if fields[dash + 2].startswith(_FUSE):
         fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
     places = [fields[3]] if fstype != "overlay" else [o.partition("=")[2] for o in options.split(",")]
-    for place in places:
-        # A bind of a directory is named from the root of its own file system.
-        at = place.find(data) if fstype == "overlay" else -1
-        if at == 0:
+    for place in map(mounts.unescape, places):
+        if fstype == "overlay" and place.startswith(data):
             return place[len(data) :].partition("/")[0]
-        if fstype != "overlay" and _same_directory(data, place):
-            return place.rpartition("/")[2]
+        # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
+        name = place.rpartition("/")[2]
+        if fstype != "overlay" and name and _is_root(pid, data + name):
+            return name
     return UNKNOWN if fstype == "overlay" and "userxattr" in options else None
 
 
-def _same_directory(data: str, place: str) -> bool:
-    """Whether ``place``, a path within its file system, ends as a container under ``data`` does."""
-    name = place.rpartition("/")[2]
-    return bool(name) and (data + name).endswith(place) and os.path.isdir(data + name)
+def _is_root(pid: int, directory: str) -> bool:
+    """Whether a directory is the root of a process."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat(directory))
+    except OSError:
+        return False
 
 
 def find(target: str, settings: Settings) -> int:

@@ -389,6 +389,21 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     assert out[1].endswith("sleep 600")
 
 
+def test_a_data_path_that_is_mounted_from_elsewhere_in_its_file_system(user: User, rootfs: pathlib.Path) -> None:
+    """As a subvolume is, or the home of a machine in a machine."""
+    moved = user.home / "moved"
+    user.data.rename(moved)
+    user.data.mkdir()
+    subprocess.run(["mount", "--bind", str(moved), str(user.data)], check=True)
+    process = start(user, "--rw", "box", "sleep", "600")
+    try:
+        assert wait_for_running(user)["name"] == "box"
+    finally:
+        process.kill()
+        process.wait()
+        subprocess.run(["umount", "--lazy", str(user.data)], check=True)
+
+
 def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
     for target in (str(sleeping["pid"]), "box"):
         out = user.penroot(
