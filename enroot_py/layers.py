@@ -34,6 +34,7 @@ from enroot_py.tar import Entry, Stream, Tar, crc32, crc32_of_zeros, shown
 MAX_DEPTH = 256  # directories in one path: real images stay below 30
 _MAX_SYMLINKS = 40  # path_resolution(7)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LARGEST = (1 << 63) - 1  # bytes of a file: off_t
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = 64  # directories at a time
 # The least that a tree needs of a mode, by the kind of entry: for the owner to read what is in it.
@@ -414,6 +415,8 @@ class Tree:
             self._keep(path, fd)  # what comes next is in it, most often
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
+        if not 0 <= entry.size <= _LARGEST:
+            raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
         mode = entry.mode & 0o777 | 0o400
         try:
             fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
@@ -426,7 +429,7 @@ class Tree:
                 crc = data.copy(entry.size, fd, 0)
             else:
                 for offset, length in entry.segments:
-                    if offset + length > entry.size:
+                    if not 0 <= offset <= offset + length <= entry.size:
                         raise ImageError(f"{shown(entry.path)}: a sparse segment beyond the end of the file")
                     data.copy(length, fd, offset)
                 os.ftruncate(fd, entry.size)

@@ -240,6 +240,30 @@ def test_numbers_as_others_write_them(field: bytes) -> None:
     assert tar._number(field) == 0o644
 
 
+@pytest.mark.parametrize(
+    ("segment", "size", "said"),
+    [
+        (-512, 1024, "beyond the end"),
+        (1 << 63, 1 << 65, "a file of"),
+        (0, -1, "a file of -1 bytes"),
+        (1024, 1024, "beyond the end"),
+    ],
+)
+def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int, said: str) -> None:
+    def base256(number: int) -> bytes:
+        return number.to_bytes(12, "big", signed=True) if number < 0 else b"\x80" + number.to_bytes(11, "big")
+
+    header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"00000001000\0"
+    header[156:157] = b"S"
+    header[386:410] = base256(segment) + b"00000001000\0"
+    header[483:495] = base256(size)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    with pytest.raises(ImageError, match=said):
+        layers.unpack(io.BytesIO(bytes(header) + bytes(512 * 3)), str(place))
+
+
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
     fs = unpack(
         place,
