@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <pwd.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -699,11 +700,25 @@ static int enter_container(const struct answer *answer)
 	return 0;
 }
 
+/* Until exec resets it a task has slurmstepd's handler for what cancels it, which since Slurm 24.11 does
+ * nothing: an import would go on until Slurm kills the step. */
+static void heed_cancel(void)
+{
+	static const int numbers[] = { SIGTERM, SIGINT };
+	struct sigaction now;
+
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		if (sigaction(numbers[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+			(void)signal(numbers[i], SIG_DFL);
+	}
+}
+
 static int init_task(spank_t sp, int ac, char **av)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
 	step.is_task = true;
+	heed_cancel();
 	if (geteuid() != step.job.uid)
 		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
 	if (step.failure)
