@@ -256,6 +256,8 @@ def prune(
     import runs and ``wait`` is False, ImageError for a store on a network file system
     where other nodes may have started something without a lease.
     """
+    if not os.path.isdir(store.root):
+        return Pruned((), 0, 0, ())  # nothing was ever stored
     kind = filesystems.kind(store.root)
     if kind in filesystems.NETWORK and not older and not _has_leases(store):
         raise ImageError(

@@ -66,6 +66,12 @@ def left(user: User) -> list[Path]:
     return list((user.home / "cache/tmp").iterdir())
 
 
+def test_a_store_in_which_there_was_never_anything(user: User) -> None:
+    for verb in ("list", "verify", "prune"):
+        user.penroot("cache", verb)
+    assert not (user.home / "cache").exists()
+
+
 def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
