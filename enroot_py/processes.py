@@ -105,15 +105,15 @@ def _container(pid: int, settings: Settings) -> "str | None":
     data = settings.data_path + "/"
     if fields[dash + 2].startswith(_FUSE):
         fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
-    places = [fields[3]] if fstype != "overlay" else [o.partition("=")[2] for o in options.split(",")]
-    for place in map(mounts.unescape, places):
-        if fstype == "overlay" and place.startswith(data):
-            return place[len(data) :].partition("/")[0]
+    if fstype != "overlay":
         # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
-        name = place.rpartition("/")[2]
-        if fstype != "overlay" and name and _is_root(pid, data + name):
-            return name
-    return UNKNOWN if fstype == "overlay" and "userxattr" in options else None
+        name = mounts.unescape(fields[3]).rpartition("/")[2]
+        return name if name and _is_root(pid, data + name) else None
+    for option in options.split(","):
+        place = mounts.unescape(option.partition("=")[2])
+        if place.startswith(data):
+            return place[len(data) :].partition("/")[0]
+    return UNKNOWN if "userxattr" in options else None
 
 
 def _is_root(pid: int, directory: str) -> bool:
