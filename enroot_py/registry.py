@@ -280,9 +280,7 @@ class Registry:
 
     def _trust(self) -> ssl.SSLContext:
         """The system's authorities, and those that are named. OpenSSL reads SSL_CERT_* of the environment itself."""
-        context = ssl.create_default_context()
-        # Python 3.13 asks more of a site's own authority than curl and docker do: a key usage extension, for one.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context = registries.tls()
         said = self._settings.passed_on
         for cafile, capath in (
             (said.get("SSL_CERT_FILE"), None), (None, said.get("SSL_CERT_DIR")), (self._site.ca or None, None)

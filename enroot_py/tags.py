@@ -78,11 +78,8 @@ def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socke
     name = name.strip("[]")
     if tls:
         import socket
-        import ssl
 
-        context = ssl.create_default_context()
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as in registry.py
-        return context.wrap_socket(socket.create_connection((name, port), timeout), server_hostname=name)
+        return registries.tls().wrap_socket(socket.create_connection((name, port), timeout), server_hostname=name)
     error = OSError("no address")
     # As bytes, or Python imports its tables of international domain names.
     for family, kind, protocol, _, address in _socket.getaddrinfo(name.encode("ascii"), port, 0, _socket.SOCK_STREAM):
