@@ -35,6 +35,15 @@ def names(directory: str) -> "list[str]":
         return []
 
 
+def refuse_unless_absent(path: str, error: "OSError | UnicodeDecodeError") -> None:
+    """Raise ConfigError for a file of text that could not be read, unless there is none.
+
+    Or it is in a place that is closed to us, as the home in the environment of `srun --uid`.
+    """
+    if not isinstance(error, OSError) or os.path.exists(path):
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8'}") from error
+
+
 def _unreadable(path: str, error: OSError) -> ConfigError:
     hint = "it would change what is done: let it be read, or move it away"
     return ConfigError(f"cannot read {path}: {error.strerror}", hint=hint)

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from enroot_py import log, run
+from enroot_py import configs, log, run
 from enroot_py.errors import ConfigError
 from enroot_py.reference import DOCKER_HUB
 from enroot_py.settings import Settings, base_directories, expand
@@ -256,6 +256,5 @@ def _read(path: str) -> str | None:
                 log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
             return f.read()
     except (OSError, UnicodeDecodeError) as e:
-        if isinstance(e, OSError) and not os.path.exists(path):
-            return None  # or it is in a place that is closed to us, as the home in the environment of `srun --uid`
-        raise ConfigError(f"{path}: {getattr(e, 'strerror', None) or 'is not UTF-8'}") from e
+        configs.refuse_unless_absent(path, e)
+        return None

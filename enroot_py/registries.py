@@ -16,6 +16,7 @@ the meaning of a tag; what a digest names is checked whoever sends it.
 import os
 from _collections_abc import Iterator, Mapping
 
+from enroot_py import configs
 from enroot_py.errors import ConfigError
 from enroot_py.reference import DOCKER_HUB, HUB_NAMES, Reference
 from enroot_py.settings import Settings, sysconf_path
@@ -69,9 +70,8 @@ def _read(path: str) -> Iterator[tuple[str, Site]]:
         with open(path, encoding="utf-8") as f:
             lines = f.read().splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        if isinstance(e, OSError) and not os.path.exists(path):
-            return  # or it is in a place that is closed to us, as the home in the environment of `srun --uid`
-        raise ConfigError(f"{path}: {getattr(e, 'strerror', None) or 'is not UTF-8'}") from e
+        configs.refuse_unless_absent(path, e)
+        return
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
