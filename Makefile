@@ -8,7 +8,7 @@ TOOLS  := unshare mount switchroot aufs2ovlfs mksquashovlfs
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm lint bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm attack lint bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -21,7 +21,7 @@ test: prerequisites lint ## all checks and the three tiers of tests
 	@$(MAKE) --no-print-directory install
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
-unit kernel slurm: $(VENV)/done ## one tier of tests
+unit kernel slurm attack: $(VENV)/done ## one tier of tests
 	$(PYTEST) tests/$@
 
 lint: $(VENV)/done ## ruff, mypy, shellcheck

@@ -11,6 +11,7 @@ import stat
 from enroot_py import linux
 
 _MAXSYMLINKS = 40  # path_resolution(7)
+_LARGEST = 16 << 20  # bytes of a file of an image that is read into memory, as its /etc/passwd
 
 
 def open_in(root: int, path: str, flags: int = os.O_PATH, mode: int = 0) -> int:
@@ -26,10 +27,19 @@ def exists(root: int, path: str) -> bool:
     return True
 
 
-def read(root: int, path: str) -> bytes:
-    """The content of a file beneath ``root``. Raises OSError."""
-    with open(open_in(root, path, os.O_RDONLY), "rb") as f:
-        return f.read()
+def read(root: int, path: str, limit: int = _LARGEST) -> bytes:
+    """The content of a regular file beneath ``root``, of up to ``limit`` bytes. Raises OSError.
+
+    Nothing is waited for, as a FIFO would have it, and no device is read.
+    """
+    fd = open_in(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(fd, "rb") as f:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        content = f.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB", path)
+    return content
 
 
 def create(root: int, path: str, *, directory: bool, mode: int = 0o755, _depth: int = 0) -> int:

@@ -27,8 +27,9 @@ def require(condition: object, reason: str) -> None:
 class User:
     """An ordinary user with a home directory of his own, who runs penroot."""
 
-    def __init__(self, home: pathlib.Path) -> None:
+    def __init__(self, home: pathlib.Path, uid: int = UID) -> None:
         self.home = home
+        self.uid = uid
         self.data = home / "data"
         self.environ = {
             "HOME": str(home),
@@ -49,7 +50,8 @@ class User:
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as this user; its exit status must be ``status``."""
-        as_user = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--") if os.geteuid() == 0 else ()
+        ids = (f"--reuid={self.uid}", f"--regid={self.uid}")
+        as_user = ("setpriv", *ids, "--clear-groups", "--") if os.geteuid() == 0 else ()
         done = subprocess.run(
             [*prefix, *as_user, *command],
             env={**self.environ, **(env or {})},
@@ -73,7 +75,7 @@ class User:
     def own(self, path: pathlib.Path) -> None:
         """Give a tree that the test made to this user."""
         if os.geteuid() == 0:
-            subprocess.run(["chown", "-hR", f"{UID}:{UID}", str(path)], check=True)
+            subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(path)], check=True)
 
 
 @pytest.fixture

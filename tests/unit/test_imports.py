@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 LAYERS = (
     {"enroot_py", "errors", "log"},
     {"linux", "run", "settings", "reference", "imagefiles", "rc", "tar", "workers", "filesystems",
-     "progress", "ldcache", "yamlcache", "yamlconf", "configs", "trees"},
+     "progress", "ldcache", "yamlcache", "yamlconf", "configs", "trees", "trusted"},
     {"paths", "mounts", "namespaces", "environ", "hooks", "credentials", "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
      "fuseoverlay", "login", "squashfuse", "pmix", "ranks"},

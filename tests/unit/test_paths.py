@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pathlib
+from collections.abc import Iterator
+
+import pytest
 
 from enroot_py import paths
 
@@ -30,3 +33,23 @@ def test_links_with_dots_are_followed_while_others_rename(tmp_path: pathlib.Path
         os.close(root)
         other.kill()
         other.join()
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_PATH)
+    yield fd
+    os.close(fd)
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: pathlib.Path, root: int) -> None:
+    os.mkfifo(tmp_path / "passwd")
+    with pytest.raises(OSError, match="not a regular file"):
+        paths.read(root, "passwd")
+
+
+def test_a_large_file_is_not_read_into_memory(tmp_path: pathlib.Path, root: int) -> None:
+    (tmp_path / "passwd").touch()
+    os.truncate(tmp_path / "passwd", 5 << 30)
+    with pytest.raises(OSError, match="larger than 16 MiB"):
+        paths.read(root, "passwd")

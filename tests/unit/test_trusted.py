@@ -1,0 +1,71 @@
+"""What is believed of a place that others could have made."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+from enroot_py import trusted
+
+OTHER = 27002  # in nobody's passwd
+
+
+def as_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+
+
+def test_a_directory_of_ours_is_opened(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o755)
+    os.close(trusted.directory(str(tmp_path)))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
+def test_a_directory_that_others_write_to_is_not(tmp_path: pathlib.Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        trusted.directory(str(tmp_path))
+
+
+def test_a_directory_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
+    as_root()
+    os.chown(tmp_path, OTHER, OTHER)
+    with pytest.raises(PermissionError, match=f"belongs to uid {OTHER}"):
+        trusted.directory(str(tmp_path))
+
+
+def test_a_link_of_ours_is_followed_and_one_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
+    as_root()
+    (tmp_path / "place").mkdir(0o700)
+    link = tmp_path / "link"
+    link.symlink_to("place")
+    os.close(trusted.directory(str(link)))
+    os.chown(link, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=f"belongs to uid {OTHER}"):
+        trusted.directory(str(link))
+
+
+def test_what_is_no_directory_is_not_opened(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(NotADirectoryError):
+        trusted.directory(str(tmp_path / "fifo"))
+
+
+def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -> None:
+    directory = os.open(tmp_path, os.O_PATH)
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "file").chmod(0o644)
+    with open(trusted.file("file", parent=directory)) as f:
+        assert f.read() == "text"
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        trusted.file("fifo", parent=directory)
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError, match="symbolic links"):
+        trusted.file("link", parent=directory)
+    (tmp_path / "file").chmod(0o666)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        trusted.file("file", parent=directory)
+    os.close(directory)
