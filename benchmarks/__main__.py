@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from benchmarks.against import bench_against
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
 from benchmarks.reading import bench_reading
@@ -28,7 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, help="runs of each command")
+    parser.add_argument("--against", metavar="PREFIX", help="compare with the penroot there, and nothing else")
     given = parser.parse_args()
+    if given.against:
+        return 0 if bench_against(given.rounds or 200, given.against) else 1
     good = True
     for name in given.names:
         run, rounds = BENCHMARKS[name]
