@@ -40,6 +40,14 @@ static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm 
 /* An option of sbatch, before its name. Slurm's own variables for it are lost with --export=NONE before 23.11. */
 #define FORWARDED "SLURM_PYXIS_OPTION_"
 
+/* The variables of srun and sbatch, before their names: every --export lets SLURM_* through. */
+#define KEPT "SLURM_"
+
+/* Slurm makes variables of options for the spank epilog, the script and more, under names of up to 100 bytes. One that
+ * is longer than the kernel's MAX_ARG_STRLEN lets none of these be executed (E2BIG), which drains the node; the second
+ * limit leaves room for some copies of all of them in the 2 MiB that arguments and environment have: execve(2). */
+enum { VALUE_LIMIT = 128 * 1024 - 256, VALUES_LIMIT = 256 * 1024 };
+
 extern char **environ;
 
 struct given_option {
@@ -388,6 +396,56 @@ static int check(int ac, char **av, const char *context)
 	return rc;
 }
 
+/* Add the size of a value to that of all. */
+static int measure(const char *origin, const char *value, size_t *all)
+{
+	size_t size = value ? strlen(value) : 0;
+
+	*all += size;
+	if (size > VALUE_LIMIT)
+		return fail("%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
+			    "the directory above many", origin, size, VALUE_LIMIT);
+	return 0;
+}
+
+/* What would run, and then drain its nodes. */
+static int check_sizes(void)
+{
+	size_t all = 0;
+
+	for (size_t i = 0; i < step.option_count; i++) {
+		char origin[64];
+		(void)snprintf(origin, sizeof(origin), "--%s", option_table[step.options[i].option].name);
+		if (measure(origin, step.options[i].value, &all) < 0)
+			return -1;
+	}
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		if (option_variables[i] && measure(option_variables[i], getenv(option_variables[i]), &all) < 0)
+			return -1;
+	}
+	if (all > VALUES_LIMIT)
+		return fail("the container options and PYXIS_CONTAINER_* variables have %zu bytes together, and at most %d fit into "
+			    "the environment of a job: give less of them", all, VALUES_LIMIT);
+	return 0;
+}
+
+/* srun, sbatch: the variables that say which container go along where --export leaves them out, too. */
+static int forward_variables(void)
+{
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		char name[64];
+		const char *variable = option_variables[i];
+		if (!variable)
+			continue;
+		(void)snprintf(name, sizeof(name), KEPT "%s", variable);
+		const char *value = getenv(variable);
+		/* What is there already is of a job around this one. */
+		if (value ? setenv(name, value, 1) < 0 : unsetenv(name) < 0)
+			return fail("cannot set %s: %s", name, strerror(errno));
+	}
+	return 0;
+}
+
 /* sbatch: its options go to the batch script as variables that every --export lets through. */
 static int forward_options(void)
 {
@@ -401,6 +459,31 @@ static int forward_options(void)
 }
 
 /* slurmd and slurmstepd, as root */
+
+/* The variables as they were where srun or sbatch was called; one that --export has set is left as it is. */
+static int take_variables(spank_t sp)
+{
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		char **variables = NULL;
+		char name[64];
+
+		if (!option_variables[i])
+			continue;
+		if (spank_get_item(sp, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
+			return fail("cannot get the environment of the job");
+		int length = snprintf(name, sizeof(name), KEPT "%s=", option_variables[i]);
+		while (variables && *variables && strncmp(*variables, name, (size_t)length) != 0)
+			variables++;
+		if (!variables || !*variables)
+			continue;
+		spank_err_t rc = spank_setenv(sp, option_variables[i], *variables + length, 0);
+		if (rc != ESPANK_SUCCESS && rc != ESPANK_ENV_EXISTS)
+			return fail("cannot set %s: %s", option_variables[i], spank_strerror(rc));
+		name[length - 1] = '\0';
+		(void)spank_unsetenv(sp, name);
+	}
+	return 0;
+}
 
 /* What sbatch has forwarded, taken where Slurm has lost the options. Nobody else is to see it: a job that the
  * script submits has options of its own. */
@@ -528,6 +611,8 @@ static int init_step(spank_t sp, int ac, char **av)
 
 	if (spank_get_item(sp, S_JOB_STEPID, &step_id) == ESPANK_SUCCESS && step_id == SLURM_BATCH_SCRIPT &&
 	    take_forwarded(sp) < 0)
+		return -1;
+	if (take_variables(sp) < 0)
 		return -1;
 	step.active = container_asked_for(sp);
 	if (!step.active)
@@ -876,12 +961,19 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
 	switch (spank_context()) {
 	case S_CTX_LOCAL:
+		if (check_sizes() < 0 || forward_variables() < 0)
+			return -1;
 		return anything_said() ? check(ac, av, "srun") : 0;
 	case S_CTX_ALLOCATOR:
+		if (check_sizes() < 0)
+			return -1;
+		/* The command of salloc has its environment, and each srun in that forwards what it has. */
+		if (strcmp(program_invocation_short_name, "salloc") == 0)
+			return anything_said() ? check(ac, av, "salloc") : 0;
+		if (forward_variables() < 0)
+			return -1;
 		if (!anything_said())
 			return 0;
-		if (strcmp(program_invocation_short_name, "salloc") == 0)
-			return check(ac, av, "salloc");
 		return check(ac, av, "sbatch") < 0 ? -1 : forward_options();
 	case S_CTX_REMOTE:
 		return init_step(sp, ac, av);

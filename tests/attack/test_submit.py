@@ -1,0 +1,115 @@
+"""What somebody says at submit, and what becomes of it on the nodes."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import MINIMAL, ON_N1, assert_nothing_left, sbatch, srun
+from tests.waiting import until
+
+VARIABLE = {"PYXIS_CONTAINER_IMAGE": MINIMAL}
+INSIDE = "test -e /etc/lab-release && echo container || echo host"
+EXPORTS = ("--export=NONE", "--export=FOO=1", "--export=NIL", "--export=ALL")
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_srun_forwards_the_variables_whatever_is_exported(lab: Lab, export: str) -> None:
+    """Line 16: PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
+    assert srun(lab, export, "/bin/sh", "-c", INSIDE, env=VARIABLE) == "container\n"
+
+
+def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
+    """Line 16: not the image alone."""
+    variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin", "PYXIS_CONTAINER_MOUNTS": "/usr:/mnt/of it"}
+    show = ("/bin/sh", "-c", "pwd; test -d '/mnt/of it/bin' && echo mounted; env | grep ^SLURM_PYXIS")
+    inside = lab.run(["srun", *ON_N1, "--export=NONE", *show], env=variables, check=False).stdout
+    assert inside == "/usr/bin\nmounted\n"  # and none that a step inside would take for its own
+    assert srun(lab, "--export=NONE", "--container-workdir=/usr", "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
+
+
+def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
+    """Line 16: precedence is unchanged: a value that --export gives counts before that of the submitter."""
+    export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
+    variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin"}
+    assert srun(lab, export, "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
+
+
+def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
+    """Line 16: what a job around this one was given is none of a step that says nothing."""
+    script = f"unset PYXIS_CONTAINER_IMAGE; srun --export=NONE /bin/sh -c '{INSIDE}'"
+    command = ["salloc", "--quiet", "-w", "n1", "sh", "-c", script]
+    kept = {"SLURM_PYXIS_CONTAINER_IMAGE": MINIMAL}  # as left by whatever
+    assert lab.run(command, env={**VARIABLE, **kept}).stdout == "host\n"
+
+
+@pytest.mark.parametrize("export", EXPORTS[:2])
+def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
+    """Line 16: the script, and each srun in it."""
+    script = f"#!/bin/sh\n{INSIDE}\n"
+    lab.run(f"cat > forwarded.sh <<'END'\n{script}END")
+    sbatch(lab, "-w", "n1", export, "-o", "forwarded.out", "forwarded.sh", env=VARIABLE)
+    assert lab.run("cat forwarded.out; rm forwarded.*").stdout.endswith("container\n")
+
+
+def test_salloc_forwards_the_variables(lab: Lab) -> None:
+    """Line 16: srun in an allocation that was made with them."""
+    command = ["salloc", "--quiet", "-w", "n1", "srun", "--export=NONE", "/bin/sh", "-c", INSIDE]
+    assert lab.run(command, env=VARIABLE).stdout == "container\n"
+
+
+LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 bytes: MAX_ARG_STRLEN is 131,072
+
+
+@pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
+def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str) -> None:
+    """Line 17: one long --container-mounts ran, and drained the node, as Slurm's spank/epilog could not be executed."""
+    # A command line could not have it; a script's own lines, and srun's --container-mounts by way of salloc's, can.
+    script = f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-mounts={LONG}\ntrue\n"
+    pathlib.Path(lab.root, "home/alice/long.sh").write_text(script)
+    if command == "sbatch":
+        done = lab.run(["sbatch", "-w", "n1", "long.sh"], check=False)
+    else:
+        # Each value fits into one string of an environment or command line, which Slurm makes longer.
+        almost = LONG[:131_030]
+        mounts = f"--container-mounts={almost.rpartition(',')[0]}"
+        where = ["-w", "n1", f"--container-image={MINIMAL}", mounts, "true"]
+        done = lab.run([command, *where], check=False)
+    pathlib.Path(lab.root, "home/alice/long.sh").unlink()
+    assert done.returncode != 0
+    assert "--container-mounts has 13" in done.stderr and "at most 130816 fit" in done.stderr, done.stderr[:2000]
+    until(lambda: not lab.run(["squeue", "-h"]).stdout, "no job is left")
+    assert_nothing_left(lab)
+
+
+def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
+    """Line 17: and one of the environment, whose name is longer on the nodes."""
+    value = LONG[:131_030].rpartition(",")[0]
+    done = lab.run(["srun", *ON_N1, "true"], env={**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value}, check=False)
+    assert done.returncode != 0
+    assert f"PYXIS_CONTAINER_MOUNTS has {len(value)} bytes" in done.stderr, done.stderr[:2000]
+
+
+def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
+    """Line 17: some long options of which each is allowed."""
+    value = LONG[:100_000].rpartition(",")[0]
+    env = {**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value, "PYXIS_CONTAINER_ENV": "A=" + "x" * 100_000}
+    done = lab.run(["srun", *ON_N1, "--container-save=./x" + "y" * 100_000, "true"], env=env, check=False)
+    assert done.returncode != 0
+    assert "variables have 3" in done.stderr, done.stderr[:2000]
+
+
+def test_the_longest_that_is_allowed_runs_and_ends(lab: Lab) -> None:
+    """Line 17: the limit is low enough: the epilog is executed."""
+    text = "A=" + "x" * (130_816 - 2)
+    script = (
+        f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-env={text}\necho ${{#A}}\n"
+    )
+    path = pathlib.Path(lab.root, "home/alice/long.sh")
+    path.write_text(script)
+    sbatch(lab, "-w", "n1", "-o", "long.out", "long.sh")
+    path.unlink()
+    assert lab.run("cat long.out; rm long.out").stdout.endswith("130814\n")
+    until(lambda: "idle" in lab.run("sinfo -h -n n1 -o %T").stdout, "the epilog has ended")
