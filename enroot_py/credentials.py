@@ -1,7 +1,7 @@
-"""Who we are to a registry: enroot's ``.credentials`` (netrc), then docker's config.json.
+"""Who we are to a registry: enroot's ``.credentials`` (netrc), docker's config.json, podman's auth.json.
 
-Sources: enroot-import(1), "Description"; netrc(5); docker-login(1). A secret is never
-part of a message; where it came from is.
+Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5). A
+secret is never part of a message, nor of the arguments of a program; where it came from is.
 """
 
 import base64
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from enroot_py import configs, log, run
 from enroot_py.errors import ConfigError
 from enroot_py.reference import DOCKER_HUB
-from enroot_py.settings import Settings, base_directories, expand
+from enroot_py.settings import Settings, base_directories
 
 _HUB_KEY = "https://index.docker.io/v1/"
+_LARGEST = 4 << 20  # bytes of a file, and of a program's answer
 _PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
 
 
@@ -37,32 +38,49 @@ class Credential:
 
 
 def find(
-    registry: str, user: str, settings: Settings, *, realm: str = "", environ: Mapping[str, str] = os.environ
+    registry: str,
+    user: str,
+    settings: Settings,
+    *,
+    repository: str = "",
+    realm: str = "",
+    environ: Mapping[str, str] = os.environ,
 ) -> Credential | None:
     """The credential for ``registry`` (HOST or HOST:PORT), of ``user`` where one is given.
 
-    ``realm`` is the host that hands out its tokens, for enroot's files may name
-    that instead. Raises ConfigError for a file that cannot be read or understood.
+    ``repository`` is what it is for: a login may be for a part of a registry. ``realm`` is a host that
+    is known to hand out the registry's tokens, for enroot's files may name that instead. Raises
+    ConfigError for a file that cannot be read or understood.
     """
     hosts = _hosts(registry)
     if realm and realm not in hosts:
         hosts += _hosts(realm)
-    return _from_netrc(netrc_path(settings), hosts, user, environ) or _from_docker(
-        docker_path(environ), hosts, user, environ
-    )
+    found = _from_netrc(netrc_path(settings), hosts, user, environ)
+    for path in _docker_paths(environ):
+        found = found or _from_docker(path, hosts, repository, user, environ)
+    return found
 
 
 def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """Where find() looks, for messages."""
-    return f"{netrc_path(settings)}, {docker_path(environ)}"
+    return ", ".join((netrc_path(settings), *_docker_paths(environ)))
 
 
 def netrc_path(settings: Settings) -> str:
     return settings.config_path + "/.credentials"
 
 
-def docker_path(environ: Mapping[str, str]) -> str:
-    return (environ.get("DOCKER_CONFIG") or base_directories(environ)["HOME"] + "/.docker") + "/config.json"
+def _docker_paths(environ: Mapping[str, str]) -> list[str]:
+    """Files in docker's format: of whom the user names one, of docker, and of podman."""
+    base = base_directories(environ)
+    podmans = [base["XDG_CONFIG_HOME"]]
+    if environ.get("XDG_RUNTIME_DIR"):
+        podmans.insert(0, environ["XDG_RUNTIME_DIR"])
+    return [
+        *filter(None, [environ.get("REGISTRY_AUTH_FILE")]),
+        (environ.get("DOCKER_CONFIG") or base["HOME"] + "/.docker") + "/config.json",
+        *(f"{directory}/containers/auth.json" for directory in podmans),
+    ]
 
 
 def _hosts(registry: str) -> list[str]:
@@ -77,81 +95,75 @@ def _hosts(registry: str) -> list[str]:
 
 
 def _from_netrc(path: str, hosts: Sequence[str], user: str, environ: Mapping[str, str]) -> Credential | None:
-    text = _read(path)
-    if text is None:
-        return None
+    text, safe = _read(path)
     entries = list(_netrc(text, path))
     for host in hosts:
         for machine, login, password in entries:
             if machine.lower() == host and (not user or login == user):
-                return Credential(login, _secret(password, path, machine, environ), path)
+                return Credential(login, _secret(password, path, machine, environ, safe), path)
     return None
 
 
 def _netrc(text: str, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (machine, login, password). A password goes on to the end of its line where it begins with ``$``."""
-    for number, line in enumerate(_joined(text), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
+    """Yield (machine, login, password). A password that is a command goes on to the end of its line."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        rest = line.strip()
+        if rest.startswith("#"):
             continue
-        found = dict.fromkeys(("machine", "login", "password"), "")
-        at = 0
-        while at < len(words):
-            key = words[at]
-            if key not in (*found, "account") or at + 1 >= len(words):
+        while rest:
+            key, *more = rest.split(None, 1)
+            value, *after = more[0].split(None, 1) if more else ("",)
+            if key not in ("machine", "login", "password", "account") or not value or not found and key != "machine":
                 raise ConfigError(
-                    f"{path}, entry {number}: not of the form 'machine HOST login USER password SECRET'",
+                    f"{path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
                     hint="one entry a line, see enroot-import(1)",
                 )
-            value = words[at + 1]
-            if key == "password" and value.startswith("$"):
-                value = " ".join(words[at + 1 :])
-                at = len(words)
-            if key in found:
-                found[key] = value
-            at += 2
+            rest = after[0] if after else ""
+            if key == "password" and value.startswith("$("):
+                value, rest = more[0].rstrip(), ""
+            if key == "machine":
+                if found:
+                    yield found["machine"], found["login"], found["password"]
+                found = dict.fromkeys(("machine", "login", "password"), "")
+            found[key] = value
+    if found:
         yield found["machine"], found["login"], found["password"]
 
 
-def _joined(text: str) -> list[str]:
-    """Entries, one each: netrc(5) lets an entry go over several lines, ``machine`` begins the next."""
-    entries: list[str] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        if stripped.split()[0] == "machine" or not entries:
-            entries.append(stripped)
-        else:
-            entries[-1] += " " + stripped
-    return entries
+def _secret(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
+    """A password; or what it says, as a whole, to be taken from: ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
 
-
-def _secret(password: str, path: str, machine: str, environ: Mapping[str, str]) -> str:
-    if not password.startswith("$"):
-        return password
+    A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
+    """
+    if password.lstrip("\\").startswith("$") and password.startswith("\\"):
+        return password[1:]
     if password.startswith("$("):
-        return _command(password, path, machine, environ)
-    try:
-        secret = expand(password, environ)
-    except ValueError:
-        raise ConfigError(f"{path}: the password of {machine} does not parse") from None
+        return _command(password, path, machine, environ, safe)
+    name = password[2:-1] if password.startswith("${") and password.endswith("}") else password[1:]
+    if not password.startswith("$") or not (name.isascii() and name.isidentifier()):
+        return password
+    secret = environ.get(name, "")
     if not secret:
-        raise ConfigError(f"{path}: the password of {machine} is that of a variable which is not set")
+        raise ConfigError(
+            f"{path}: the password of {machine} is that of a variable which is not set",
+            hint="a password that begins with $ is written with a backslash before it",
+        )
     return secret
 
 
-def _command(password: str, path: str, machine: str, environ: Mapping[str, str]) -> str:
+def _command(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
     """What ``$(COMMAND)`` writes, by a shell. Only a file that nobody else can write has commands run."""
-    found = os.stat(path)
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+    if not safe:
         raise ConfigError(
             f"{path}: the password of {machine} is a command, but others can write to the file",
             hint=f"chmod 600 {path}, and own it",
         )
     if not password.endswith(")"):
         raise ConfigError(f"{path}: the password of {machine} does not parse", hint="write: password $(COMMAND)")
-    answer, failure = _ask(["/bin/sh", "-c", password[2:-1]], environ)
+    # Not an argument, which everybody on the machine sees: it may have a secret in it.
+    script = f"{{ {password[2:-1]}\n}} </dev/null\n"
+    answer, failure = _ask(["/bin/sh"], environ, script)
     if failure:
         raise ConfigError(f"{path}: the command for the password of {machine}: {failure}")
     secret = answer.strip()
@@ -178,22 +190,22 @@ def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "")
         except ConfigError as e:
             failure = e
         taken.seek(0)
-        return taken.read().decode("utf-8", "replace"), failure
+        return taken.read(_LARGEST).decode("utf-8", "replace"), failure
 
 
-def _from_docker(path: str, hosts: Sequence[str], user: str, environ: Mapping[str, str]) -> Credential | None:
-    text = _read(path)
-    if text is None:
+def _from_docker(
+    path: str, hosts: Sequence[str], repository: str, user: str, environ: Mapping[str, str]
+) -> Credential | None:
+    text, _ = _read(path)
+    if not text:
         return None
     try:
         config = json.loads(text)
         auths = config.get("auths") or {}
-        # podman's HOST/PATH is for a part of HOST only: the shortest key of a host counts
-        auths = {_docker_host(key): auths[key] for key in sorted(auths, key=len, reverse=True)}
         helpers = config.get("credHelpers") or {}
         for host in hosts:
-            if host in auths and auths[host]:
-                found = _docker_auth(auths[host], path)
+            for key in _keys(auths, host, repository):
+                found = _docker_auth(auths[key], path) if auths[key] else None
                 if found and (not user or found.user in (user, "")):
                     return found
             helper = helpers.get(host) or config.get("credsStore")
@@ -204,6 +216,22 @@ def _from_docker(path: str, hosts: Sequence[str], user: str, environ: Mapping[st
     except (ValueError, AttributeError, TypeError, RecursionError) as e:
         raise ConfigError(f"{path}: {e}", hint="it is written by: docker login") from e
     return None
+
+
+def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
+    """The keys of auths for a repository of a host, the most exact first: containers-auth.json(5).
+
+    ``https://index.docker.io/v1/`` and ``HOST`` mean all of a host, ``HOST/PATH`` what is beneath PATH.
+    """
+    found = []
+    for key in auths:
+        _, separator, rest = key.rpartition("://")
+        name, _, part = rest.rstrip("/").partition("/")
+        if separator or part in ("v1", "v2"):
+            part = ""
+        if name.lower() == host and (not part or f"{repository}/".startswith(f"{part}/")):
+            found.append((len(part), key))
+    return [key for _, key in sorted(found, reverse=True)]
 
 
 def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
@@ -230,11 +258,6 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
     return Credential("" if user == "<token>" else user, secret, program, identity_token=user == "<token>")
 
 
-def _docker_host(key: str) -> str:
-    """``https://index.docker.io/v1/`` and ``HOST`` are both keys of auths."""
-    return key.partition("://")[2].partition("/")[0].lower() if "://" in key else key.partition("/")[0].lower()
-
-
 def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:
     if entry.get("identitytoken"):
         return Credential(entry.get("username", ""), entry["identitytoken"], path, identity_token=True)
@@ -249,12 +272,19 @@ def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:
     return None
 
 
-def _read(path: str) -> str | None:
+def _read(path: str) -> tuple[str, bool]:
+    """What a file says, "" where there is none, and whether nobody else could have written it."""
     try:
-        with open(path, encoding="utf-8") as f:
-            if stat.S_IMODE(os.fstat(f.fileno()).st_mode) & 0o077:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
+            found = os.fstat(f.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is not a regular file")
+            if found.st_size > _LARGEST:
+                raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB")
+            if stat.S_IMODE(found.st_mode) & 0o077:
                 log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
-            return f.read()
+            safe = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+            return f.read(_LARGEST), safe
     except (OSError, UnicodeDecodeError) as e:
         configs.refuse_unless_absent(path, e)
-        return None
+        return "", False

@@ -149,6 +149,11 @@ def parse(text: str, cwd: str = "") -> "Reference | LocalImage":
         if algorithm != "sha256" or len(value) != 64 or not _HEX.issuperset(value):
             raise ImageReferenceError(f"{text}: bad digest {digest!r}", hint="write sha256: and 64 hex digits")
     user, at_sign, rest = rest.rpartition("@")
+    if ":" in user:
+        raise ImageReferenceError(
+            "a password in a reference would be seen by everybody on the machine",
+            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
+        )
     if at_sign and not user or any(c in user for c in " /#\t\n"):
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
 

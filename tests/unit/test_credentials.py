@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,13 +28,18 @@ class Home:
         (self.path / ".docker").mkdir(exist_ok=True)
         (self.path / ".docker/config.json").write_text(config if isinstance(config, str) else json.dumps(config))
 
-    def find(self, registry: str, user: str = "", realm: str = "", **more: str) -> tuple[str, str] | None:
-        found = self.credential(registry, user, realm, more)
+    def find(
+        self, registry: str, user: str = "", realm: str = "", repository: str = "x", **more: str
+    ) -> tuple[str, str] | None:
+        found = self.credential(registry, user, realm, more, repository)
         return (found.user, found.secret) if found else None
 
-    def credential(self, registry: str, user: str, realm: str, more: Mapping[str, str]) -> Credential | None:
+    def credential(
+        self, registry: str, user: str, realm: str, more: Mapping[str, str], repository: str = "x"
+    ) -> Credential | None:
         loaded = settings.load(self.environ)
-        return credentials.find(registry, user, loaded, realm=realm, environ={**self.environ, **more})
+        environ = {**self.environ, **more}
+        return credentials.find(registry, user, loaded, repository=repository, realm=realm, environ=environ)
 
 
 @pytest.fixture
@@ -76,6 +82,42 @@ def test_password_from_a_variable(home: Home) -> None:
     assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
     assert home.find("b.io", TOKEN="two") == ("me", "two")
     with pytest.raises(ConfigError, match="not set"):
+        home.find("a.io")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("$2y$10$abcdef", "$2y$10$abcdef"),
+        ("pa$TOKEN", "pa$TOKEN"),
+        ("$TOKEN$TOKEN", "$TOKEN$TOKEN"),
+        ("$TOKEN-x", "$TOKEN-x"),
+        ("${TOKEN", "${TOKEN"),
+        ("${TOKEN:-x}", "${TOKEN:-x}"),
+        ("$", "$"),
+        ("$$", "$$"),
+        (r"\$TOKEN", "$TOKEN"),
+        (r"\$(TOKEN)", "$(TOKEN)"),
+        (r"\\$TOKEN", r"\$TOKEN"),
+        (r"\x$", r"\x$"),
+    ],
+)
+def test_dollar_in_a_password_is_one_unless_all_of_it_names_something(home: Home, written: str, meant: str) -> None:
+    home.netrc(f"machine a.io password {written} login me\n")
+    assert home.find("a.io", TOKEN="wrong") == ("me", meant)
+
+
+def test_command_for_a_password_keeps_its_spaces_and_is_seen_by_nobody(home: Home) -> None:
+    home.netrc("machine a.io login me password $(printf '%s' 'a  b'; tr '\\0' ' ' </proc/$$/cmdline)\nmachine b.io\n")
+    assert home.find("a.io", PATH="/bin:/usr/bin") == ("me", "a  b/bin/sh")
+
+
+def test_what_is_no_file_is_not_waited_for(home: Home) -> None:
+    home.netrc("")
+    path = home.path / ".config/enroot/.credentials"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="not a regular file"):
         home.find("a.io")
 
 
@@ -135,8 +177,26 @@ def test_docker_config_with_nulls_and_paths(home: Home) -> None:
     home.docker({"auths": {"a.io": {"username": "u", "password": "all"},
                            "a.io/team": {"username": "u", "password": "t"},
                            "b.io/team": {"username": "u", "password": "team"}}})  # fmt: skip
-    assert home.find("a.io") == ("u", "all")
-    assert home.find("b.io") == ("u", "team")
+    assert home.find("a.io", repository="x") == ("u", "all")
+    assert home.find("a.io", repository="team/x") == ("u", "t")
+    assert home.find("a.io", repository="teams/x") == ("u", "all")
+    assert home.find("b.io", repository="team/x") == ("u", "team")
+    assert home.find("b.io", repository="x") is None  # it is no login for all of b.io
+
+
+def test_podmans_files_come_after_dockers_and_one_that_is_named_before(home: Home) -> None:
+    def say(path: Path, password: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"auths": {"a.io": {"username": "u", "password": password}}}))
+
+    say(home.path / ".config/containers/auth.json", "kept")
+    assert home.find("a.io") == ("u", "kept")
+    say(home.path / "containers/auth.json", "session")
+    assert home.find("a.io", XDG_RUNTIME_DIR=str(home.path)) == ("u", "session")
+    say(home.path / ".docker/config.json", "docker")
+    assert home.find("a.io", XDG_RUNTIME_DIR=str(home.path)) == ("u", "docker")
+    say(home.path / "named", "named")
+    assert home.find("a.io", REGISTRY_AUTH_FILE=str(home.path / "named")) == ("u", "named")
 
 
 @pytest.mark.parametrize(
