@@ -5,36 +5,39 @@ Specification"; RFC 9110 for Range, Retry-After and challenges.
 """
 
 import base64
+import contextlib
 import email.utils
 import json
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from http.client import IncompleteRead
-from urllib.parse import unquote, urlencode, urljoin, urlsplit
-from urllib.request import proxy_bypass
+from urllib.parse import unquote, urlencode
 
 import urllib3
 from urllib3 import exceptions
 
-from enroot_py import __version__, credentials, log, manifests, registries
+from enroot_py import __version__, addresses, connections, credentials, log, manifests, registries
+from enroot_py.addresses import Address
 from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryError
 from enroot_py.manifests import Descriptor, Manifest
-from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, Reference, is_local
+from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, Reference
 from enroot_py.settings import Settings
 from enroot_py.store import is_digest
 
 _ACCEPT = ", ".join(MANIFEST_TYPES)
 _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
 _MAX_CONFIG = 8 << 20
+_MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
+_MAX_TAG = 128
 _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says so
 _MAX_REDIRECTS = 5
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
 _CHUNK = 1 << 18
 _AT_ONCE = 1.0  # seconds that a read takes at most once something has come
-_LEAST = 1000  # bytes a second: less is no transfer
 
 
 class Unreachable(RegistryError):
@@ -67,6 +70,7 @@ class Registry:
         self.base = ""  # https://HOST or http://HOST, once it has answered
         self._authorization = ""
         self._credential: credentials.Credential | None = None
+        self._stranger = ""  # who hands out tokens and is not known to: it got no login
 
     # -- what a registry has
 
@@ -133,12 +137,12 @@ class Registry:
         while True:
             response = self._get(path, headers, patience=patience)
             try:
-                data = self._body(response).document(limit + 1)
+                data = _Body(response).document(limit + 1)
             except _Transient as e:
                 patience.lost(e, f"{what} from {self._reference.registry}")
                 continue
             finally:
-                response.release_conn()
+                response.close()
             if len(data) > limit:
                 raise ImageError(f"{self._reference}: {what} is larger than {limit} bytes")
             return data
@@ -179,63 +183,66 @@ class Registry:
         """One request to the registry, over TLS or, where that is allowed and needed, without."""
         own = {"Authorization": self._authorization} if self._authorization else {}
         if self.base:
-            return self._follow(method, self.base + path, {**headers, **own})
-        registry = self._reference.registry
+            return self._follow(method, addresses.read(self.base + path), {**headers, **own})
+        secure = addresses.read(f"https://{self._reference.registry}{path}")
         try:
-            response = self._follow(method, f"https://{registry}{path}", {**headers, **own})
-            self.base = f"https://{registry}"
+            response = self._follow(method, secure, {**headers, **own})
+            self.base = secure.origin
             return response
         except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
-            secure = e
-        if not _is_untrusted(secure) and self._allows_http:
+            failure = e
+        if not _is_untrusted(failure) and self._allows_http:
+            plain = addresses.read(f"http://{self._reference.registry}{path}")
             try:
-                response = self._follow(method, f"http://{registry}{path}", {**headers, **own})
-                self.base = f"http://{registry}"
+                response = self._follow(method, plain, {**headers, **own})
+                self.base = plain.origin
                 return response
             except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
                 raise self._unreachable(e) from e
-        raise self._unreachable(secure) from secure
+        raise self._unreachable(failure) from failure
 
     @property
     def _allows_http(self) -> bool:
-        return self._settings.allow_http or self._site.http or is_local(self._reference.registry)
+        return registries.may_be_plain(self._reference.registry, self._settings)
 
-    def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
-        """A request and its redirects. Authorization stays with the host that it is for."""
-        headers = {"User-Agent": f"penroot/{__version__}", "Accept-Encoding": "identity", **headers}
-        first = urlsplit(url)
+    def _is_own(self, address: Address) -> bool:
+        """Whether an address is on the registry's own host."""
+        return address.host == addresses.read(f"https://{self._reference.registry}/").host
+
+    def _follow(self, method: str, address: Address, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+        """A request and its redirects. Authorization stays with the origin that it is for."""
+        first = address
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._raw(method, url, headers)
-            if response.status == 401 and not url.startswith(f"{first.scheme}://{first.netloc}/"):
+            response = self._raw(method, address, headers)
+            if response.status == 401 and address.origin != first.origin:
                 _discard(response)  # the challenge is not the registry's: no secret of ours is for that host
-                other = urlsplit(url).netloc
-                raise RegistryError(f"{first.netloc} redirects to {other}, which wants a login of its own")
+                raise RegistryError(f"{first.netloc} redirects to {address.netloc}, which wants a login of its own")
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             location = response.headers.get("Location", "")
             _discard(response)
             try:
-                url = urljoin(url, location)
-                target = urlsplit(url)
+                address = addresses.read(location, address)
             except ValueError as e:
-                raise RegistryError(f"{first.netloc} redirects to the bad address {location!r}: {e}") from e
-            if target.scheme not in ("http", "https") or (target.scheme, first.scheme) == ("http", "https"):
-                raise RegistryError(
-                    f"{first.netloc} redirects to {target.scheme}://{target.netloc}, which is not secure"
-                )
-            if (target.scheme, target.netloc) != (first.scheme, first.netloc):
+                where = addresses.shown(location)
+                raise RegistryError(f"{first.netloc} redirects to the bad address {where}: {e}") from e
+            if (first.scheme, address.scheme) == ("https", "http"):
+                raise RegistryError(f"{first.netloc} redirects to {address.origin}, which is not secure")
+            if address.origin != first.origin:
                 headers = {key: value for key, value in headers.items() if key != "Authorization"}
         raise RegistryError(f"{first.netloc} redirects more than {_MAX_REDIRECTS} times")
 
     def _raw(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+        self, method: str, address: Address, headers: Mapping[str, str], body: bytes | None = None
     ) -> "urllib3.response.BaseHTTPResponse":
         settings = self._settings
         timeout = urllib3.Timeout(connect=settings.connect_timeout or None, read=settings.stall_timeout or None)
+        headers = {"User-Agent": f"penroot/{__version__}", "Accept-Encoding": "identity", **headers}
+        proxy = self._proxy(address)
         try:
-            return self._pool(url).request(
+            return self._pool(address, proxy).request(
                 method,
-                url,
+                str(address),
                 body=body,
                 headers=headers,
                 timeout=timeout,
@@ -245,38 +252,60 @@ class Registry:
                 decode_content=False,
             )
         except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
-            if self.base:  # it has answered before: this may pass
-                raise self._passing(url, e) from e
+            if self.base or not self._is_own(address):  # it has answered before: this may pass
+                raise self._passing(address, e) from e
             raise
         except exceptions.ProxyError as e:
             raise Unreachable(
-                f"cannot reach {urlsplit(url).netloc} through the proxy: {_reason(e)}",
+                f"cannot reach {address.netloc} through the proxy {_proxy_name(proxy)}: {_reason(e)}",
                 hint="see http_proxy, https_proxy and no_proxy",
             ) from e
         except exceptions.LocationValueError as e:
-            raise RegistryError(f"bad address {url}: {e}") from e
+            raise RegistryError(f"bad address {addresses.shown(str(address))}: {e}") from e
         except exceptions.HTTPError as e:  # a timeout, a connection that ended, an answer that is no HTTP
-            raise self._passing(url, e) from e
+            raise self._passing(address, e) from e
 
-    def _passing(self, url: str, error: Exception) -> _Transient:
-        host = urlsplit(url).netloc  # of who hands out tokens, or has the blobs, perhaps
+    def _passing(self, address: Address, error: Exception) -> _Transient:
+        host = address.netloc  # of who hands out tokens, or has the blobs, perhaps
         return _Transient(_reason(error) if host == self._reference.registry else f"{host}: {_reason(error)}")
 
-    def _pool(self, url: str) -> urllib3.PoolManager:
+    def _proxy(self, address: Address) -> str:
+        """The proxy for an address, or ""."""
+        proxies = _proxies(self._environ)
+        proxy = proxies.get(address.scheme) or proxies.get("all") or ""
+        return "" if addresses.bypasses(address.netloc, proxies.get("no", "")) else proxy
+
+    def _pool(self, address: Address, proxy: str) -> urllib3.PoolManager:
         if self._pid != os.getpid():  # a forked worker must not share its parent's connections
             self._pools, self._pid = {}, os.getpid()
-        parts = urlsplit(url)
-        proxies = _proxies(self._environ)
-        proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
-        if proxy and proxy_bypass(parts.netloc, proxies):
-            proxy = ""
-        if proxy not in self._pools:
+        kind = proxy if proxy or self._is_own(address) else "others"
+        if kind not in self._pools:
             context = self._context = self._context or self._trust()
-            if proxy:
-                self._pools[proxy] = _proxy_manager(proxy, context)
-            else:
-                self._pools[proxy] = urllib3.PoolManager(ssl_context=context)
-        return self._pools[proxy]
+            pools = _proxy_manager(proxy, context) if proxy else urllib3.PoolManager(ssl_context=context)
+            check = self._check_other if kind == "others" else None
+            pools.pool_classes_by_scheme = connections.classes(self._settings.stall_timeout, check)
+            self._pools[kind] = pools
+        return self._pools[kind]
+
+    def _check_other(self, connection: urllib3.connection.HTTPConnection, peer: str) -> None:
+        """Whether a registry may send us there: not to this machine, if it is not here itself.
+
+        What listens here, or at a link-local address, may trust whoever comes from here.
+        """
+        if addresses.is_of_this_machine(peer) and not self._is_here():
+            raise RegistryError(
+                f"{self._reference.registry} sends us to {connection.host}, which is {peer}: "
+                "an address of this machine or of its link"
+            )
+
+    def _is_here(self) -> bool:
+        """Whether the registry itself is on this machine or its link."""
+        own = addresses.read(f"https://{self._reference.registry}/")
+        try:
+            found = socket.getaddrinfo(own.host.strip("[]"), own.port, type=socket.SOCK_STREAM)
+        except OSError:  # it is behind a proxy
+            return False
+        return any(addresses.is_of_this_machine(str(where[0])) for *_, where in found)
 
     def _trust(self) -> ssl.SSLContext:
         """The system's authorities, and those that are named. OpenSSL reads SSL_CERT_* of the environment itself."""
@@ -292,9 +321,6 @@ class Registry:
                     raise ConfigError(f"cannot read the authorities in {cafile or capath}: {_reason(e)}") from e
         return context
 
-    def _body(self, response: "urllib3.response.BaseHTTPResponse") -> "_Body":
-        return _Body(response, self._settings.stall_timeout)
-
     # -- authorization
 
     def _authenticate(self, header: str) -> None:
@@ -306,48 +332,64 @@ class Registry:
             return
         if "basic" not in known:
             raise RegistryError(f"{registry} asks for an authorization that is not known here: {header[:80]!r}")
-        self._credential = credentials.find(registry, self._reference.user, self._settings)
+        self._credential = self._login()
         if self._credential is None:
             raise self._unauthorized()
         self._authorization = self._credential.basic()
 
-    def _token(self, challenge: Mapping[str, str]) -> str:
-        registry, realm = self._reference.registry, challenge["realm"]
-        try:
-            parts = urlsplit(realm)
-        except ValueError as e:
-            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm!r}: {e}") from e
-        if parts.scheme != "https" and not (parts.scheme == "http" and self.base.startswith("http:")):
-            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm}, which is not secure")
-        scope = challenge.get("scope") or f"repository:{self._reference.repository}:pull"
-        query = {"service": challenge.get("service", ""), "scope": scope}
-        found = self._credential = credentials.find(
-            registry, self._reference.user, self._settings, realm=parts.netloc.rpartition("@")[2]
+    def _login(self, realm: str = "") -> credentials.Credential | None:
+        reference = self._reference
+        return credentials.find(
+            reference.registry, reference.user, self._settings, repository=reference.repository, realm=realm
         )
-        separator = "&" if parts.query else "?"
-        log.debug(f"token for {scope} from {parts.netloc} as {found.user if found else 'anonymous'}")
+
+    def _token(self, challenge: Mapping[str, str]) -> str:
+        registry, repository = self._reference.registry, self._reference.repository
+        try:
+            realm = addresses.read(challenge["realm"])
+        except ValueError as e:
+            where = addresses.shown(challenge["realm"])
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {where}: {e}") from e
+        if realm.scheme == "http" and not (self.base.startswith("http:") and self._may_be_plain(realm)):
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm.origin}, which is not secure")
+        # A registry names whom it likes. Another one's login, or a token for it, is not for this one.
+        known = registries.is_token_server(registry, realm.netloc, self._settings)
+        found = None
+        if known or self._is_own(realm):
+            found = self._login(realm.netloc if known else "")
+        else:
+            self._stranger = realm.netloc
+        self._credential = found
+        # Nor is what the challenge says about the scope: a token is for the repository that was asked for.
+        query = {"service": challenge.get("service", ""), "scope": f"repository:{repository}:pull"}
+        log.debug(f"token for {query['scope']} from {realm.netloc} as {found.user if found else 'anonymous'}")
         if found and found.identity_token:
             form = {**query, "grant_type": "refresh_token", "client_id": "penroot", "refresh_token": found.secret}
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
             response = self._raw("POST", realm, kind, urlencode(form).encode())
         else:
             login = {"Authorization": found.basic()} if found else {}
-            response = self._follow("GET", realm + separator + urlencode(query), login)
+            asked = realm._replace(path=realm.path + ("&" if "?" in realm.path else "?") + urlencode(query))
+            response = self._follow("GET", asked, login)
         if response.status in (401, 403):
             _discard(response)
             raise self._unauthorized()
         if response.status != 200:
-            self._refuse(response, realm)
+            self._refuse(response, realm.origin)
         try:
-            answer = json.loads(self._body(response).document(_MAX_MANIFEST))
+            answer = json.loads(_Body(response).document(_MAX_TOKEN))
             token = answer.get("token") or answer.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None
         finally:
-            response.release_conn()
-        if not isinstance(token, str) or not token:
-            raise RegistryError(f"{parts.netloc} sent no token for {registry}")
+            response.close()
+        # It becomes part of a header: RFC 6750, 2.1.
+        if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or " " in token:
+            raise RegistryError(f"{realm.netloc} sent no token for {registry}, or none that can be one")
         return token
+
+    def _may_be_plain(self, realm: Address) -> bool:
+        return self._is_own(realm) or registries.may_be_plain(realm.netloc, self._settings)
 
     def _unauthorized(self) -> RefusedError:
         reference = self._reference
@@ -358,19 +400,30 @@ class Registry:
                 f"401 from {registry}: the login of {used.user!r} from {used.source} is refused for {repository}",
                 hint="check user, password and the rights in that repository",
             )
-        who = f"no password of {self._reference.user!r}" if self._reference.user else "no login"
+        if self._stranger:
+            return RefusedError(
+                f"401 from {registry}: {repository} does not exist or needs a login, and {self._stranger}, "
+                f"which hands out the tokens, gets no login for {registry}",
+                hint=self._introduction(),
+            )
+        who = f"no password of {reference.user!r}" if reference.user else "no login"
         return RefusedError(
             f"401 from {registry}: {repository} does not exist or needs a login, and there is {who} for {registry}",
             hint=_meant(reference) or f"looked in: {credentials.places(self._settings)}",
         )
+
+    def _introduction(self) -> str:
+        """How a token server on another host gets to be known."""
+        where = f"{self._settings.config_path}/registries.conf"
+        return f"if both are of one house, say so in {where}: {self._reference.registry} token={self._stranger}"
 
     # -- failures
 
     def _refuse(self, response: "urllib3.response.BaseHTTPResponse", path: str) -> None:
         """Raise what a status means."""
         registry, repository = self._reference.registry, self._reference.repository
-        text = self._body(response).document(1 << 16)
-        response.release_conn()
+        text = _Body(response).document(1 << 16)
+        response.close()
         status, said = response.status, _said(text)
         if status in (408, 425, 429) or status >= 500:
             raise _Transient(f"{status} {said}".strip(), _retry_after(response.headers.get("Retry-After", "")))
@@ -382,7 +435,10 @@ class Registry:
                 if self._credential
                 else "nobody in particular"
             )
-            raise RefusedError(f"403 from {registry}: {repository} is denied to {by} {said}".rstrip())
+            raise RefusedError(
+                f"403 from {registry}: {repository} is denied to {by} {said}".rstrip(),
+                hint=self._introduction() if self._stranger else "",
+            )
         raise RegistryError(f"{status} from {registry} for {path}: {said or 'no reason given'}")
 
     def _no_manifest(self) -> RefusedError:
@@ -390,10 +446,11 @@ class Registry:
         reference = self._reference
         try:
             response = self._authorized("GET", f"/v2/{reference.repository}/tags/list", {})
-            data = self._body(response).document(1 << 20)
-            response.release_conn()
+            data = _Body(response).document(1 << 20)
+            response.close()
             tags = json.loads(data).get("tags") if response.status == 200 else None
-        except (RegistryError, _Transient, ValueError, AttributeError, RecursionError):
+            shown = [str(tag)[:_MAX_TAG] for tag in tags or ()][:12]
+        except (RegistryError, _Transient, ValueError, TypeError, AttributeError, RecursionError):
             return RefusedError(
                 f"{reference.registry} has no {reference.repository}:{reference.tag or reference.digest}"
             )
@@ -404,7 +461,6 @@ class Registry:
             )
         if reference.digest:
             return RefusedError(f"{reference.registry}/{reference.repository} has no image {reference.digest}")
-        shown = [str(tag) for tag in tags][:12]
         return RefusedError(
             f"{reference.registry}/{reference.repository} has no tag {reference.tag}",
             hint=_meant(reference) or f"there is: {', '.join(shown)}{', …' if len(tags) > len(shown) else ''}",
@@ -474,7 +530,7 @@ class Blob:
                     break
                 if self._at < self._descriptor.size:
                     raise _Transient(f"the connection ended after {self._at} of {self._descriptor.size} bytes")
-                self._body.response.release_conn()
+                self._body.response.close()
                 self._body = None
                 return b""
             except _Transient as e:
@@ -495,7 +551,7 @@ class Blob:
     def _open(self) -> "_Body":
         headers = {"Range": f"bytes={self._at}-"} if self._at and self._ranges else {}
         response = self._registry._get(self._path, headers, patience=self._patience)
-        body = self._registry._body(response)
+        body = _Body(response)
         if self._at and response.status == 206:
             start = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if start != str(self._at):
@@ -612,10 +668,10 @@ def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
     """Connections through a proxy: [http://][USER:PASSWORD@]HOST[:PORT], where ``%40`` is an ``@``."""
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:
-        parts = urlsplit(url)
+        parts = urllib3.util.parse_url(url)
         headers = {}
-        if parts.username:
-            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        if parts.auth:
+            login = unquote(parts.auth)
             headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
         return urllib3.ProxyManager(url, ssl_context=context, proxy_headers=headers)
     except ValueError:  # without its words, which may have the password
@@ -623,6 +679,11 @@ def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:
             f"http_proxy, https_proxy or all_proxy is no proxy of HTTP: {url.partition('://')[0]}://…",
             hint="write http://[USER:PASSWORD@]HOST:PORT",
         ) from None
+
+
+def _proxy_name(proxy: str) -> str:
+    """A proxy for messages, without a password."""
+    return proxy.rpartition("://")[2].rpartition("@")[2].partition("/")[0]
 
 
 def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
@@ -642,13 +703,10 @@ def _retry_after(value: str) -> float | None:
 
 
 class _Body:
-    """The body of an answer, read as it comes; what trickles fails as what stalls does: with _Transient."""
+    """The body of an answer, read as it comes; failures are _Transient."""
 
-    def __init__(self, response: "urllib3.response.BaseHTTPResponse", stall: float) -> None:
+    def __init__(self, response: "urllib3.response.BaseHTTPResponse") -> None:
         self.response = response
-        self._stall = stall
-        self._waited = 0.0  # seconds, and the bytes that came in them
-        self._came = 0
         self._failure: _Transient | None = None
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
@@ -658,29 +716,16 @@ class _Body:
         parts: list[bytes] = []
         until = time.monotonic() + _AT_ONCE
         try:
-            while size > 0 and (data := self._some(size, decode)):
+            while size > 0 and (data := self.response.read1(size, decode_content=decode)):
                 parts.append(data)
                 size -= len(data)
                 if time.monotonic() > until:
                     break
         except (exceptions.HTTPError, OSError) as e:
             self._failure = _Transient(_reason(e))
-        except _Transient as e:
-            self._failure = e
-        if self._failure and not parts:
-            raise self._failure
+            if not parts:
+                raise self._failure from e
         return b"".join(parts)
-
-    def _some(self, size: int, decode: bool) -> bytes:
-        began = time.monotonic()
-        data = bytes(self.response.read1(size, decode_content=decode))
-        self._waited += time.monotonic() - began
-        self._came += len(data)
-        if data and self._waited > self._stall > 0:
-            if self._came < _LEAST * self._waited:
-                raise _Transient(f"only {self._came} bytes within ENROOT_STALL_TIMEOUT")
-            self._waited, self._came = 0.0, 0
-        return data
 
     def document(self, limit: int) -> bytes:
         """All of it, or its first ``limit`` bytes."""
@@ -693,10 +738,7 @@ class _Body:
 
 
 def _discard(response: "urllib3.response.BaseHTTPResponse") -> None:
-    """Read what is left of a small answer, so that its connection can serve again."""
-    try:
-        _Body(response, 1.0).document(1 << 16)
-    except _Transient:
-        response.close()
-        return
-    response.release_conn()
+    """Read what is left of a small answer, so that its connection can serve again; else that ends."""
+    with contextlib.suppress(_Transient):
+        _Body(response).document(1 << 16)
+    response.close()  # of what was read to its end, the connection is no longer part

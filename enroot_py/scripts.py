@@ -95,7 +95,7 @@ def _environ(context: hooks.Context, scratch: str, files: "dict[str, str]") -> "
     exported = dict(context.host)
     for variable, setting in SETTINGS.items():
         text = context.settings.text(setting)
-        if setting.kind == "bool":
+        if setting.kind.startswith("bool"):
             # A hook asks [ -n "${ENROOT_X-}" ], so that "no" must be nothing.
             exported.pop(variable, None)
             if setting.parse(text):

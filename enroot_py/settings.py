@@ -82,6 +82,24 @@ class Bool(Setting):
         return self.parse(instance.text(self))
 
 
+class Hosts(Setting):
+    """yes, no, or the hosts for which it is yes, which may be HOST:PORT; ``*`` is every host."""
+
+    kind = "bool|hosts"
+
+    def parse(self, text: str) -> "tuple[str, ...]":
+        words = text.lower().replace(",", " ").split()
+        if len(words) < 2 and (not words or words[0] in _YES or words[0] in _NO):
+            return ("*",) if words and words[0] in _YES else ()
+        for word in words:
+            if "/" in word or word in _YES or word in _NO:
+                raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
+        return tuple(words)
+
+    def __get__(self, instance: "Settings", owner: type) -> "tuple[str, ...]":
+        return self.parse(instance.text(self))
+
+
 class Int(Setting):
     kind = "int"
 
@@ -133,7 +151,10 @@ class Settings:
     transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
     transfer_retries = Int("3", "how often a failed transfer is tried again")
     stall_timeout = Int("30", "seconds without a byte, or with less than 1 kB a second, after which a try has failed")
-    allow_http = Bool("no", "talk plain HTTP to registries that do not speak TLS")
+    allow_http = Hosts(
+        "no",
+        "talk plain HTTP to registries that do not speak TLS: no, yes, or those alone that are named, HOST[:PORT],…",
+    )
     login_shell = Bool("no", "run the command through a login shell of the image")
     rootfs_writable = Bool("no", "make the root filesystem writable")
     remap_root = Bool("no", "be root inside the container")

@@ -30,7 +30,7 @@ def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
     if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
         return ""
     scheme, _, host = base.partition("://")
-    if scheme == "http" and not _may_be_plain(host, settings) or scheme not in ("http", "https"):
+    if scheme == "http" and not registries.may_be_plain(host, settings) or scheme not in ("http", "https"):
         return ""
 
     path = f"/v2/{reference.repository}/manifests/{reference.tag}"
@@ -99,14 +99,10 @@ def resolve(reference: "Reference", settings: "Settings") -> str:
     host = reference.registry
     if host != DOCKER_HUB and not registries.site(host, settings).mirrors:  # Docker's wants a token
         # Nothing secret is sent, and what speaks TLS says so: then the real client asks.
-        plain = is_local(host) or ":" in host and _may_be_plain(host, settings)
+        plain = is_local(host) or ":" in host and registries.may_be_plain(host, settings)
         digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
             return digest
     from enroot_py.sources import open_source
 
     return open_source(reference, settings).digest()
-
-
-def _may_be_plain(host: str, settings: "Settings") -> bool:
-    return is_local(host) or settings.allow_http or registries.site(host, settings).http
