@@ -15,12 +15,23 @@ def enter_user(uid: int, gid: int) -> None:
     """
     outside = os.geteuid(), os.getegid()
     try:
+        # Of a process that may not be looked at the files of /proc/self are root's, proc(5).
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {outside[0]} 1")
         _write("/proc/self/gid_map", f"{gid} {outside[1]} 1")
     except OSError as e:
         raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
+
+
+def hide() -> None:
+    """Let no other process look at this one, not even root of its user namespace, until it executes a program.
+
+    What it still has of the host, its descriptors and its memory, is thus out of reach for what runs
+    in a container: ptrace(2), "Ptrace access mode checking".
+    """
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
 def unshare(flags: int) -> None:

@@ -434,6 +434,7 @@ def enter(
     if not writable:
         rootfs.seal(scratch + "/root")
     os.close(root)
+    namespaces.hide()
     rootfs.switch(scratch + "/root")
     os.umask(umask)
     return Container(context.environ, origins, image, settings.login_shell)

@@ -8,12 +8,13 @@ killed, ``epilog`` after a job that left something.
 
 import _signal
 import _socket
+import errno
 import os
 import select
 import sys
 
 from enroot_py import log
-from enroot_py.errors import PenrootError, RefusedError
+from enroot_py.errors import ContainerError, PenrootError, RefusedError
 from pyxis_py.job import REFUSED, Job
 
 TYPE_CHECKING = False
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from pyxis_py.step import Step
 
 _SOCKET = 3
-_LIFELINE = 4
+_CONTROL = 4
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _LIMIT = 64 << 20  # bytes in one message
 _FDS = 8
+_PATIENCE = 30  # seconds for the helper of another step, which answers at once
+_CLIENTS = 64  # who may be connected and silent at once
 _MOMENT = 0.3  # seconds that the server of an image has to end
 
 
@@ -42,23 +45,28 @@ class Channel:
         """One message. Raises EOFError where the peer is gone."""
         return self._message(b"")
 
-    def receive_with_fds(self) -> "tuple[list[tuple[str, str]], list[int]]":
-        """One message and the descriptors that came with its first byte. Raises EOFError, OSError."""
-        room = _socket.CMSG_SPACE(_FDS * 4)
-        flags = _socket.MSG_CMSG_CLOEXEC
-        first, controls, _, _ = self.socket.recvmsg(1, room, flags)
+    def receive_with_fds(self, sender: int = 0) -> "tuple[list[tuple[str, str]], list[int]]":
+        """One message and the descriptors that came with its first byte; it is from the process ``sender``, if any.
+
+        That the kernel tells where the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
+        """
+        room = _socket.CMSG_SPACE(_FDS * 4) + _socket.CMSG_SPACE(12)
+        first, controls, _, _ = self.socket.recvmsg(1, room, _socket.MSG_CMSG_CLOEXEC)
+        data = {kind: content for level, kind, content in controls if level == _socket.SOL_SOCKET}
+        fds = _numbers(data.get(_socket.SCM_RIGHTS, b""))
         if not first:
             raise EOFError("the peer is gone")
-        data = b"".join(c for level, kind, c in controls if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS))
-        fds = [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
+        if sender and _numbers(data.get(_socket.SCM_CREDENTIALS, b""))[:1] != [sender]:
+            for fd in fds:
+                os.close(fd)
+            raise PermissionError(errno.EPERM, "another process has answered")
         return self._message(first), fds
 
     def _message(self, begun: bytes) -> "list[tuple[str, str]]":
         size = int.from_bytes(begun + self._exactly(4 - len(begun)), "little")
         if size > _LIMIT:
             raise EOFError(f"message of {size} bytes")
-        words = os.fsdecode(self._exactly(size)).split("\0")[:-1]
-        return list(zip(words[::2], words[1::2], strict=True))
+        return _pairs(self._exactly(size))
 
     def _exactly(self, size: int) -> bytes:
         parts = []
@@ -72,14 +80,15 @@ class Channel:
 
     def send(self, pairs: "Iterable[tuple[str, str]]", fds: "tuple[int, ...]" = ()) -> None:
         """Send one message, with file descriptors as SCM_RIGHTS, unix(7). Raises OSError."""
-        payload = os.fsencode("".join(f"{key}\0{value}\0" for key, value in pairs))
-        data = len(payload).to_bytes(4, "little") + payload
-        sent = 0
-        if fds:
-            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-            sent = self.socket.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        data, sent = _framed(pairs), 0
         while sent < len(data):
-            sent += self.socket.send(data[sent:])
+            sent += self._send(data[sent:], fds if not sent else ())
+
+    def _send(self, data: "bytes | memoryview", fds: "tuple[int, ...]") -> int:
+        if not fds:
+            return self.socket.send(data)
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        return self.socket.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
 
     def log(self, level: str, text: str) -> None:
         names = {"INFO": "info", "WARN": "warn", "ERROR": "error", "HINT": "error", "TELL": "tell"}
@@ -89,6 +98,57 @@ class Channel:
     def fail(self, error: PenrootError) -> None:
         lines = [("error", line) for line in str(error).split("\n")]
         self.send([*lines, *((("hint", error.hint),) if error.hint else ())])
+
+
+class Client(Channel):
+    """One who asks, who is read and answered as he comes: nobody else waits for him."""
+
+    def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
+        """``of_step``: from the step itself; anybody else is another step, which may attach."""
+        super().__init__(socket)
+        socket.setblocking(False)
+        self.of_step = of_step
+        self.events = select.POLLIN
+        self._in = bytearray()
+        self._out = memoryview(b"")
+        self._fds: tuple[int, ...] = ()
+
+    def request(self) -> "Job | None":
+        """What is asked, once it is here as a whole. Raises EOFError, ValueError, KeyError and OSError where not."""
+        part = self.socket.recv(1 << 20)
+        if not part:
+            raise EOFError("the peer is gone")
+        self._in += part
+        size = int.from_bytes(self._in[:4], "little")
+        if size > (_LIMIT if self.of_step else 4096):
+            raise ValueError(f"message of {size} bytes")
+        if len(self._in) < 4 + size or len(self._in) < 4:
+            return None
+        return Job(_pairs(bytes(self._in[4 : 4 + size])))
+
+    def send(self, pairs: "Iterable[tuple[str, str]]", fds: "tuple[int, ...]" = ()) -> None:
+        """Keep the one answer, for ``flush``."""
+        self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
+
+    def flush(self) -> bool:
+        """Send what there is room for; whether that was all. Raises OSError."""
+        self._out = self._out[self._send(self._out, self._fds) :]
+        self._fds = ()
+        return not self._out
+
+
+def _numbers(data: bytes) -> "list[int]":
+    return [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
+
+
+def _framed(pairs: "Iterable[tuple[str, str]]") -> bytes:
+    payload = os.fsencode("".join(f"{key}\0{value}\0" for key, value in pairs))
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def _pairs(payload: bytes) -> "list[tuple[str, str]]":
+    words = os.fsdecode(payload).split("\0")[:-1]
+    return list(zip(words[::2], words[1::2], strict=True))
 
 
 class Cancelled(PenrootError):
@@ -158,8 +218,7 @@ def hold(job: Job, channel: Channel) -> None:
     lock = step.registry.lock(step.name)
     try:
         container = Held(step)
-        listener, address = listen()
-        step.registry.add(step.name, job, address)
+        listener = step.registry.listen(step.name, job)
     except BaseException:
         step.registry.remove(step.name, job)
         raise
@@ -169,17 +228,9 @@ def hold(job: Job, channel: Channel) -> None:
     # writes a checkpoint on SIGTERM still needs its root file system.
     for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2):
         _signal.signal(number, _signal.SIG_IGN)
-    container.answer(channel, job, address)
+    container.answer(channel, job)
     log.sink = _nowhere
-    serve(container, listener, address)
-
-
-def listen() -> "tuple[_socket.socket, str]":
-    """A listening socket and its address, a free abstract one of the kernel's choice: unix(7), "autobind"."""
-    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-    listener.bind("")
-    listener.listen(128)
-    return listener, os.fsdecode(listener.getsockname()[1:])
+    Service(container, listener).serve()
 
 
 def _cancel(number: int, frame: object) -> None:
@@ -190,53 +241,99 @@ def _nowhere(level: str, text: str) -> None:
     """Nobody listens between two tasks."""
 
 
-def serve(container: "Held", listener: _socket.socket, address: str) -> "NoReturn":
-    """Answer tasks and other steps until slurmstepd is gone, or says that the step has ended."""
-    step = container.step
-    poll = select.poll()
-    poll.register(listener.fileno(), select.POLLIN)
-    poll.register(_LIFELINE, 0)  # POLLHUP comes unasked
-    while True:
-        ready = dict(poll.poll())
-        if listener.fileno() in ready:
-            fd, _ = listener._accept()  # type: ignore[attr-defined]  # of the C module, socket.socket builds on it
-            asker = Channel(_socket.socket(fileno=fd))
-            try:
-                if peer(asker.socket)[1] not in (step.job.uid, 0):
-                    continue
-                asked = Job(asker.receive())
-                if asked.verb == "finish":
-                    end(container, asked, asker, listener)
-                elif asked.verb == "attach":
-                    # A container that was removed while it runs is nobody's to attach to.
-                    if step.directory_id() == container.directory:
-                        container.hand_over(asker)
-                else:
-                    container.answer(asker, asked, address)
-            except (EOFError, OSError):
-                continue  # a task that was killed while it asked: nobody to answer
-            finally:
-                asker.socket.close()
-        elif _LIFELINE in ready:
+class Service:
+    """What a helper does while its step runs: it answers tasks and other steps, until slurmstepd is gone or says so.
+
+    Tasks and slurmstepd come by the socket that only they have, other steps by the listener, which
+    lies where no process of a container is let in.
+    """
+
+    def __init__(self, container: "Held", listener: _socket.socket) -> None:
+        self.container = container
+        self.listener = listener
+        self.control = _socket.socket(fileno=_CONTROL)
+        self.clients: dict[int, Client] = {}
+
+    def serve(self) -> "NoReturn":
+        while True:
+            poll = select.poll()
+            poll.register(self.control.fileno(), select.POLLIN)
+            poll.register(self.listener.fileno(), select.POLLIN)
+            for fd, client in self.clients.items():
+                poll.register(fd, client.events)
+            for fd, _ in poll.poll():
+                if fd == self.control.fileno():
+                    self._task()
+                elif fd == self.listener.fileno():
+                    self._stranger()
+                elif fd in self.clients and self._attend(self.clients[fd]):
+                    self.clients.pop(fd).socket.close()
+
+    def _task(self) -> None:
+        first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+        if not first:  # slurmstepd is gone, and with it who could still ask
+            step = self.container.step
             step.registry.remove(step.name, step.job)
             os._exit(0)
+        for _, _, data in controls:  # none where too many files are open: the task sees its socket closed
+            self._welcome(_numbers(data)[0], of_step=True)
 
+    def _stranger(self) -> None:
+        self._welcome(self.listener._accept()[0], of_step=False)  # type: ignore[attr-defined]  # of the C module
+        strangers = [fd for fd, client in self.clients.items() if not client.of_step]
+        if len(strangers) > _CLIENTS:
+            self.clients.pop(strangers[0]).socket.close()
 
-def end(container: "Held", asked: Job, asker: Channel, listener: _socket.socket) -> "NoReturn":
-    """Finish the step for slurmstepd, which waits for the end of this process too."""
-    log.sink = asker.log
-    try:
-        if container.attached:
-            container.step.take_back(container.spaces)
-        container.step.finish(asked.numbers["failed"] != 0, lambda: refuse(listener))
-        asker.send((("ok", ""),))
-    except PenrootError as e:
-        asker.fail(e)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
-    let_go(container)
-    os._exit(0)
+    def _welcome(self, fd: int, *, of_step: bool) -> None:
+        self.clients[fd] = Client(_socket.socket(fileno=fd), of_step=of_step)
+
+    def _attend(self, client: Client) -> bool:
+        """Go on with one who asks; whether that is done."""
+        try:
+            if client.events == select.POLLOUT:
+                return client.flush()
+            asked = client.request()
+            if asked is None:
+                return False
+            if client.of_step and asked.verb == "finish":
+                self._finish(asked, client)
+            elif client.of_step and asked.verb == "join":
+                self.container.answer(client, asked)
+            # A container that was removed while it runs is nobody's to attach to.
+            elif asked.verb == "attach" and self.container.step.directory_id() == self.container.directory:
+                self.container.hand_over(client)
+            else:
+                return True
+        except BlockingIOError:
+            return False
+        except (EOFError, OSError, KeyError, ValueError):
+            return True  # one that was killed while it asked: nobody to answer
+        return False
+
+    def _finish(self, asked: Job, client: Client) -> "NoReturn":
+        """Finish the step for slurmstepd, which waits for the end of this process too."""
+        # Another step that is about to attach sees that this one ends: it has the lock of the name, for which
+        # finish() may have to wait.
+        self.listener.close()
+        for other in self.clients.values():
+            if other is not client:
+                other.socket.close()
+        client.socket.setblocking(True)
+        asker = Channel(client.socket)
+        log.sink = asker.log
+        step = self.container.step
+        try:
+            if self.container.attached:
+                step.take_back(self.container.spaces)
+            step.finish(asked.numbers["failed"] != 0)
+            asker.send((("ok", ""),))
+        except PenrootError as e:
+            asker.fail(e)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
+        let_go(self.container)
+        os._exit(0)
 
 
 def let_go(container: "Held") -> None:
@@ -254,18 +351,6 @@ def let_go(container: "Held") -> None:
             pass
     except ChildProcessError:
         return
-
-
-def refuse(listener: _socket.socket) -> None:
-    """Turn away who asks to attach within a moment: the step is ending, and that one would wait for us, we for it."""
-    if select.select([listener.fileno()], (), (), 0.05)[0]:
-        os.close(listener._accept()[0])  # type: ignore[attr-defined]  # as in serve
-
-
-def peer(socket: _socket.socket) -> "tuple[int, int]":
-    """Process and user at the other end, SO_PEERCRED of unix(7)."""
-    credentials = socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[:4], sys.byteorder), int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 class Running:
@@ -320,22 +405,28 @@ class Held:
         step = self.step
         if step.request.name is None:
             return None
-        for other, address in step.registry.addresses(step.name):
-            channel = Channel(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
+        for other, peer in step.registry.peers(step.name):
+            channel = Channel(peer.socket)
             try:
-                channel.socket.connect("\0" + address)
-                if peer(channel.socket)[1] != step.job.uid:
-                    continue
+                channel.socket.settimeout(_PATIENCE)
                 channel.send((("verb", "attach"),))
-                pairs, fds = channel.receive_with_fds()
-            except ConnectionRefusedError:
-                step.registry.forget_dead(step.name, other)
-                continue
-            except (EOFError, OSError):
+                pairs, fds = channel.receive_with_fds(peer.pid)
+                peer.check()
+            except TimeoutError:
+                raise ContainerError(
+                    f"step {other} runs the container {step.request.name}, and its helper process does not answer",
+                    hint=f"is it stopped? scancel {other} ends that step, :no_exec goes without it",
+                ) from None
+            except (EOFError, ConnectionError):
                 continue  # it has ended in this very moment
+            except OSError as e:
+                raise _imposter(step, other, str(e.strerror)) from e
             finally:
-                channel.socket.close()
-            return Running(pairs, fds)
+                peer.close()
+            running = Running(pairs, fds)
+            if "mnt" not in running.names or is_ours("mnt", running.fds[running.names.index("mnt")]):
+                raise _imposter(step, other, "it hands over no container")
+            return running
         return None
 
     def _build(self, shared: int) -> None:
@@ -345,11 +436,13 @@ class Held:
         self.served = step.own_name if source.image else ""
         source.shared = shared if step.settings.rootfs_writable else -1
         theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
         child = os.fork()
         if child == 0:
             ours.close()
-            _build(step, source, Channel(theirs))
+            _build(step, source, Channel(theirs), proc)
         theirs.close()
+        os.close(proc)
         channel = Channel(ours)
         try:
             pairs, fds = channel.receive_with_fds()
@@ -361,9 +454,10 @@ class Held:
                 raise PenrootError("\n".join(value for key, value in pairs if key == "error"), hint=hint)
             self.environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
             self.workdir = dict(pairs)["workdir"]
-            self.names, self.fds = _namespaces(child)
-            if fds:
-                self.shared = fds[0]
+            kept = [(name, fd) for name, fd in zip(_NAMESPACES, fds, strict=False) if not is_ours(name, fd)]
+            self.names, self.fds = tuple(name for name, _ in kept), tuple(fd for _, fd in kept)
+            if len(fds) > len(_NAMESPACES):
+                self.shared = fds[-1]
         except EOFError:
             _, status = os.waitpid(child, 0)
             child = 0
@@ -376,10 +470,11 @@ class Held:
             if child:
                 os.waitpid(child, 0)
 
-    def answer(self, channel: Channel, task: Job, address: str) -> None:
+    def answer(self, channel: Channel, task: Job) -> None:
         """Let one task in."""
+        me = f"{os.getpid()} {self.step.started()}"
         assign, drop = self.step.environ(self.environ, task, remap_root=self.remap_root)
-        pairs = [("ok", ""), ("helper", address), *(("ns", name) for name in self.names)]
+        pairs = [("ok", ""), ("helper", me), *(("ns", name) for name in self.names)]
         pairs.append(("workdir", self.step.request.workdir or self.workdir))
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]
         pairs += [("unset", name) for name in drop]
@@ -396,17 +491,33 @@ class Held:
         channel.send(pairs, (*self.fds, self.shared) if self.shared >= 0 else self.fds)
 
 
-def _build(step: "Step", source: "Source", channel: Channel) -> "NoReturn":
+def is_ours(name: str, fd: int) -> bool:
+    """Whether a descriptor is of that namespace in which this process is."""
+    return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
+
+
+def _imposter(step: "Step", other: str, why: str) -> PenrootError:
+    return ContainerError(
+        f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
+        hint=f"scancel {other} ends that step; or use another container: --container-name={step.request.name}:no_exec",
+    )
+
+
+def _build(step: "Step", source: "Source", channel: Channel, proc: int) -> "NoReturn":
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     status = 1
     log.sink = channel.log
     # Else the task that waits would not see that the helper was killed.
     os.close(_SOCKET)
-    os.close(_LIFELINE)
+    os.close(_CONTROL)
     try:
         environ, workdir = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
-        channel.send(pairs, (step.root(),) if source.upper and step.settings.rootfs_writable else ())
+        # By the node's /proc, as an image may have none; nobody else may look at this process.
+        spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
+        if source.upper and step.settings.rootfs_writable:
+            spaces.append(step.root())
+        channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         status = 0
     except PenrootError as e:
@@ -426,14 +537,3 @@ def _tell(channel: Channel, error: PenrootError) -> None:
         channel.fail(error)
     except BrokenPipeError:
         os._exit(1)  # the helper was killed: nobody to tell
-
-
-def _namespaces(pid: int) -> "tuple[tuple[str, ...], tuple[int, ...]]":
-    """Those namespaces of ``pid`` that are not ours, by name and as file descriptors."""
-    names, fds = [], []
-    for name in _NAMESPACES:
-        path = f"/proc/{pid}/ns/{name}"
-        if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):
-            names.append(name)
-            fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    return tuple(names), tuple(fds)

@@ -1,21 +1,71 @@
 """Containers that run on this node: how one step finds the container of another.
 
-The helper of a step notes its abstract address as a symbolic link
-RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP. A link whose helper is dead is
-known by ECONNREFUSED and removed by whoever finds it.
+The helper of a step listens on a socket RUNTIME_PATH/UID/running/CONTAINER/JOB.STEP, which
+no process in a container can reach. One whose helper is dead is known by ECONNREFUSED and
+removed by whoever finds it.
 """
 
 import _socket
+import errno
 import fcntl
 import os
+import select
+import sys
 
 from enroot_py.errors import PenrootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from pyxis_py.job import Job
+
+_NEW = ".new"  # behind the name of a socket that does not listen yet
+
+
+class Peer:
+    """Our connection to a helper, and that process, held so that no other one is taken for it.
+
+    Its user is not enough: all that an image runs has the same one. But whatever a container runs was
+    born into a user namespace of its own, and there is no way back.
+    """
+
+    __slots__ = ("socket", "pid", "_process")
+
+    def __init__(self, directory: int, name: str) -> None:
+        """Raises ConnectionRefusedError where the process is gone, PermissionError where it is not to be believed."""
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        self._process = -1
+        try:
+            self.socket.connect(f"/proc/self/fd/{directory}/{name}")  # shorter than 108 bytes, unix(7)
+            credentials = self.socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+            self.pid, uid = (int.from_bytes(credentials[at : at + 4], sys.byteorder) for at in (0, 4))
+            if uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"it is of uid {uid}")
+            self._process = os.pidfd_open(self.pid)
+            self.check()
+            # With each message of its comes which process sends it. Not before connect(2), which would take an address.
+            self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """See that the process lives, and is no container's. Raises PermissionError."""
+        try:
+            with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
+                inside = theirs.read() != ours.read()
+        except FileNotFoundError:
+            # hidepid= of proc(5) hides what we may not trace, as a helper. What is in a container of ours, we may.
+            inside = False
+        if inside or select.select([self._process], (), (), 0)[0]:
+            raise PermissionError(errno.EPERM, "it is in a container" if inside else "it has ended")
+
+    def close(self) -> None:
+        self.socket.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
 
 
 class Registry:
@@ -24,17 +74,17 @@ class Registry:
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
 
-    def lock(self, name: str, meanwhile: "Callable[[], None] | None" = None) -> int:
+    def lock(self, name: str) -> int:
         """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
-        ``meanwhile`` is called again and again until then. Raises PenrootError.
+        Raises PenrootError.
         """
         directory = f"{self.path}/{name}"
         while True:
             try:
                 self._make(directory)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                _flock(fd, meanwhile)
+                fcntl.flock(fd, fcntl.LOCK_EX)
                 # Whoever had it may have removed the directory.
                 if os.stat(directory).st_ino == os.fstat(fd).st_ino:
                     return fd
@@ -44,21 +94,28 @@ class Registry:
             except OSError as e:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
-    def add(self, name: str, job: "Job", address: str) -> None:
-        """Note that a step runs the container ``name``. Raises PenrootError."""
+    def listen(self, name: str, job: "Job") -> _socket.socket:
+        """A socket that says to others that a step runs the container ``name``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
-        link = f"{directory}/{job.jobid}.{job.stepid}"
+        step = f"{job.jobid}.{job.stepid}"
         while True:
+            listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
             try:
                 self._make(directory)
-                os.symlink(address, link)
-                return
-            except FileExistsError:
-                self._forget(name, f"{job.jobid}.{job.stepid}")  # of a helper of this very step that was killed
+                fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    if os.path.lexists(f"{directory}/{step}{_NEW}"):  # of a helper of this very step that was killed
+                        os.unlink(f"{directory}/{step}{_NEW}")
+                    listener.bind(f"/proc/self/fd/{fd}/{step}{_NEW}")  # shorter than 108 bytes, unix(7)
+                    listener.listen(128)
+                    os.rename(f"{step}{_NEW}", step, src_dir_fd=fd, dst_dir_fd=fd)
+                finally:
+                    os.close(fd)
+                return listener
             except FileNotFoundError:
-                continue  # another step has just removed the directory
+                listener.close()  # another step has just removed the directory
             except OSError as e:
-                raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+                raise PenrootError(f"cannot make the socket {directory}/{step}: {e.strerror}") from e
 
     def _make(self, directory: str) -> None:
         """Make what is missing. Raises FileNotFoundError where another step removes it, PenrootError."""
@@ -77,49 +134,54 @@ class Registry:
 
     def _forget(self, name: str, step: str) -> None:
         directory = f"{self.path}/{name}"
-        for function, path in ((os.unlink, f"{directory}/{step}"), (os.rmdir, directory), (os.rmdir, self.path)):
-            if path.endswith("/"):
-                continue
+        sockets = (f"{directory}/{step}", f"{directory}/{step}{_NEW}") if step else ()
+        for path in (*sockets, directory, self.path):
             try:
-                function(path)
+                (os.unlink if path in sockets else os.rmdir)(path)
             except FileNotFoundError:
                 continue
             except OSError:
                 return  # other steps run it too, or other containers
 
-    def addresses(self, name: str) -> "list[tuple[str, str]]":
-        """Step and address of each helper that says that it runs ``name``; it may be dead."""
-        found = []
+    def _steps(self, name: str) -> "list[str]":
+        """The steps whose helpers hold the container ``name``, or were killed while they did."""
         try:
-            steps = os.listdir(f"{self.path}/{name}")
+            return [step for step in os.listdir(f"{self.path}/{name}") if not step.endswith(_NEW)]
         except FileNotFoundError:
             return []
-        for step in steps:
+
+    def peers(self, name: str) -> "Iterator[tuple[str, Peer]]":
+        """The helpers that hold the container ``name``, each with its step JOB.STEP.
+
+        Raises PenrootError where somebody else has taken the place of one.
+        """
+        for step in self._steps(name):
             try:
-                found.append((step, os.readlink(f"{self.path}/{name}/{step}")))
+                directory = os.open(f"{self.path}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    peer = Peer(directory, step)
+                finally:
+                    os.close(directory)
             except FileNotFoundError:
                 continue
-        return found
+            except (ConnectionRefusedError, ProcessLookupError):
+                self._forget(name, step)
+                continue
+            except OSError as e:
+                raise PenrootError(
+                    f"what answers at {self.path}/{name}/{step} is not the helper process of a step: {e.strerror}",
+                    hint=f"scancel {step} ends that step; then remove the file",
+                ) from e
+            yield step, peer
 
     def others(self, name: str, jobid: int, stepid: int) -> "list[str]":
-        """The steps besides this one whose helpers hold the container ``name``."""
+        """The steps besides this one whose helpers hold the container ``name``. Raises PenrootError."""
         found = []
-        for step, address in self.addresses(name):
-            if step == f"{jobid}.{stepid}":
-                continue
-            socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-            try:
-                socket.connect("\0" + address)
+        for step, peer in self.peers(name):
+            peer.close()
+            if step != f"{jobid}.{stepid}":
                 found.append(step)
-            except ConnectionRefusedError:
-                self.forget_dead(name, step)
-            finally:
-                socket.close()
         return found
-
-    def forget_dead(self, name: str, step: str) -> None:
-        """Remove the link of a helper that does not answer."""
-        self._forget(name, step)
 
     def forget_job(self, jobid: int) -> None:
         """Remove the links of all steps of a job."""
@@ -128,21 +190,10 @@ class Registry:
         except FileNotFoundError:
             return
         for name in names:
-            steps = [step for step, _ in self.addresses(name) if step.startswith(f"{jobid}.")]
+            found = os.listdir(f"{self.path}/{name}") if os.path.isdir(f"{self.path}/{name}") else []
+            steps = {step.removesuffix(_NEW) for step in found if step.startswith(f"{jobid}.")}
             for step in steps or [""]:
                 self._forget(name, step)
-
-
-def _flock(fd: int, meanwhile: "Callable[[], None] | None") -> None:
-    if meanwhile is None:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        return
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            meanwhile()
 
 
 def note(runtime_path: str, uid: int, container: str, directory: str) -> None:

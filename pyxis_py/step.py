@@ -3,7 +3,7 @@
 import errno
 import os
 
-from enroot_py import __version__, containers, linux, log, namespaces, pmix, rootfs, start
+from enroot_py import __version__, containers, linux, log, namespaces, pmix, processes, rootfs, start
 from enroot_py import settings as enroot_settings
 from enroot_py.errors import (
     CommandError,
@@ -233,6 +233,11 @@ class Step:
             self._note(self._step_name)
             # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+            namespaces.hide()
+
+    def started(self) -> int:
+        """When this process began: with its number that tells it from all others."""
+        return processes.started(os.getpid())
 
     def _sweep(self) -> None:
         """Remove what steps of this node have left that a reboot ended: nothing else knows of them then."""
@@ -390,11 +395,10 @@ class Step:
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
         return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
 
-    def finish(self, failed: bool, meanwhile: "Callable[[], None] | None" = None) -> None:
+    def finish(self, failed: bool) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
         ``failed``: not every task of the node has entered, so there is nothing to save.
-        ``meanwhile``: what to do while another step is about to start or to end in the same container.
         """
         if not self.request.wants_container:
             return
@@ -404,7 +408,7 @@ class Step:
             return
         # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
         try:
-            lock = self.registry.lock(self.name, meanwhile)
+            lock = self.registry.lock(self.name)
         except PenrootError as e:
             log.warn(f"{e}: no other step has found this container since")
             self._leave(failed)

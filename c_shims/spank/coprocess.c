@@ -16,9 +16,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* on every architecture, Linux 5.3 */
+#endif
 #ifndef PENROOT_PYTHON
 #error "PENROOT_PYTHON: absolute path of the interpreter"
 #endif
@@ -26,7 +28,7 @@
 #error "PENROOT_LIB: directory that holds pyxis_py and enroot_py"
 #endif
 
-enum { SOCKET_FD = 3, LIFELINE_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
+enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
 
 void request_free(struct request *request)
 {
@@ -48,6 +50,7 @@ void coprocess_free(struct coprocess *process)
 {
 	close_fd(&process->socket);
 	close_fd(&process->log);
+	close_fd(&process->end);
 }
 
 int request_begin(struct request *request)
@@ -89,15 +92,30 @@ int request_finish(struct request *request)
 	return 0;
 }
 
-int request_send(const struct request *request, int socket)
+/* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first: of one that is not our child the
+ * socket may be on its way to it, and then nobody else closes that. */
+static int await(const struct coprocess *process, int fd, short events)
+{
+	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->end, .events = POLLIN } };
+
+	while (poll(either, 2, -1) < 0) {
+		if (errno != EINTR)
+			return -1;
+	}
+	if (either[0].revents)
+		return 0;
+	errno = ECONNRESET;
+	return -1;
+}
+
+int request_send(const struct request *request, const struct coprocess *process)
 {
 	for (size_t sent = 0; sent < request->length;) {
-		ssize_t n = send(socket, request->data + sent, request->length - sent, MSG_NOSIGNAL);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
+		ssize_t n = send(process->socket, request->data + sent, request->length - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n >= 0)
+			sent += (size_t)n;
+		else if (errno == EAGAIN ? await(process, process->socket, POLLOUT) < 0 : errno != EINTR)
 			return -1;
-		sent += (size_t)n;
 	}
 	return 0;
 }
@@ -127,9 +145,11 @@ static int keep_fds(struct answer *answer, struct msghdr *header)
 	return 0;
 }
 
-static int receive_exactly(struct answer *answer, int socket, void *to, size_t length)
+static int receive_exactly(struct answer *answer, const struct coprocess *process, void *to, size_t length)
 {
 	while (length > 0) {
+		if (await(process, process->socket, POLLIN) < 0)
+			return -1;
 		union {
 			char bytes[CMSG_SPACE(FDS_LIMIT * sizeof(int))];
 			struct cmsghdr align;
@@ -141,7 +161,7 @@ static int receive_exactly(struct answer *answer, int socket, void *to, size_t l
 			.msg_control = control.bytes,
 			.msg_controllen = sizeof(control.bytes),
 		};
-		ssize_t n = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+		ssize_t n = recvmsg(process->socket, &header, MSG_CMSG_CLOEXEC);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
@@ -158,12 +178,12 @@ static int receive_exactly(struct answer *answer, int socket, void *to, size_t l
 	return 0;
 }
 
-int answer_receive(struct answer *answer, int socket)
+int answer_receive(struct answer *answer, const struct coprocess *process)
 {
 	uint32_t length;
 
 	*answer = (struct answer){ 0 };
-	if (receive_exactly(answer, socket, &length, sizeof(length)) < 0)
+	if (receive_exactly(answer, process, &length, sizeof(length)) < 0)
 		return -1;
 	answer->length = le32toh(length);
 	if (answer->length == 0 || answer->length > MESSAGE_LIMIT) {
@@ -173,7 +193,7 @@ int answer_receive(struct answer *answer, int socket)
 	answer->data = malloc(answer->length);
 	if (!answer->data)
 		return -1;
-	if (receive_exactly(answer, socket, answer->data, answer->length) < 0)
+	if (receive_exactly(answer, process, answer->data, answer->length) < 0)
 		return -1;
 
 	/* KEY, VALUE, KEY, VALUE: an even number of NULs, the last of them at the end. */
@@ -254,11 +274,11 @@ static void reset_scheduling(void)
 }
 
 /* Put the descriptors where the protocol wants them. */
-static int place_fds(int socket, int lifeline, int log)
+static int place_fds(int socket, int control, int log)
 {
 	/* First out of the way, as any of them may be where another one goes. */
 	int null = open("/dev/null", O_RDWR);
-	int from[] = { null, null, log, socket, lifeline >= 0 ? lifeline : null };
+	int from[] = { null, null, log, socket, control >= 0 ? control : null };
 
 	if (null < 0)
 		return -1;
@@ -275,7 +295,7 @@ static int place_fds(int socket, int lifeline, int log)
 }
 
 /* Nothing of the caller goes on but the cgroup, the limits and the user. */
-static void execute(const char *verb, int socket, int lifeline, int log, const struct credentials *as)
+static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
 	static const char start[] = "import sys; sys.path.insert(0, '" PENROOT_LIB "'); from pyxis_py.helper import main; main()";
 	char *const argv[] = { PENROOT_PYTHON, "-IS", "-c", (char *)start, (char *)verb, NULL };
@@ -283,7 +303,7 @@ static void execute(const char *verb, int socket, int lifeline, int log, const s
 	const char *failed = "place file descriptors";
 
 	reset_scheduling();
-	if (place_fds(socket, lifeline, log) == 0) {
+	if (place_fds(socket, control, log) == 0) {
 		reset_signals();
 		(void)umask(022);
 		failed = "become the user";
@@ -310,7 +330,7 @@ static int wait_for(pid_t pid)
 	return 0;
 }
 
-int coprocess_start(struct coprocess *process, const char *verb, int lifeline, const struct credentials *as, bool detached)
+int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached)
 {
 	int pair[2];
 
@@ -326,7 +346,7 @@ int coprocess_start(struct coprocess *process, const char *verb, int lifeline, c
 		if (detached && (setsid() < 0 || (pid = fork()) < 0))
 			_exit(127);
 		if (pid == 0)
-			execute(verb, pair[1], lifeline, process->log, as);
+			execute(verb, pair[1], control, process->log, as);
 		_exit(0);
 	}
 	(void)close(pair[1]);
@@ -347,61 +367,91 @@ int coprocess_wait(struct coprocess *process)
 	return pid < 0 ? 0 : wait_for(pid);
 }
 
-int coprocess_watch(const struct coprocess *process)
+/* When a process began; 0 where it is gone, or /proc hides it from us. */
+static unsigned long long started(pid_t pid)
 {
-	struct ucred peer;
-	socklen_t size = sizeof(peer);
+	unsigned long long ticks = 0;
+	char path[32], line[1024];
 
-	if (getsockopt(process->socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
-		return -1;
-#ifdef SYS_pidfd_open
-	return (int)syscall(SYS_pidfd_open, peer.pid, 0);
-#else
-	errno = ENOSYS;
-	return -1;
-#endif
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	cleanup(close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, line, sizeof(line) - 1);
+	if (n <= 0)
+		return 0;
+	line[n] = '\0';
+	/* The 22nd field; the name of the program, in parentheses, may hold anything. */
+	const char *at = strrchr(line, ')');
+	for (int field = 2; at && field < 22; field++)
+		at = strchr(at + 1, ' ');
+	if (at)
+		ticks = strtoull(at, NULL, 10);
+	return ticks;
 }
 
-int coprocess_wait_end(int pidfd)
+static int open_process(const struct identity *who)
 {
-	struct pollfd end = { .fd = pidfd, .events = POLLIN };
+	cleanup(close_fd) int fd = (int)syscall(SYS_pidfd_open, who->pid, 0);
+	if (fd < 0)
+		return -1;
+	unsigned long long began = started(who->pid);
+	struct pollfd end = { .fd = fd, .events = POLLIN };
+	if ((began && began != who->started) || poll(&end, 1, 0) > 0) {
+		errno = ESRCH;
+		return -1;
+	}
+	int process = fd;
+	fd = -1;
+	return process;
+}
 
-	while (poll(&end, 1, -1) < 0) {
+int coprocess_wait_end(const struct coprocess *process)
+{
+	return await(process, process->end, POLLIN);
+}
+
+/* Send one descriptor; it waits until there is room, or the process is gone. */
+static int send_fd(const struct coprocess *process, int control, int fd)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} rights = { 0 };
+	struct iovec iov = { .iov_base = "", .iov_len = 1 };
+	struct msghdr header = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = rights.bytes,
+		.msg_controllen = sizeof(rights.bytes),
+	};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&header);
+
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(c), &fd, sizeof(int));
+	while (sendmsg(control, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+		if (errno == EAGAIN && await(process, control, POLLOUT) == 0)
+			continue;
 		if (errno != EINTR)
 			return -1;
 	}
 	return 0;
 }
 
-int coprocess_connect(const char *address, uid_t uid)
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who)
 {
-	struct sockaddr_un name = { .sun_family = AF_UNIX };
-	size_t length = strlen(address);
-	struct ucred peer;
-	socklen_t peer_size = sizeof(peer);
+	int pair[2];
 
-	if (length == 0 || length >= sizeof(name.sun_path)) {
-		errno = EADDRNOTAVAIL;
+	*process = COPROCESS_NONE;
+	process->end = open_process(who);
+	if (process->end < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		return -1;
-	}
-	/* An abstract address begins with a NUL and has no final one: unix(7). */
-	memcpy(name.sun_path + 1, address, length);
-	cleanup(close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return -1;
-	while (connect(fd, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) < 0) {
-		if (errno != EINTR)
-			return -1;
-	}
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) < 0)
-		return -1;
-	if (peer.uid != uid) {
-		errno = EPERM;
-		return -1;
-	}
-	int connected = fd;
-	fd = -1;
-	return connected;
+	process->socket = pair[0];
+	int rc = send_fd(process, control, pair[1]);
+	int why = errno;
+	(void)close(pair[1]);
+	errno = why;
+	return rc;
 }
 
 bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line))

@@ -14,6 +14,31 @@
 
 enum { MESSAGE_LIMIT = 64 << 20, FDS_LIMIT = 8 };
 
+/* Who the process is to be: only slurmstepd, which is root, has to change. */
+struct credentials {
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	int group_count;
+};
+
+/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and
+ * if it is none, a pidfd, which becomes readable when it ends. */
+struct coprocess {
+	int socket;
+	int log;
+	pid_t pid;
+	int end;
+};
+
+#define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1, .end = -1 })
+
+/* Which process, among all that ever had its number: `started` is in ticks after the boot, proc(5). */
+struct identity {
+	pid_t pid;
+	unsigned long long started;
+};
+
 /* A request while it is written; `stream` is NULL once it is finished. */
 struct request {
 	FILE *stream;
@@ -28,23 +53,6 @@ struct answer {
 	int fds[FDS_LIMIT];
 	size_t fd_count;
 };
-
-/* Who the process is to be: only slurmstepd, which is root, has to change. */
-struct credentials {
-	uid_t uid;
-	gid_t gid;
-	gid_t *groups;
-	int group_count;
-};
-
-/* A started process: its socket, what it wrote to stderr, and its pid if it is our child. */
-struct coprocess {
-	int socket;
-	int log;
-	pid_t pid;
-};
-
-#define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1 })
 
 static inline void close_fd(int *fd)
 {
@@ -64,29 +72,28 @@ int request_begin(struct request *request);
 void request_add(struct request *request, const char *key, const char *value);
 void request_add_number(struct request *request, const char *key, unsigned long value);
 int request_finish(struct request *request);
-int request_send(const struct request *request, int socket);
+int request_send(const struct request *request, const struct coprocess *process);
 
 /* Receive one answer. ECONNRESET when the process is gone. */
-int answer_receive(struct answer *answer, int socket);
+int answer_receive(struct answer *answer, const struct coprocess *process);
 
 /* The pairs in turn: start with *at = 0. False after the last one. */
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
 
-/* Start the process that `verb` names. `lifeline` is its fd 4, or -1. With `as` it is our child
+/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
  * and becomes that user for good; without, it keeps the user that we are. `detached`: it is
  * nobody's child and has its own session, so that it outlives the task. */
-int coprocess_start(struct coprocess *process, const char *verb, int lifeline, const struct credentials *as, bool detached);
+int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
 /* Wait for the end of a process that is our child. */
 int coprocess_wait(struct coprocess *process);
 
-/* Connect to a process that listens on an abstract address; it must be of user `uid`. */
-int coprocess_connect(const char *address, uid_t uid);
+/* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
+ * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who);
 
-/* A pidfd of the connected process, or -1. It becomes readable when the process has left its cgroup,
- * which is after its sockets are closed: pidfd_open(2), Linux 5.3. */
-int coprocess_watch(const struct coprocess *process);
-int coprocess_wait_end(int pidfd);
+/* Wait until the connected process has left its cgroup, which is after its sockets are closed. */
+int coprocess_wait_end(const struct coprocess *process);
 
 /* What it wrote to stderr, line by line; false if that is nothing. */
 bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));

@@ -5,8 +5,10 @@
 #include <errno.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -35,8 +37,26 @@ static int drop_capabilities(void)
 	return (int)syscall(SYS_capset, &header, none);
 }
 
+/* A task that is asked into a container must not stay where it is, whatever is handed to it. */
+static bool leads_away(int fd)
+{
+	struct stat there, here;
+
+	return fd >= 0 && fstat(fd, &there) == 0 && stat("/proc/self/ns/mnt", &here) == 0 &&
+	       (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
+}
+
 int enter(const int fds[NAMESPACE_COUNT], const char *workdir, char *failed, size_t failed_size)
 {
+	(void)snprintf(failed, failed_size, "the helper sent no mount namespace of a container");
+	errno = EBADMSG;
+	if (!leads_away(fds[MOUNT_NAMESPACE]))
+		return -1;
+	/* Who is root in the container could trace this process, a copy of slurmstepd, until it executes its program.
+	 * setns(2) leaves this as it is. */
+	(void)snprintf(failed, failed_size, "prctl PR_SET_DUMPABLE");
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return -1;
 	for (int i = 0; i < NAMESPACE_COUNT; i++) {
 		if (fds[i] >= 0 && setns(fds[i], namespace_types[i]) < 0) {
 			(void)snprintf(failed, failed_size, "setns %s", namespace_names[i]);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -63,7 +64,7 @@ struct shared {
 	bool failed;
 	atomic_bool reported; /* one task has said what is wrong */
 	atomic_uint entered;
-	char helper[108];     /* abstract address: unix(7) */
+	struct identity helper; /* pid 0: it has said that there is no container to enter */
 	char cwd[PATH_MAX];
 };
 
@@ -77,10 +78,10 @@ static struct {
 	char *failure; /* found as root in slurmstepd, raised in the task: see init_step */
 	unsigned int exited;
 	struct shared *shared;
-	int lifeline[2];
+	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
 	struct credentials job;
 	uint32_t job_id, step_id, local_tasks, total_tasks;
-} step = { .lifeline = { -1, -1 } };
+} step = { .control = { -1, -1 } };
 
 /* The name of this machine, or "" where people are in front of it. */
 static const char *node;
@@ -269,7 +270,7 @@ static int listen_to(const struct coprocess *process, struct answer *answer)
 		size_t at = 0;
 
 		answer_free(answer);
-		if (answer_receive(answer, process->socket) < 0)
+		if (answer_receive(answer, process) < 0)
 			return SILENT;
 		(void)answer_next(answer, &at, &kind, &text);
 		if (strcmp(kind, "ok") == 0)
@@ -291,7 +292,7 @@ static int listen_to(const struct coprocess *process, struct answer *answer)
 static int converse(const struct coprocess *process, const struct request *request, struct answer *answer)
 {
 	/* The process may answer before it has read everything, so a failed send shows in the answer. */
-	int sent = request_send(request, process->socket);
+	int sent = request_send(request, process);
 	int why = errno;
 	int rc = listen_to(process, answer);
 
@@ -620,8 +621,8 @@ static int init_step(spank_t sp, int ac, char **av)
 	if (get_job(sp) < 0)
 		return -1;
 	step.shared = make_shared();
-	/* The write end lives as long as slurmstepd and its children before exec; the helper has the other. */
-	if (!step.shared || pipe2(step.lifeline, O_CLOEXEC) < 0)
+	/* Our end lives as long as slurmstepd and its children before exec: by its end the helper sees theirs. */
+	if (!step.shared || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, step.control) < 0)
 		return fail("cannot prepare the step: %s", strerror(errno));
 	if (make_user_directory(runtime_path, &step.job) < 0 &&
 	    asprintf(&step.failure, "cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
@@ -684,16 +685,16 @@ static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
 	if (begin_task(&request, sp, "step", ac, av, shared->cwd) < 0)
 		return -1;
 	shared->started = true;
-	if (coprocess_start(&process, "step", step.lifeline[0], NULL, true) < 0)
+	shared->helper = (struct identity){ 0 };
+	if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
 		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
 	if (ask(&process, &request, answer) < 0)
 		return -1;
-	const char *address = answer_get(answer, "helper");
-	if (!address) /* nothing to join */
+	const char *who = answer_get(answer, "helper");
+	if (!who) /* nothing to join */
 		return 0;
-	if (strlen(address) >= sizeof(shared->helper))
-		return fail("the helper has too long an address: %s", address);
-	strcpy(shared->helper, address);
+	if (sscanf(who, "%d %llu", &shared->helper.pid, &shared->helper.started) != 2 || shared->helper.pid <= 0)
+		return fail("the helper does not say who it is: %s", who);
 	return 0;
 }
 
@@ -703,12 +704,11 @@ static int find_container(spank_t sp, int ac, char **av, struct answer *answer)
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (!*step.shared->helper)
+	if (!step.shared->helper.pid)
 		return 0;
 	if (begin_task(&request, sp, "join", ac, av, step.shared->cwd) < 0)
 		return -1;
-	process.socket = coprocess_connect(step.shared->helper, step.job.uid);
-	if (process.socket < 0)
+	if (coprocess_connect(&process, step.control[0], &step.shared->helper) < 0)
 		return fail("the helper process of the container is gone: %s", strerror(errno));
 	return ask(&process, &request, answer);
 }
@@ -778,7 +778,7 @@ static int enter_container(const struct answer *answer)
 			return fail("the helper named a namespace that it did not send: %s", value);
 		fds[kind] = answer->fds[used++];
 	}
-	if (used == 0) /* no container for this task */
+	if (!step.shared->helper.pid) /* no container for this step */
 		return 0;
 	if (enter(fds, answer_get(answer, "workdir"), failed, sizeof(failed)) < 0)
 		return fail("%s: %s", failed, strerror(errno));
@@ -820,15 +820,11 @@ static int finish_by_helper(const struct request *request)
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (!*step.shared->helper)
+	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper) < 0)
 		return SILENT;
-	process.socket = coprocess_connect(step.shared->helper, step.job.uid);
-	if (process.socket < 0)
-		return SILENT;
-	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
-	cleanup(close_fd) int helper = coprocess_watch(&process);
 	int rc = converse(&process, request, &answer);
-	if (helper >= 0 && coprocess_wait_end(helper) < 0)
+	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
+	if (coprocess_wait_end(&process) < 0)
 		slurm_info("pyxis: cannot wait for the helper process: %s", strerror(errno));
 	return rc;
 }
@@ -928,11 +924,11 @@ static void free_step(void)
 	free(step.options);
 	free(step.failure);
 	free(step.job.groups);
-	close_fd(&step.lifeline[0]);
-	close_fd(&step.lifeline[1]);
+	close_fd(&step.control[0]);
+	close_fd(&step.control[1]);
 	if (step.shared)
 		(void)munmap(step.shared, sizeof(*step.shared));
-	step = (typeof(step)){ .lifeline = { -1, -1 } };
+	step = (typeof(step)){ .control = { -1, -1 } };
 }
 
 /* Slurm's entry points: spank(8). */

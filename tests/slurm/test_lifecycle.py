@@ -78,8 +78,8 @@ rm -f /etc/rc.local
 """
 # The tasks of the step: they are the user's, and are slurmstepd's until they execute their program.
 WAITING = "pgrep -u alice -x slurmstepd"
-# Which of them has started the helper and waits for its answer: it is in recvmsg(2), the others in futex(2).
-FIRST = f"for p in $({WAITING}); do grep -q '^47 ' /proc/$p/syscall && echo $p; done"
+# Which of them has started the helper and waits for its answer: it is in poll(2), the others in futex(2).
+FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The Python side of the SPANK plugin's protocol as its README has it, with none of ours: it does as it is told.
 
 The image is what to do: ok, error, step-error, crash, silent, garbage, huge,
-log, later-resolved, later-unknown, later-silent. Everything that it is sent goes to the file that JOURNAL, or at submit
+log, later-resolved, later-unknown, later-silent. As a helper it may send no namespaces (NOWHERE), those of the host
+(HOST), or go (VANISH). Everything that it is sent goes to the file that JOURNAL, or at submit
 PYXIS_JOURNAL, of the environment names.
 """
 
@@ -10,7 +11,6 @@ import os
 import socket
 import struct
 import sys
-import threading
 import time
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUSER = 0x20000, 0x2000000, 0x10000000
@@ -124,20 +124,27 @@ def serve(connection, pairs):
     gate = next((v.partition("=")[2] for _, v in pairs if v.startswith("GATE=")), "/")
     while not os.path.exists(gate):
         time.sleep(0.02)
+    host = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     enter_namespaces()
     fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMES]
-    address = f"penroot-test-{os.getpid()}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind("\0" + address)
-    listener.listen(64)
-    # Until slurmstepd is gone, or finish would have told a real one.
-    threading.Thread(target=lambda: (os.read(4, 1), os._exit(0)), daemon=True).start()
-    vanish = any(v == "VANISH=1" for _, v in pairs)
-    if vanish:  # before the answer, so that no other task can be in the queue
-        listener.close()
-    send(connection, [*ok(fds, pairs), ("helper", address), ("pid", str(os.getpid()))], fds)
-    while not vanish:
-        task, _ = listener.accept()
+    with open("/proc/self/stat") as f:
+        started = f.read().rpartition(")")[2].split()[19]
+    told = [v for k, v in pairs if k == "environ"]
+    answer = [*ok(fds, pairs), ("helper", f"{os.getpid()} {started}")]
+    if "NOWHERE=1" in told:
+        answer = [pair for pair in answer if pair[0] != "ns"]
+        fds = []
+    elif "HOST=1" in told:
+        fds[NAMES.index("mnt")] = host
+    send(connection, answer, fds)
+    if "VANISH=1" in told:
+        os._exit(0)
+    control = socket.socket(fileno=4)
+    while True:
+        byte, received, _, _ = socket.recv_fds(control, 1, 1)
+        if not byte:  # slurmstepd is gone
+            os._exit(0)
+        task = socket.socket(fileno=received[0])
         asked = receive(task)
         journal(asked)
         if dict(asked)["verb"] == "finish":

@@ -22,7 +22,7 @@ def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
 
     def come_and_go(number: int) -> None:
         for _ in range(500):
-            registry.add("one", job(number), "address")
+            registry.listen("one", job(number)).close()
             registry.remove("one", job(number))
 
     with ThreadPoolExecutor(4) as steps:
@@ -33,14 +33,25 @@ def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
 def test_a_killed_helper_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     registry = Registry(str(tmp_path), 1)
     (tmp_path / "1").mkdir()
-    for address in ("old", "new"):
-        registry.add("one", job(1), address)
-    assert registry.addresses("one") == [("1.0", "new")]
+    registry.listen("one", job(1)).close()
+    listener = registry.listen("one", job(1))
+    assert registry.others("one", 2, 0) == ["1.0"]
+    listener.close()
+    assert registry.others("one", 2, 0) == []  # and that has forgotten it
+    assert not (tmp_path / "1" / "running").exists()
+
+
+def test_a_name_longer_than_an_address_may_be(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), 1)
+    (tmp_path / "1").mkdir()
+    listener = registry.listen("n" * 200, job(1))
+    assert registry.others("n" * 200, 2, 0) == ["1.0"]
+    listener.close()
 
 
 def test_a_runtime_path_that_is_gone_is_said(tmp_path: Path) -> None:
     registry = Registry(str(tmp_path), 1)
     with pytest.raises(PenrootError, match="somebody has removed"):
-        registry.add("one", job(1), "address")
+        registry.listen("one", job(1))
     with pytest.raises(PenrootError, match="somebody has removed"):
         registry.lock("one")
