@@ -6,8 +6,12 @@ import sys
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
+    import _signal
+
     from enroot_py.errors import PenrootError
 
+    # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     try:
         status = _run(sys.argv[1:])
         if sys.stdout is not None:

@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from enroot_py import log
+from enroot_py import log, workers
 from enroot_py.errors import PenrootError
 
 
@@ -30,13 +31,22 @@ def run(
 ) -> str:
     """Run ``command`` to its end and return its stdout, unless it goes to the descriptor ``stdout``.
 
-    The process that becomes it calls ``before``, and is killed after ``timeout`` seconds.
+    The process that becomes it calls ``before``, and is killed after ``timeout`` seconds, or when we are.
 
     Raises ``error`` when it fails, and ``tolerate`` does not take its status and lines for a success: with what it
     wrote, to stderr if it did: the line that begins with its own name, which a usage text may follow, or else the
     last two.
     """
     log.debug("run " + " ".join(command))
+    parent = os.getpid()
+
+    def begin() -> None:
+        if before:
+            before()
+        workers.die_with_parent(signal.SIGKILL)  # last, for a change of credentials takes it back
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+
     try:
         done = subprocess.run(
             command,
@@ -46,7 +56,7 @@ def run(
             text=True,
             errors="replace",
             env=environ,
-            preexec_fn=before,  # there is one thread
+            preexec_fn=begin,  # there is one thread
             timeout=timeout,
             check=False,
         )
@@ -54,6 +64,10 @@ def run(
         raise error(f"{command[0]} has not ended within {timeout:.0f} s") from None
     except OSError as e:  # a script without its interpreter, say
         raise error(f"cannot execute {command[0]}: {e.strerror}") from e
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        hint = "out of memory? see --mem and dmesg" if done.returncode == -signal.SIGKILL else ""
+        raise error(f"{command[0]} was killed by {name}", hint=hint)
     if done.returncode != 0:
         said = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-* complain on stdout
         lines = [line for line in said.splitlines() if line.strip()]

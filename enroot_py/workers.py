@@ -22,9 +22,9 @@ _PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def die_with_parent() -> None:
-    """Be killed when the parent ends. To be called again after a user namespace was entered: prctl(2)."""
-    linux.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Get this signal when the parent ends. To be called again after a user namespace was entered: prctl(2)."""
+    linux.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
