@@ -13,10 +13,9 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 
-from enroot_py import __version__, configs, environ, hooks, imagefiles, log, mounts, rc, run, squashfs
+from enroot_py import __version__, configs, environ, hooks, imagefiles, log, making, mounts, rc, run, squashfs, trees
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import SETTINGS, Settings, sysconf_path
 
@@ -61,7 +60,7 @@ def write(
     squashfs.check_output(output, settings)
     if target is None:
         target = os.path.basename(output).removesuffix(".run")
-    directory, name = os.path.split(output)
+    making.sweep(os.path.dirname(output))
     with _readable(image, settings) as source:
         config = _config(source, image, description, target)
         runtime = _runtime(config, settings, everything)
@@ -80,10 +79,8 @@ def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace
     offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
     length = offset - start + os.path.getsize(image)
     digest = hashlib.sha256()
-    directory, name = os.path.split(output)
-    fd, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name[:200]}.")
-    try:
-        with open(fd, "wb") as out:
+    with making.File(output) as file:
+        with open(file.fd, "wb", closefd=False) as out:
             out.seek(start)
             for block in _blocks(runtime.ljust(offset - start, b"\0"), image):
                 if checksum:
@@ -91,16 +88,9 @@ def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace
                 out.write(block)
             out.seek(0)
             out.write(_header(digest.hexdigest() if checksum else "", start, length, offset))
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(fd, 0o777 & ~umask)
-        if replace:
-            os.rename(temporary, output)
-        else:
-            os.link(temporary, output)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        mode = os.fstat(file.fd).st_mode
+        os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
+        file.publish(replace=replace)
 
 
 def _blocks(first: bytes, image: str) -> Iterator[bytes]:
@@ -159,12 +149,20 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
         yield image
         return
     log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
-    with tempfile.TemporaryDirectory(dir=settings.temp_path, prefix="penroot-bundle-") as scratch:
+    making.sweep(settings.temp_path)
+    try:
+        scratch, lock = making.directory(settings.temp_path + "/penroot-bundle", 0o700)
+    except OSError as e:
+        raise squashfs.cannot_write(settings.temp_path + "/penroot-bundle", e) from e
+    try:
         unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
         os.mkdir(unpacked)
         squashfs.unpack(image, unpacked, settings)
         squashfs.write((unpacked,), converted, settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K"))
         yield converted
+    finally:
+        trees.remove(scratch)
+        os.close(lock)
 
 
 def _compression(image: str) -> str:
@@ -183,21 +181,13 @@ def _config(source: str, image: str, description: str, target: str) -> str:
         "target": target,
         "size": str(-(-size // 1024)),
     }
-    script = rc.parse(_text(image, "etc/rc"), _text(image, "etc/rc.local"))
+    script = rc.parse(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
     if script is not None:  # no shell is needed to know what it runs
         values["image_run"] = "y"
         values["image_workdir"] = script.workdir
         values["image_entrypoint"] = " ".join(map(imagefiles.quote, script.entrypoint))
         values["image_command"] = " ".join(map(imagefiles.quote, script.command))
     return "".join(f"{key}={imagefiles.quote(value)}\n" for key, value in values.items())
-
-
-def _text(image: str, path: str) -> str:
-    """A file of an image; empty where it has none, or unsquashfs is older than 4.5 and has no -cat."""
-    try:
-        return run.run([run.find("unsquashfs", package="squashfs-tools"), "-cat", image, path], error=ImageError)
-    except ImageError:
-        return ""
 
 
 def _runtime(config: str, settings: Settings, everything: bool) -> bytes:

@@ -178,40 +178,55 @@ class _made:
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
         self.name, self.settings, self.force = name, settings, force
         self.path = f"{settings.data_path}/{check_name(name)}"
-        self.temporary = f"{settings.data_path}/.{name[:200]}.{os.getpid()}"
+        self.temporary, self._lock = "", -1
 
     def __enter__(self) -> str:
         if not self.force:
             refuse_taken(self.name, self.settings)
-        from enroot_py import trees
+        from enroot_py import making
 
+        directory = self.settings.data_path
         try:
-            os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
-            trees.make(self.temporary, 0o755)
+            os.makedirs(directory, 0o700, exist_ok=True)
+            making.sweep(directory)
+            self.temporary, self._lock = making.directory(self.path, 0o755)
         except OSError as e:
             raise ContainerError(
-                f"cannot create a container in {os.path.dirname(self.path)}: {e.strerror}", hint=_way_out(e, self.path)
+                f"cannot create a container in {directory}: {e.strerror}", hint=_way_out(e, self.path)
             ) from e
         return self.temporary
 
     def __exit__(self, kind: "type[BaseException] | None", error: "BaseException | None", _: object) -> None:
-        if kind is None:
-            try:
-                if self.force:
-                    remove_if_there(self.name, self.settings)
-                os.rename(self.temporary, self.path)
-                return
-            except PenrootError:
-                delete(self.temporary)
-                raise
-            except OSError as e:
-                error = e
-        hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            hint = "another process has made it in this moment"
-        delete(self.temporary)
-        if isinstance(error, OSError):
-            raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error
+        try:
+            if kind is None:
+                try:
+                    self._publish()
+                    return
+                except PenrootError:
+                    delete(self.temporary)
+                    raise
+                except OSError as e:
+                    error = e
+            hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                hint = "another process has made it in this moment"
+            delete(self.temporary)
+            if isinstance(error, OSError):
+                raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error
+        finally:
+            os.close(self._lock)
+
+    def _publish(self) -> None:
+        """Give the directory its name; what had that is deleted afterwards, and back if this fails."""
+        old = _set_aside(self.name, self.settings) if self.force else None
+        try:
+            os.rename(self.temporary, self.path)
+        except OSError:
+            if old:
+                old.restore(self.path)
+            raise
+        if old:
+            old.delete()
 
 
 def _way_out(error: OSError, path: str) -> str:
@@ -234,27 +249,73 @@ def names(settings: Settings) -> "list[str]":
 
 def remove(name: str, settings: Settings) -> None:
     """Delete a container; it is gone from the list before its files are. Raises ContainerError."""
+    sweep(settings)
     if not remove_if_there(name, settings):
         raise ContainerError(f"no such container: {name}", hint="penroot list shows those there are")
 
 
+def sweep(settings: Settings) -> None:
+    """Delete what was killed while it made or deleted a container."""
+    from enroot_py import making
+
+    making.sweep(settings.data_path)
+
+
 def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container; False where there is none of that name. Raises ContainerError."""
+    trash = _set_aside(name, settings)
+    if trash is None:
+        return False
+    trash.delete()
+    return True
+
+
+class _Trash:
+    """A container that has lost its name. Who sweeps leaves it alone while we are at it."""
+
+    def __init__(self, path: str, trash: str) -> None:
+        """Raises OSError."""
+        from enroot_py import making
+
+        self.path = trash
+        self._lock = making.hold(path)
+        try:
+            os.rename(path, trash)
+        except OSError:
+            self._let_go()
+            raise
+
+    def restore(self, path: str) -> None:
+        os.rename(self.path, path)
+        self._let_go()
+
+    def delete(self) -> None:
+        try:
+            delete(self.path)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+
+
+def _set_aside(name: str, settings: Settings) -> "_Trash | None":
+    """Take a container's name from it; None where there is none. Raises ContainerError."""
+    from enroot_py import making
+
     path = f"{settings.data_path}/{check_name(name)}"
-    trash = f"{settings.data_path}/.trash.{os.getpid()}.{name[:200]}"
     if not os.path.lexists(path):
-        return False  # rename(2) would tell of a read-only file system first
+        return None  # rename(2) would tell of a read-only file system first
     place = _mounted_beneath(path)
     if place:
         raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
     try:
-        os.rename(path, trash)
+        return _Trash(path, making.hidden(path, making.TRASH))
     except FileNotFoundError:
-        return False
+        return None
     except OSError as e:
         raise ContainerError(f"cannot remove {name}: {e.strerror}", hint=_way_out(e, path)) from e
-    delete(trash)
-    return True
 
 
 def _mounted_beneath(directory: str) -> str:
@@ -283,5 +344,6 @@ def export(name: str, output: str, settings: Settings) -> None:
     from enroot_py import squashfs
 
     source = open_container(name, settings)
+    sweep(settings)
     directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
-    squashfs.write(directories, output, settings, image=source.image)
+    squashfs.write(directories, output, settings, image=source.image, used=directories[0])

@@ -7,7 +7,7 @@ path only check() and is_squashfs() are used: no import here but os and errno.
 
 import errno
 import os
-from _collections_abc import Sequence
+from _collections_abc import Iterator, Sequence
 
 from enroot_py.errors import ImageError
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 _MAGIC = b"hsqs"
 _SUPERBLOCK = 96  # bytes
-_NEW_NAMES = 100
-_MEMORY = "512M"  # for mksquashfs, which would take a quarter of the machine's, whatever a job may have
+_QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 each make nothing quicker
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
@@ -71,44 +70,36 @@ def checksum(path: str) -> str:
     return found.hexdigest()
 
 
-def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "") -> int:
+def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "", used: str = "") -> int:
     """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
 
-    ``image`` is a squashfs file beneath all of them. Returns the size of the file.
+    ``image`` is a squashfs file beneath all of them. ``used`` is that of the directories in
+    which starts have made mount points, which are left out. Returns the size of the file.
 
     Nothing is copied on disk. The file appears whole or not at all, and replaces another
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
     check_output(output, settings)
+    from enroot_py import making
+
     if output == STDOUT:
-        return _print(lowerdirs, image, settings)
+        making.sweep(settings.temp_path)
+        return _print(lowerdirs, image, used, settings)
     output = os.path.abspath(output)
-    # A file without a name: whatever happens to us, nothing half-written is left. Where the
-    # file system has none (NFS), a hidden one beside it.
-    directory, name = os.path.split(output)
-    hidden = ""
+    making.sweep(os.path.dirname(output))
     try:
-        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-    except OSError:
-        hidden = f"{directory}/.{name[:200]}.{os.getpid()}"
-        try:
-            fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except OSError as e:
-            raise cannot_write(output, e) from e
-    try:
-        _in_child(lowerdirs, image, fd, settings)
-        _link(hidden or f"/proc/self/fd/{fd}", output, replace=settings.force_override)
-        return os.fstat(fd).st_size
+        with making.File(output) as file:
+            _in_child(lowerdirs, image, used, file.fd, settings)
+            file.publish(replace=settings.force_override)
+            return os.fstat(file.fd).st_size
+    except FileExistsError:
+        raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
     except OSError as e:
         raise cannot_write(output, e) from e
-    finally:
-        os.close(fd)
-        if hidden:
-            os.unlink(hidden)
 
 
-def _print(lowerdirs: "Sequence[str]", image: str, settings: "Settings") -> int:
+def _print(lowerdirs: "Sequence[str]", image: str, used: str, settings: "Settings") -> int:
     """The same to stdout, by way of a file without a name: mksquashfs goes back to where it was."""
     import shutil
     import sys
@@ -118,7 +109,7 @@ def _print(lowerdirs: "Sequence[str]", image: str, settings: "Settings") -> int:
 
     try:
         file = tempfile.TemporaryFile(dir=settings.temp_path)  # noqa: SIM115
-        _in_child(lowerdirs, image, file.fileno(), settings)
+        _in_child(lowerdirs, image, used, file.fileno(), settings)
     except OSError as e:
         hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
         raise ImageError(f"cannot write an image in {settings.temp_path}: {e.strerror}", hint=hint) from e
@@ -163,43 +154,15 @@ def cannot_write(output: str, error: OSError) -> ImageError:
     return ImageError(f"cannot write {output}: {error.strerror}", hint=hint)
 
 
-def _link(source: str, output: str, *, replace: bool) -> None:
-    """Give a complete file its name."""
-    directory, name = os.path.split(output)
-    # With a directory descriptor, for only then os.link() is linkat(2), which can follow /proc/self/fd.
-    at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not replace:
-            os.link(source, name, dst_dir_fd=at)
-            return
-        for number in range(_NEW_NAMES):
-            new = f".{name[:200]}.{os.getpid()}.{number}"
-            try:
-                os.link(source, new, dst_dir_fd=at)
-            except FileExistsError:
-                continue
-            try:
-                os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
-            except OSError:
-                os.unlink(new, dir_fd=at)
-                raise
-            return
-    except FileExistsError:
-        raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
-    finally:
-        os.close(at)
-    raise ImageError(f"cannot write {output}: no free name beside it")
-
-
-def _in_child(lowerdirs: "Sequence[str]", image: str, fd: int, settings: "Settings") -> None:
+def _in_child(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings: "Settings") -> None:
     """Run mksquashfs in a process of its own, whose mounts go with it."""
     from enroot_py import workers
 
-    workers.run([lambda: _squash(lowerdirs, image, fd, settings)], 1)
+    workers.run([lambda: _squash(lowerdirs, image, used, fd, settings)], 1)
 
 
-def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, settings: "Settings") -> None:
-    from enroot_py import layers, linux, namespaces, rootfs, run, squashfuse, workers
+def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings: "Settings") -> None:
+    from enroot_py import layers, linux, memory, namespaces, rootfs, run, squashfuse, workers
 
     mksquashfs = run.find("mksquashfs", package="squashfs-tools")
     modes = sorted(layers.special_modes(lowerdirs))
@@ -225,20 +188,72 @@ def _squash(lowerdirs: "Sequence[str]", image: str, fd: int, settings: "Settings
         rootfs.attach(overlay, root)
     except OSError as e:
         raise ImageError(f"cannot mount an overlay of {len(lowerdirs)} layers: {e.strerror}") from e
+    left = memory.left()
+    if left < memory.needed():
+        raise ImageError(
+            f"no memory to write an image: {left >> 20} MiB are left, it takes {memory.needed() >> 20}",
+            hint="in a job of Slurm give it more: --mem",
+        )
+    buffers, threads = memory.share(left, processors(settings))
     command = [mksquashfs, root, "/proc/self/fd/0", "-noappend", "-no-recovery", "-no-progress", "-quiet"]
-    command += ["-exit-on-error", "-all-root", "-processors", str(processors(settings))]
+    command += ["-exit-on-error", "-all-root", "-processors", str(threads)]
     command += settings.squash_options.split()
     if "-mem" not in command:
-        command += ["-mem", _MEMORY]
+        command += ["-mem", f"{buffers >> 20}M"]
     if modes:
         with open(_SCRATCH + "/modes", "wb") as f:
             f.writelines(b"%s m %o 0 0\n" % (_pseudo_name(path), mode) for path, mode in modes if "\n" not in path)
         command += ["-pf", _SCRATCH + "/modes"]
-    # Mount points that are left over: directories and empty files that nobody may open.
-    command += ["-action", "exclude@perm(0) && (type(d) || (type(f) && filesize(0)))"]
-    command += ["-wildcards", "-e", "dev/*", ".enroot", ".lock"]
+    with open(_SCRATCH + "/excluded", "wb") as f:
+        f.writelines(_pattern(path) + b"\n" for path in _left_out(used, root))
+    command += ["-wildcards", "-ef", _SCRATCH + "/excluded", "-e", "dev/*", ".enroot"]
     environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
     _run_tool(command, environ=environ, stdin=fd)
+
+
+def _left_out(used: str, root: str) -> "Iterator[bytes]":
+    """What starts have left in the directory ``used`` of the view ``root``: mount points, and enroot's lock.
+
+    A mount point is closed to all, and nothing is in it: what a user has closed is kept where there is something.
+    """
+    if not used:
+        return
+    if _is_empty_file(root + "/.lock"):
+        yield b".lock"
+    base = os.fsencode(used)
+    pending = [b""]
+    while pending:
+        inside = pending.pop()
+        try:
+            entries = list(os.scandir(base + b"/" + inside))
+        except FileNotFoundError:
+            continue  # a container that runs
+        for entry in entries:
+            path = inside + entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_directory:
+                pending.append(path + b"/")
+            if not is_directory and not entry.is_file(follow_symlinks=False) or b"\n" in path:
+                continue
+            if not entry.stat(follow_symlinks=False).st_mode & 0o7777:
+                shown = os.fsencode(root) + b"/" + path
+                if not os.listdir(shown) if is_directory else _is_empty_file(shown):
+                    yield path
+
+
+def _is_empty_file(path: "str | bytes") -> bool:
+    import stat
+
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and not found.st_size
+
+
+def _pattern(path: bytes) -> bytes:
+    """A path as mksquashfs takes it with -wildcards: every byte that could mean something has a backslash before it."""
+    return b"".join(bytes((c,)) if chr(c).isalnum() or c == 47 or c > 127 else b"\\" + bytes((c,)) for c in path)
 
 
 def processors(settings: "Settings") -> int:
@@ -272,7 +287,8 @@ def read(path: str, name: str) -> str:
     try:
         return run.run([run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name], error=ImageError)
     except ImageError as e:
-        if "no matches" in str(e):
+        # unsquashfs before 4.5 has no -cat.
+        if "no matches" in str(e) or "invalid option" in str(e):
             return ""
         raise
 
@@ -282,12 +298,12 @@ def unpack(path: str, directory: str, settings: "Settings | None" = None) -> Non
 
     Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out.
     """
-    from enroot_py import run
+    from enroot_py import memory, run
 
     check(path)
-    threads = processors(settings) if settings else len(os.sched_getaffinity(0))
+    _, threads = memory.share(memory.left(), processors(settings) if settings else len(os.sched_getaffinity(0)))
     command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
-    command += ["-processors", str(threads), "-force", "-dest", directory, path]
+    command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
     _run_tool(command, tolerate=_are_devices)
     _settle(directory)
 

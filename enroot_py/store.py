@@ -83,7 +83,7 @@ class Image:
             return False
         flock(fd, LOCK_SH)
         _lease(self.path)
-        if not _is_at(fd, self.path):
+        if not is_at(fd, self.path):
             os.close(fd)
             return False
         self.release()
@@ -383,7 +383,7 @@ class Store:
                 continue
             try:
                 flock(fd, LOCK_EX | LOCK_NB)
-                if _is_at(fd, path):
+                if is_at(fd, path):
                     _remove(path)
             except BlockingIOError:
                 pass  # its maker lives
@@ -424,7 +424,7 @@ class Build:
                 continue
             try:
                 flock(fd, LOCK_EX)
-                if _is_at(fd, self.path):
+                if is_at(fd, self.path):
                     _empty(self.path)
                     if os.path.isdir(self.target):
                         if not _is_whole(self.target):  # else it has been published since we looked
@@ -573,7 +573,7 @@ def _keep_or_drop(path: str, aside: str) -> None:
     os.rename(path, aside + "/damaged")
 
 
-def _is_at(fd: int, path: str) -> bool:
+def is_at(fd: int, path: str) -> bool:
     """Whether the open directory is the one at ``path``: it may have been published or removed meanwhile."""
     try:
         there = os.lstat(path)

@@ -505,12 +505,6 @@ def clean_up(job: "Job") -> None:
 
 
 def _remove(name: str, settings: "Settings") -> None:
-    """Delete a container of a step, and what was killed while it made or deleted it. Raises PenrootError."""
+    """Delete a container of a step, and what was killed while it made or deleted one. Raises PenrootError."""
     containers.remove_if_there(name, settings)
-    try:
-        entries = os.listdir(settings.data_path)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.startswith(f".{name}.") or (entry.startswith(".trash.") and entry.endswith(f".{name}")):
-            containers.delete(f"{settings.data_path}/{entry}")
+    containers.sweep(settings)

@@ -180,13 +180,18 @@ def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None
     expect(step, "up")
     # As one that is killed between making a container and naming it, or between unnaming and deleting it.
     name = lab.run(["ls", directory], node="n1").stdout.strip()
-    half = f"cd {directory} && mkdir -p .{name}.123/upper .trash.123.{name}/upper .pyxis_9.0.123"
-    lab.run(f"{half}; pkill -KILL -f {HELPER}", node="n1")
+    node = lab.run(["uname", "-n"], node="n1").stdout.strip()
+    left, busy = (f".{name}.{node}.9-0.making", f".{name}.{node}.9-1.trash"), f".pyxis_9.0.{node}.9-2.making"
+    lab.run(f"cd {directory} && mkdir -p {left[0]}/upper {left[1]}/upper {busy}", node="n1")
+    other = lab.popen(["flock", f"{directory}/{busy}", *sh("echo held; read line")], node="n1")
+    expect(other, "held")
+    lab.run(f"pkill -KILL -f {HELPER}", node="n1")
     end(step)
     until(lambda: not lab.run(["squeue", "-h"]).stdout, "the job has ended")
-    left = lab.run(f"ls -A {directory}; rmdir {directory}/.pyxis_9.0.123", node="n1").stdout
-    assert name not in left
-    assert ".pyxis_9.0.123" in left  # of another step
+    now = lab.run(f"ls -A {directory}; rmdir {directory}/{busy}", node="n1").stdout
+    end(other)
+    assert name not in now
+    assert busy in now  # somebody is at work on it
 
 
 def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:

@@ -13,11 +13,11 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 LAYERS = (
     {"enroot_py", "errors", "log"},
     {"linux", "run", "settings", "reference", "imagefiles", "rc", "tar", "workers", "filesystems",
-     "progress", "ldcache", "yamlcache", "yamlconf", "configs", "trees", "trusted"},
+     "progress", "ldcache", "memory", "yamlcache", "yamlconf", "configs", "trees", "trusted"},
     {"paths", "mounts", "namespaces", "environ", "hooks", "addresses", "connections", "credentials", "registry",
      "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
-     "fuseoverlay", "login", "squashfuse", "pmix", "ranks"},
+     "making", "fuseoverlay", "login", "squashfuse", "pmix", "ranks"},
     {"devices", "cdi", "nvidia", "nvml"},
     {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual", "doctor"},

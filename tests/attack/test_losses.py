@@ -1,0 +1,256 @@
+"""What a user has is lost neither by a tool's exclusion, status or warning, nor by a kill at any moment."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.images import Image, Layer, directory, entry, tar, write_layout
+from tests.kernel.conftest import PREFIX, User
+
+
+def listed(user: User, image: pathlib.Path) -> dict[str, str]:
+    """Name -> mode as ls(1) shows it of all that is in a squashfs file."""
+    out = subprocess.run(["unsquashfs", "-ll", str(image)], capture_output=True, text=True, check=True).stdout
+    lines = [line.split(None, 5) for line in out.splitlines() if "squashfs-root/" in line]
+    return {words[5].removeprefix("squashfs-root/"): words[0] for words in lines}
+
+
+def layout(user: User, *entries: tuple[object, bytes]) -> str:
+    """The URI of an image of one layer."""
+    image = Image([Layer(tar(entries))])  # type: ignore[arg-type]
+    index = b'{"schemaVersion":2,"manifests":[{"mediaType":"%s","digest":"%s","size":%d}]}' % (
+        image.kinds["manifest"].encode(),
+        image.digest().encode(),
+        len(image.manifest()),
+    )
+    place = user.home / "layout"
+    write_layout(place, [image.manifest(), image.config(), *(layer.blob for layer in image.layers)], index)
+    (place / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    user.own(place)
+    return f"oci:{place}"
+
+
+def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs: pathlib.Path) -> None:
+    """Line 10: mode 0000 is the sign of a mount point; a directory of a user's own has it too."""
+    for name in ("closed/deep", "odd [x]*name"):
+        (rootfs / name).mkdir(parents=True)
+    (rootfs / "closed/deep/file").write_text("precious")
+    (rootfs / "odd x-name").write_text("of another name, which that one matches as a pattern")
+    (rootfs / "bare").mkdir()
+    user.own(rootfs)
+    for name in ("closed/deep", "closed", "odd [x]*name", "bare"):
+        (rootfs / name).chmod(0)
+    user.penroot("export", "box")
+    found = listed(user, user.home / "box.sqsh")
+    assert found["closed"] == "d---------"
+    assert "closed/deep/file" in found
+    assert "odd x-name" in found
+    assert not {"bare", "odd [x]*name"} & set(found)  # nothing is lost with them
+    user.penroot("create", "-n", "again", "box.sqsh")
+    assert user.start("--root", "again", "cat", "/closed/deep/file") == "precious"
+
+
+def test_what_a_user_closes_in_a_container_over_an_image_is_exported(user: User, rootfs: pathlib.Path) -> None:
+    """Line 10: closed in the upper directory, but its files are in a layer below."""
+    files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
+    files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
+    files += [directory("bare", 0), entry("nothing", mode=0)]
+    uri = layout(user, *files)
+    user.penroot("load", "-n", "over", uri)
+    user.start("--root", "--rw", "-m", "/usr/share:/mnt/point", "over", "/bin/busybox", "chmod", "0", "/below")
+    user.penroot("export", "over")
+    found = listed(user, user.home / "over.sqsh")
+    assert found["below"] == "d---------"
+    assert {"below/file", "shut/file", "bare", "nothing"} <= set(found)
+    assert "mnt/point" not in found
+
+
+def test_an_import_leaves_nothing_out(user: User) -> None:
+    """Line 10: no start has ever made a mount point in it, so what is closed and empty is the image's."""
+    uri = layout(
+        user, directory("bare", 0), entry("nothing", mode=0), directory("s", 0), entry("s/f", b"1"), entry(".lock")
+    )
+    user.penroot("import", "-o", "x.sqsh", uri)
+    found = listed(user, user.home / "x.sqsh")
+    assert {"bare", "nothing", "s/f", ".lock"} <= set(found)
+    assert found["bare"] == "d---------"
+
+
+def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -> None:
+    """Line 10: enroot leaves an empty /.lock; one that holds something is no lock of enroot's."""
+    (rootfs / ".lock").write_text("precious")
+    user.own(rootfs)
+    user.penroot("export", "box")
+    assert ".lock" in listed(user, user.home / "box.sqsh")
+
+
+@pytest.mark.parametrize("verb", ["create", "export", "import", "bundle"])
+def test_a_parent_that_ignores_sigchld_does_not_turn_failures_into_successes(
+    user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
+) -> None:
+    """Line 13: the status of a child is lost then, and Python takes it for 0: a full disk would be a success."""
+    small = user.home / "small"
+    small.mkdir()
+    words = {
+        "create": f"create -n x {image}",
+        "export": f"export -o {small}/x.sqsh box",
+        "import": f"import -o {small}/x.sqsh {layout(user, directory('d'), entry('d/f', os.urandom(4 << 20)))}",
+        "bundle": f"bundle -o {small}/x.run {image}",
+    }[verb]
+    data = small if verb == "create" else user.data
+    script = (
+        f"mount -t tmpfs -o size=600k,mode=777 tmpfs {small} && trap '' CHLD && "
+        f"setpriv --reuid={user.uid} --regid={user.uid} --clear-groups "
+        f"env --ignore-signal=CHLD {PREFIX}/bin/penroot {words}; echo status $?; ls -A {small}"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env={**user.environ, "ENROOT_DATA_PATH": str(data)},
+        cwd=user.home,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "status 1\n", done.stdout + done.stderr
+    assert "full" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- what is left after a kill
+
+
+def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
+    """Run penroot and kill it as soon as something of a pattern is in a directory."""
+    run = subprocess.Popen(as_user(user, *words), env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
+    place, pattern = there
+    while run.poll() is None and not glob.glob(f"{place}/{pattern}", include_hidden=True):
+        pass
+    run.kill()
+    run.wait()
+
+
+def as_user(user: User, *words: str) -> list[str]:
+    ids = (f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups")
+    return ["setpriv", *ids, "--", f"{PREFIX}/bin/penroot", *words]
+
+
+def hidden(place: pathlib.Path) -> list[str]:
+    return [name for name in os.listdir(place) if name.startswith(".")]
+
+
+@pytest.fixture
+def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """An image that takes a moment to unpack."""
+    for number in range(40):
+        (rootfs / f"opt/{number}").mkdir()
+        for file in range(40):
+            (rootfs / f"opt/{number}/{file}").write_bytes(os.urandom(2000))
+    path = user.home / "large.sqsh"
+    subprocess.run(["mksquashfs", str(rootfs), str(path), "-quiet", "-no-progress", "-comp", "lz4"], check=True)
+    user.own(path)
+    user.own(user.data)
+    return path
+
+
+def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
+    """Line 13: the half-made directory had the number of a process in its name, and stayed for ever."""
+    killed(user, "create", "-n", "half", str(large), there=(user.data, ".half*/opt/1*"))
+    assert hidden(user.data)
+    user.penroot("remove", "-f", "box")
+    assert hidden(user.data) == []
+    assert user.penroot("list").stdout == ""
+
+
+def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
+    """Line 13: .trash.* stayed for ever."""
+    user.penroot("create", "-n", "full", str(large))
+    killed(user, "remove", "-f", "full", there=(user.data, ".*trash*"))
+    assert hidden(user.data)
+    user.penroot("create", "-n", "next", str(large))
+    assert sorted(os.listdir(user.data)) == ["box", "next"]
+
+
+def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
+    """Line 13: what lives is left alone, however old it looks."""
+    run = subprocess.Popen(as_user(user, "create", "-n", "slow", str(large)), env=user.environ)
+    while run.poll() is None and not list(user.data.glob(".slow*/opt/1*")):
+        pass
+    run.send_signal(signal.SIGSTOP)
+    try:
+        user.penroot("create", "-n", "quick", str(large))
+    finally:
+        run.send_signal(signal.SIGCONT)
+    assert run.wait() == 0
+    assert user.penroot("list").stdout == "box\nquick\nslow\n"
+
+
+def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: pathlib.Path) -> None:
+    """Line 13: half a bundle, and the copy in the temporary directory of an image that is converted for it."""
+    tmp = user.home / "tmp"
+    tmp.mkdir()
+    user.own(tmp)
+    user.environ["TMPDIR"] = str(tmp)
+    odd = user.home / "lzo.sqsh"
+    subprocess.run(
+        ["mksquashfs", str(user.data / "box"), str(odd), "-quiet", "-no-progress", "-comp", "lzo"], check=True
+    )
+    user.own(odd)
+    killed(user, "bundle", "-o", "x.run", str(odd), there=(tmp, "*penroot-bundle*/rootfs/opt/1*"))
+    assert os.listdir(tmp)
+    user.penroot("bundle", "-o", "y.run", str(odd))
+    assert os.listdir(tmp) == []
+    assert [name for name in hidden(user.home) if ".run" in name] == []
+
+
+def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, large: pathlib.Path) -> None:
+    """Line 10: killed while the old one is deleted, the name is the new one's; it was nobody's."""
+    user.penroot("create", "-n", "same", str(large))
+    (user.data / "same/old").write_text("")
+    killed(user, "create", "-f", "-n", "same", str(large), there=(user.data, ".*trash*"))
+    assert (user.data / "same").is_dir()
+    assert not (user.data / "same/old").exists()
+
+
+@pytest.mark.soak
+def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
+    user: User, large: pathlib.Path, rng: random.Random, soak: bool
+) -> None:
+    """Lines 10 and 13: whichever verb is killed whenever, the next one finds the user's things whole, and no lock."""
+    uri = layout(user, directory("d"), *(entry(f"d/{n}", os.urandom(20_000)) for n in range(200)))
+    kept = user.data / "kept"
+    user.penroot("create", "-n", "kept", str(large))
+    user.penroot("export", "-o", "kept.sqsh", "kept")
+    names, size = sorted(p.name for p in (kept / "opt").iterdir()), (user.home / "kept.sqsh").stat().st_size
+    verbs = (
+        ("create", "-f", "-n", "a", str(large)),
+        ("load", "-f", "-n", "b", uri),
+        ("remove", "-f", "a"),
+        ("import", "-f", "-o", "kept.sqsh", uri),
+        ("export", "-f", "-o", "kept.sqsh", "kept"),
+        ("bundle", "-f", "-o", "a.run", str(large)),
+        ("cache", "prune"),
+    )
+    for _ in range(500 if soak else 14):
+        words = rng.choice(verbs)
+        run = subprocess.Popen(as_user(user, *words), env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.02, 0.6))
+        run.kill()
+        run.wait()
+        assert sorted(p.name for p in (kept / "opt").iterdir()) == names
+        subprocess.run(["unsquashfs", "-s", str(user.home / "kept.sqsh")], check=True, capture_output=True)
+    assert size
+    user.penroot("create", "-f", "-n", "a", str(large))
+    user.penroot("load", "-f", "-n", "b", uri)
+    user.penroot("export", "-f", "-o", "kept.sqsh", "kept")
+    user.penroot("bundle", "-f", "-o", "a.run", str(large))
+    assert hidden(user.data) == []
+    assert [name for name in hidden(user.home) if name.endswith(("making", "trash"))] == []
+    assert os.listdir(user.home / "cache/tmp") == []
+    assert user.penroot("cache", "verify").returncode == 0
