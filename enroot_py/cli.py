@@ -3,12 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import click
 
-from enroot_py import __version__, containers, log, settings
+import enroot_py
+from enroot_py import ENROOT_VERSION, __version__, called_as, containers, log, settings
 from enroot_py.errors import ContainerError, PenrootError, UsageError
-from enroot_py.settings import Settings
+from enroot_py.hooks import STANDARD as LIBRARY
+from enroot_py.settings import SETTINGS, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,16 +37,20 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
-            raise UsageError(f"No such command '{args[0]}'", hint=f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}")
+            hint = f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}"
+            raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=_usage(ctx))
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.commands)
 
 
-def _there(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+T = TypeVar("T", str | None, tuple[str, ...])
+
+
+def _there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
     """A value that is not empty: else it is a variable of a script that was not set."""
-    if value == "":
+    if value == "" or isinstance(value, tuple) and "" in value:
         raise click.BadParameter("it is empty")
     return value
 
@@ -57,15 +64,27 @@ class Days(click.FloatRange):
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(cls=Commands, context_settings=_CONTEXT, no_args_is_help=False, invoke_without_command=True)
-@click.version_option(__version__, message="%(version)s")
+def _usage(ctx: click.Context) -> str:
+    """The help text of a command, which goes to stdout."""
+    return ctx.get_help() + "\n"
+
+
+@click.group(
+    cls=Commands,
+    context_settings=_CONTEXT,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    options_metavar="",
+    subcommand_metavar="COMMAND [ARG...]",
+)
+@click.version_option(enroot_py.version(), message="%(version)s")
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
     for line in settings.slips(os.environ):
         log.warn(line)
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=True)
+        click.echo(ctx.get_help(), err=called_as() != "enroot")
         ctx.exit(1)
 
 
@@ -85,12 +104,20 @@ def main(arguments: Sequence[str]) -> int:
     except click.UsageError as e:
         verb = arguments[:1] if arguments[0] in penroot.commands else ()
         hint = f"{e.ctx.command_path if e.ctx else ' '.join((_program(), *verb))} --help"
-        raise UsageError(" ".join(e.format_message().split()).rstrip("."), hint=hint) from e
+        said = " ".join(e.format_message().split()).rstrip(".")
+        raise UsageError(said, hint=hint, usage=_usage(e.ctx) if e.ctx else "") from e
+
+
+def _synopsis(made: click.Command) -> click.Command:
+    """Let the usage of a command say of its options what it has."""
+    words = ("[options]", click.Option), ("[--]", click.Argument)
+    made.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in made.params))
+    return made
 
 
 def command(function: Callable[..., None]) -> click.Command:
     """A verb of the command line, under the name of its function."""
-    return penroot.command(function.__name__.strip("_"), context_settings=_CONTEXT)(function)
+    return _synopsis(penroot.command(function.__name__.strip("_"), context_settings=_CONTEXT)(function))
 
 
 _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
@@ -203,8 +230,15 @@ def list_(fancy: bool, form: str) -> None:
     click.echo(listing.as_json(found) if form == "json" else listing.as_text(found, fancy=fancy), nl=False)
 
 
+@_synopsis
 @penroot.command("exec", context_settings={**_CONTEXT, "allow_interspersed_args": False})
-@click.option("-e", "--env", multiple=True, metavar="KEY[=VALUE]", help="Set a variable, or take it from the caller.")
+@click.option(
+    *("-e", "--env"),
+    multiple=True,
+    callback=_there,
+    metavar="KEY[=VALUE]",
+    help="Set a variable, or take it from the caller.",
+)
 @click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
 def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
@@ -256,13 +290,13 @@ def export(output: str | None, force: bool, name: str) -> None:
 @command
 @click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
 @click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", default="", help="What the bundle is.")
+@click.option("-d", "--desc", callback=_there, help="What the bundle is.")
 @click.option("-o", "--output", callback=_there, help="Name of the bundle, if not IMAGE.run.")
 @click.option("-t", "--target", callback=_there, help="Where --keep unpacks it, if not ./BUNDLE.")
 @_force
 @click.argument("image")
 def bundle(
-    everything: bool, checksum: bool, desc: str, output: str | None, target: str | None, force: bool, image: str
+    everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
 ) -> None:
     """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed."""
     from enroot_py import bundle
@@ -274,7 +308,7 @@ def bundle(
         options,
         everything=everything or options.bundle_all,
         checksum=checksum or options.bundle_checksum,
-        description=desc,
+        description=desc or "",
         target=target,
     )
 
@@ -325,7 +359,7 @@ def manual_(directory: str) -> None:
     click.echo(manual.example(), nl=False)
 
 
-@penroot.group(context_settings=_CONTEXT, no_args_is_help=False)
+@penroot.group(context_settings=_CONTEXT, no_args_is_help=False, options_metavar="")
 def cache() -> None:
     """Show, check and clean the store of images."""
 
@@ -336,6 +370,7 @@ def _store() -> "Store":
     return Store(settings.load().cache_path)
 
 
+@_synopsis
 @cache.command("list", context_settings=_CONTEXT)
 def cache_list() -> None:
     """List the stored images: digest, size, last use, names."""
@@ -348,6 +383,7 @@ def cache_list() -> None:
         click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
 
 
+@_synopsis
 @cache.command("prune", context_settings=_CONTEXT)
 @click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
 @click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
@@ -369,6 +405,7 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
 
 
+@_synopsis
 @cache.command("verify", context_settings=_CONTEXT)
 @click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
 def cache_verify(repair: bool) -> None:
@@ -393,12 +430,34 @@ def cache_verify(repair: bool) -> None:
 def info() -> None:
     """Show the version, the files of settings, and every setting with its origin."""
     found = settings.load()
+    if called_as() == "enroot":
+        _info_of_enroot(found)
+        return
     click.echo(f"penroot version: {__version__}")
     files = list(settings.files(os.environ)) or [f"none in {settings.sysconf_path()} and {found.config_path}"]
     click.echo("Config files: " + " ".join(files))
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(found.everything()):
         click.echo(f"  {variable}={text}  ({origin})")
+
+
+def _info_of_enroot(found: Settings) -> None:
+    """The same in enroot's form, which scripts read: what is off is not there."""
+    site = settings.sysconf_path()
+    variables = {
+        **{variable: text for variable, text, _ in found.everything() if variable.startswith("ENROOT_")},
+        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
+        "ENROOT_LIBRARY_PATH": LIBRARY,
+        "ENROOT_SYSCONF_PATH": site,
+        "ENROOT_VERSION": ENROOT_VERSION,
+    }
+    click.echo(f"Enroot version: {ENROOT_VERSION}")
+    click.echo(f"Config file: {site}/enroot.conf")
+    click.echo("\nEnvironment variables:")
+    for variable, text in sorted(variables.items()):
+        setting = SETTINGS.get(variable)
+        if setting is None or setting.kind != "bool" or setting.parse(text):
+            click.echo(f"  {variable}={text}")
 
 
 @command
@@ -416,7 +475,7 @@ def doctor() -> None:
 @command
 def version() -> None:
     """Show the version."""
-    click.echo(__version__)
+    click.echo(enroot_py.version())
 
 
 @command
@@ -427,7 +486,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
     if verb in ("start", "batch"):
         from enroot_py import start
 
-        click.echo(start.USAGE, nl=False)
+        click.echo(start.usage(verb), nl=False)
     elif verb:
         ctx.exit(main([verb, "--help"]))
     else:

@@ -63,8 +63,7 @@ def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[s
         key, equals, value = option.partition("=")
         if not is_name(key):
             raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
-        if equals or key in host:
-            environ[key] = value if equals else host[key]
+        environ[key] = value if equals else host.get(key, "")
     return environ
 
 

@@ -16,7 +16,11 @@ class PenrootError(Exception):
 
 
 class UsageError(PenrootError):
-    """The command line is wrong: look at the options."""
+    """The command line is wrong: look at the options. ``usage`` is what enroot answers with, on stdout."""
+
+    def __init__(self, message: str, *, hint: str = "", usage: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.usage = usage
 
 
 class ConfigError(PenrootError):

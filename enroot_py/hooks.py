@@ -24,7 +24,7 @@ STANDARD = next(d for d in (_HERE + "/standard_hooks", os.path.dirname(_HERE) + 
 class Context:
     """What a hook sees and changes. Paths are of the container and resolved beneath its root.
 
-    ``cgroups`` is /proc/self/cgroup as it was outside.
+    ``cgroups`` is /proc/self/cgroup as it was outside, ``mount_point`` where the root is, for programs.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Context:
         host: "Mapping[str, str]",
         user: "struct_passwd",
         cgroups: str = "",
+        mount_point: str = "",
     ) -> None:
         self.root = root
         self.settings = settings
@@ -42,6 +43,7 @@ class Context:
         self.host = {**settings.passed_on, **host} if settings.passed_on else host
         self.user = user
         self.cgroups = cgroups
+        self.mount_point = mount_point
 
     def read(self, path: str) -> bytes:
         """Content of a file, empty if there is none."""

@@ -18,8 +18,10 @@ def main() -> None:
             sys.stdout.flush()  # or what cannot be written is told at exit, not by us
         sys.exit(status)
     except PenrootError as e:
-        from enroot_py import log
+        from enroot_py import called_as, log
 
+        if called_as() == "enroot":
+            sys.stdout.write(getattr(e, "usage", ""))
         log.error(str(e))
         if e.hint:
             log.hint(e.hint)
@@ -45,9 +47,9 @@ def _run(arguments: "list[str]") -> int:
         start(arguments[1:], batch=verb == "batch")
         return 0
     if verb == "version" and len(arguments) == 1:
-        from enroot_py import __version__
+        from enroot_py import version
 
-        sys.stdout.write(__version__ + "\n")
+        sys.stdout.write(version() + "\n")
         return 0
     from enroot_py.cli import main as cli
 

@@ -148,9 +148,8 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
 
 def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options out of the help text of start."""
-    head, _, table = start.USAGE.partition("\n Options:\n")
-    usage_lines, _, help_text = head.partition("\n\n")
-    usage = [line.replace("Usage:", "").strip() for line in usage_lines.splitlines() if f"{words} " in line]
+    help_text, _, table = start.HELP.partition("\n Options:\n")
+    usage = [f"penroot {start.SYNOPSIS[words.split()[-1]]}"]
     options: list[tuple[str, str]] = []
     for line in table.splitlines():
         found = re.match(r" {3,8}(-\S.*?)(?: {2,}(.*))?$", line)

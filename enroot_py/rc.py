@@ -18,6 +18,8 @@ class Exec:
 
     def argv(self, arguments: "tuple[str, ...]") -> "tuple[str, ...]":
         """What runs: the entrypoint, then ``arguments`` or else the image's command."""
+        if not self.entrypoint and arguments[:1] == ("--",):
+            arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
         return self.entrypoint + (arguments or self.command)
 
 

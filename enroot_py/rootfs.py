@@ -47,6 +47,10 @@ class Source:
         self.work = work
         self.shared = -1
 
+    def mount_point(self, scratch: str) -> str:
+        """Where it is mounted, beneath ``scratch``/root; hooks take a container's name from the end of this path."""
+        return f"{scratch}/root/{self.name if self.directory or self.upper else 'overlay'}"
+
     def describe(self) -> str:
         if self.image:
             return f"overlay over squashfs {self.image}"
@@ -68,12 +72,13 @@ def hide(scratch: str) -> None:
 
 
 def mount(source: Source, scratch: str, server: "Server | None", *, writable: bool, native: bool = True) -> int:
-    """Mount ``source`` on ``scratch``/root and return that directory as a file descriptor.
+    """Mount ``source`` on its mount point and return that directory as a file descriptor.
 
     A squashfs image has its ``server``. Overlays are the kernel's, or not
     ``native``. Raises ContainerError, ImageError.
     """
-    root = scratch + "/root"
+    root = source.mount_point(scratch)
+    os.mkdir(root, 0o755)
     if source.shared >= 0:
         attach(source.shared, root)
         return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

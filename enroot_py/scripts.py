@@ -7,7 +7,7 @@ capabilities there, as enroot runs them. Source: enroot(1), configuration.
 import os
 from _collections_abc import Mapping
 
-from enroot_py import __version__, configs, environ, hooks, linux, log, mounts
+from enroot_py import ENROOT_VERSION, configs, environ, hooks, linux, log, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, Settings, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -76,21 +76,24 @@ def run(conf: str, paths: "list[str]", context: hooks.Context, scratch: str, com
         for path in (*paths, *filter(None, (conf,))):
             log.explain(f"hook     {path}")
     argv = [_BASH, hooks.STANDARD + "/driver.sh", conf, out, str(len(paths)), *paths, *command]
-    status = _execute(argv, _environ(context, scratch, files))
+    status = _execute(argv, _environ(context, files))
     if status:
         failed = _read(files["failed"]).strip() or conf
-        raise HookError(f"hook {failed} failed with status {status}", hint="its own messages are above")
+        error = HookError(f"hook {failed} failed with status {status}", hint="its own messages are above")
+        if failed not in paths:  # what a configuration exits with is for whoever starts it
+            error.exit_code = status if status > 0 else 128 - status
+        raise error
     for line in _read(files["environ"]).splitlines():
         key, equals, value = line.lstrip().partition("=")
         if equals and environ.is_name(key) and context.environ.get(key) != value:
             context.environ[key] = environ.unquoted(value)
-    variables = {**context.host, "ENROOT_ROOTFS": scratch + "/root"}
+    variables = {**context.host, "ENROOT_ROOTFS": context.mount_point}
     now = list(mounts.parse_file(_read(files["fstab"]), variables, "hooks"))
     later = list(mounts.parse_file(_read(files["mounts"]), variables, f"mounts() of {conf}"))
     return Outcome(now, later, _read(files["rc"]) if os.path.exists(files["rc"]) else None)
 
 
-def _environ(context: hooks.Context, scratch: str, files: "dict[str, str]") -> "dict[str, str]":
+def _environ(context: hooks.Context, files: "dict[str, str]") -> "dict[str, str]":
     """The environment of a hook: the caller's, the settings, and where to look and to write."""
     exported = dict(context.host)
     for variable, setting in SETTINGS.items():
@@ -104,9 +107,9 @@ def _environ(context: hooks.Context, scratch: str, files: "dict[str, str]") -> "
             exported[variable] = text
     libexec = next((d for d in (_HERE + "/../../../libexec/penroot",) if os.path.isdir(d)), "")
     exported.update(
-        ENROOT_VERSION=__version__,
+        ENROOT_VERSION=ENROOT_VERSION,
         ENROOT_PID=str(os.getpid()),
-        ENROOT_ROOTFS=scratch + "/root",
+        ENROOT_ROOTFS=context.mount_point,
         ENROOT_ENVIRON=files["environ"],
         ENROOT_MOUNTS=files["fstab"],
         ENROOT_LIBRARY_PATH=hooks.STANDARD,

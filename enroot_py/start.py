@@ -10,7 +10,7 @@ import os
 import sys
 from _collections_abc import Mapping
 
-from enroot_py import configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
+from enroot_py import called_as, configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
 from enroot_py.errors import CommandError, ContainerError, PenrootError, UsageError
 from enroot_py.settings import SETTINGS, Settings, load, nearest, slips, sysconf_path
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from enroot_py.squashfuse import Server
 
-USAGE = """\
-Usage: penroot start [options] [--] NAME|IMAGE [COMMAND] [ARG...]
-       penroot batch [options] [--] CONFIG [COMMAND] [ARG...]
-
+SYNOPSIS = {
+    "start": "start [options] [--] NAME|IMAGE [COMMAND] [ARG...]",
+    "batch": "batch [options] [--] CONFIG [COMMAND] [ARG...]",
+}
+HELP = """\
 Start a container and run its command, or COMMAND.
 
 NAME is a container that 'penroot create' made; IMAGE is a squashfs image or a
@@ -45,6 +46,11 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
        --explain            show what would be mounted, set, hooked and run, and why
    -h, --help               this text
 """
+
+
+def usage(verb: str) -> str:
+    """The help text of ``start`` or ``batch``."""
+    return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{HELP}"
 
 
 class Options:
@@ -116,27 +122,31 @@ def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
             if not equals and rest:
                 value = rest.pop(0)
             if not value:
-                raise UsageError(f"option {name} needs a value", hint=f"penroot {verb} --help")
+                raise mistake(verb, f"option {name} needs a value")
             getattr(options, VALUES[name]).append(value)
         elif word == "--explain":
             options.explain = True
         else:
             meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, "--explain", "--help")])
-            hint = f"did you mean --{meant}?" if meant else f"penroot {verb} --help"
-            hint = _ELSEWHERE.get(name, hint)
-            raise UsageError(f"unknown option: {word}", hint=hint)
+            raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
     if not rest:
         needs = "a configuration script" if verb == "batch" else "a container or an image"
-        raise UsageError(f"{verb} needs {needs}", hint=f"penroot {verb} --help")
+        raise mistake(verb, f"{verb} needs {needs}")
     options.target, options.command = rest[0], tuple(rest[1:])
     return options
 
 
+def mistake(verb: str, message: str, hint: str = "") -> UsageError:
+    """The error for a command line that does not parse."""
+    return UsageError(message, hint=hint or f"{called_as()} {verb} --help", usage=usage(verb))
+
+
 def main(arguments: "list[str]", *, batch: bool = False) -> None:
     """Run ``penroot start``, or ``batch``, with ``arguments``. Returns only for --help; raises PenrootError."""
-    options = parse(arguments, "batch" if batch else "start")
+    verb = "batch" if batch else "start"
+    options = parse(arguments, verb)
     if options is None:
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage(verb))
         return
     directives: dict[str, tuple[str, str]] = {}
     if batch:
@@ -314,6 +324,10 @@ class Container:
             keep, path = _KEEP_PATH, (self.environ["PATH"],)
         if os.path.exists("/etc/rc"):
             return ("/bin/sh", "-c", keep + ". /etc/rc", "/etc/rc", *path, *command) if keep else _RC + command
+        if command[:1] == ("--",):
+            command = command[1:]
+        if command and " " in command[0] and not os.path.exists(command[0]):
+            return ("/bin/sh", "-c", keep + command[0], "sh", *path, *command[1:])
         if command and not self.login_shell:
             return command
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
@@ -321,17 +335,22 @@ class Container:
     def execute(self, command: "tuple[str, ...]") -> "NoReturn":
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
         argv = self.argv(command)
-        if self.login_shell:
+        if self.image is None or self.login_shell:
+            directory = self.environ["HOME"]
             try:
-                os.chdir(self.environ["HOME"])
+                os.chdir(directory)
             except OSError:
-                os.chdir("/")  # as login(1) does
-        if self.image is not None and not self.login_shell:
+                directory = "/"  # as login(1) does
+                os.chdir(directory)
+        else:
+            directory = self.image.workdir
             try:
-                os.chdir(self.image.workdir)
+                os.chdir(directory)
             except OSError as e:
-                message = f"cannot enter the image's working directory {self.image.workdir}: {e.strerror}"
-                raise ContainerError(message) from e
+                raise ContainerError(f"cannot enter the image's working directory {directory}: {e.strerror}") from e
+        # What a shell would set that had run the command.
+        self.environ["PWD"] = os.path.normpath(directory)
+        self.environ.setdefault("SHLVL", "0")
         execute(argv, self.environ, argv0="-sh" if self.login_shell else "")
 
 
@@ -371,7 +390,8 @@ def enter(
     user = account(*ids)
     with open("/proc/self/cgroup", errors="surrogateescape") as f:
         cgroups = f.read()
-    variables = {**host, "ENROOT_ROOTFS": scratch + "/root"}
+    mount_point = source.mount_point(scratch)
+    variables = {**host, "ENROOT_ROOTFS": mount_point}
     system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]
     of_site = environ.of_site(settings, host)
     loaded = hooks.load(hooks.STANDARD, settings, host)
@@ -391,7 +411,7 @@ def enter(
         from enroot_py import private
 
         private.complete(root, more)
-    context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups)
+    context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups, mount_point)
     origins = dict.fromkeys(context.environ, "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
     _update(context.environ, origins, env, "--env")  # hooks are told, and below have no say in it
@@ -432,10 +452,10 @@ def enter(
     else:
         environ.complete(context.environ, user.pw_name, user.pw_dir, shell)
     if not writable:
-        rootfs.seal(scratch + "/root")
+        rootfs.seal(mount_point)
     os.close(root)
     namespaces.hide()
-    rootfs.switch(scratch + "/root")
+    rootfs.switch(mount_point)
     os.umask(umask)
     return Container(context.environ, origins, image, settings.login_shell)
 

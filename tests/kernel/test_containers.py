@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from enroot_py import ENROOT_VERSION, __version__
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under
 
 
@@ -196,9 +197,22 @@ def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> N
 
 
 def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
+    enroot = str(user.home / "enroot")
     (user.home / "enroot").symlink_to(f"{PREFIX}/bin/penroot")
-    assert user.run(str(user.home / "enroot"), "start", "box", "echo", "x").stdout == "x\n"
-    assert user.run(str(user.home / "enroot"), "list").stdout == "box\n"
+    assert user.run(enroot, "start", "box", "echo", "x").stdout == "x\n"
+    assert user.run(enroot, "list").stdout == "box\n"
+    assert user.run(enroot, "version").stdout == f"{ENROOT_VERSION}\n"
+    assert user.run(enroot, "--version").stdout == f"{ENROOT_VERSION}\n"
+    assert user.penroot("version").stdout == f"{__version__}\n"
+    info = user.run(enroot, "info", env={"ENROOT_REMAP_ROOT": "no", "ENROOT_MOUNT_HOME": "y"}).stdout.splitlines()
+    assert info[0] == f"Enroot version: {ENROOT_VERSION}"
+    assert f"  ENROOT_DATA_PATH={user.data}" in info
+    assert "  ENROOT_MOUNT_HOME=y" in info
+    assert not any("ENROOT_REMAP_ROOT" in line for line in info)
+    for words in ((), ("nonsense",), ("create",), ("create", "--nonsense"), ("start", "--nonsense", "box")):
+        done = user.run(enroot, *words, status=1)
+        assert done.stdout.startswith("Usage: enroot ")
+        assert "[ERROR]" in done.stderr or not words
 
 
 def test_info_says_where_each_value_comes_from(user: User) -> None:

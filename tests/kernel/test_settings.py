@@ -56,7 +56,7 @@ def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path
     hook.write_text('#!/bin/sh\necho "WHERE=$ENROOT_ROOTFS" >> "$ENROOT_ENVIRON"\n')
     hook.chmod(0o755)
     place = user.home / "my runtime"
-    assert inside(user, "echo $WHERE", ENROOT_RUNTIME_PATH=str(place)) == f"{place}/root\n"
+    assert inside(user, "echo $WHERE", ENROOT_RUNTIME_PATH=str(place)) == f"{place}/root/box\n"
     assert place.stat().st_mode & 0o077 == 0
     assert mounts_under(user.home) == []
 

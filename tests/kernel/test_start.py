@@ -97,11 +97,20 @@ def test_environment_is_the_images(user: User, rootfs: pathlib.Path) -> None:
     assert "LANG" not in variables
 
 
+def test_without_a_script_of_the_image(user: User, rootfs: pathlib.Path) -> None:
+    assert user.start("box", "--", "echo", "x") == "x\n"
+    assert user.start("box", 'echo "$1 $0"', "x") == "x sh\n"
+    (rootfs / "opt/mine").mkdir()
+    (rootfs / "etc/environment").write_text("PATH=/bin\nHOME=/opt/mine\n")
+    assert user.start("box", "sh", "-c", "pwd; echo $PWD") == "/opt/mine\n/opt/mine\n"
+    assert "SHLVL=0\n" in user.start("box", "env")
+
+
 def test_env_options(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("-e", "A=1 2", "--env=B", "--env", "UNSET", "box", "env", env={"B": "from caller"})
     assert "A=1 2\n" in out
     assert "B=from caller\n" in out
-    assert "UNSET" not in out
+    assert "\nUNSET=\n" in out
 
 
 def test_mounts(user: User, rootfs: pathlib.Path) -> None:

@@ -114,6 +114,27 @@ def test_what_hooks_print_is_not_the_containers_and_their_status_is_told(user: U
     assert f"hook {hook} failed with status 7" in said
 
 
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("exit 7\n", 7),
+        ("hooks() { false; }\n", 1),
+        ("hooks() {\n    false\n    echo went on >&2\n}\n", 1),
+        ("environ() { exit 3; }\n", 3),
+        ("mounts() { return 4; }\n", 4),
+        ("hooks() {\n", 1),
+    ],
+)
+def test_what_a_configuration_exits_with_is_the_status(
+    user: User, rootfs: pathlib.Path, script: str, status: int
+) -> None:
+    conf = user.home / "box.conf"
+    conf.write_text(script)
+    said = user.penroot("start", "-c", str(conf), "box", "echo", "x", status=status)
+    assert (said.stdout, "went on" in said.stderr) == ("", False)
+    assert str(conf) in said.stderr
+
+
 def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathlib.Path) -> None:
     fragment = user.home / "etc/environ.d/50-site.env"
     fragment.parent.mkdir(parents=True)
