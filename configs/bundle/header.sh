@@ -17,6 +17,9 @@ esac
 [ -r "$self" ] || fail "cannot read $self: run this file by its path"
 temp=${ENROOT_TEMP_PATH:-${TMPDIR:-/tmp}}
 [ -w "$temp/." ] || fail "cannot write to $temp: set ENROOT_TEMP_PATH to a directory of yours"
+# Whoever else can write there could put his programs in the place of ours; with the sticky bit nobody can.
+# shellcheck disable=SC3065,SC3067 # dash and busybox have both
+[ -k "$temp/." ] || [ -O "$temp/." ] || fail "others can write to $temp, which is not sticky: set ENROOT_TEMP_PATH to a directory of yours"
 IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
 work=$temp/penroot-bundle.$id
 trap 'rm -rf "$work" 2>/dev/null; exit 130' HUP INT TERM # until the guard below does it
