@@ -4,35 +4,73 @@ What is not there says nothing. What is there and cannot be read is an error: a 
 without a site's mounts and hooks would be another one than the site meant.
 """
 
+import errno
 import os
+import stat
 from _collections_abc import Iterator, Mapping
 
+from enroot_py import trusted
 from enroot_py.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
+
 
 def opened(path: str) -> "BinaryIO | None":
     """The file ``path``, or None where there is none. Raises ConfigError."""
     try:
-        return open(path, "rb")
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
         if isinstance(e, (FileNotFoundError, NotADirectoryError)) and not os.path.islink(path):
             return None
         raise _unreadable(path, e) from e
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode) and not mode & stat.S_IWOTH or os.path.realpath(path) == os.devnull:
+        return open(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    if stat.S_ISREG(mode):
+        raise ConfigError(f"{path} can be written by others (mode {mode & 0o7777:o})", hint=f"chmod o-w {path}")
+    raise ConfigError(f"{path} is not a regular file", hint="a file of settings is text")
 
 
 def names(directory: str) -> "list[str]":
     """What is in ``directory``: nothing where there is none. Raises ConfigError."""
     try:
-        return os.listdir(directory)
+        found = os.listdir(directory)
     except OSError as e:
         # In a place that is closed to us, as another user's home, it is not known to be there.
         if isinstance(e, PermissionError) and os.path.isdir(directory):
             raise _unreadable(directory, e) from e
         return []
+    if found:
+        check(directory)
+    return found
+
+
+def check(directory: str) -> None:
+    """Raises ConfigError for a directory whose files others may have written: they decide what runs."""
+    if directory.startswith(_OURS):
+        return
+    try:
+        trusted.place(directory, closed_to=0o002)
+    except PermissionError as e:
+        if e.errno != errno.EPERM or e.filename == directory and _is_installers(directory):
+            return
+        hint = "only you and root may own it and write to it"
+        raise ConfigError(f"{directory} {e.strerror}: what it says is not believed", hint=hint) from e
+    except OSError:
+        return  # it has gone
+
+
+def _is_installers(directory: str) -> bool:
+    """Whether it belongs, and to him alone, to whoever has installed penroot: as a site's account for software."""
+    found = os.stat(directory)
+    return found.st_uid == os.stat(__file__).st_uid and not found.st_mode & 0o002
 
 
 def refuse_unless_absent(path: str, error: "OSError | UnicodeDecodeError") -> None:

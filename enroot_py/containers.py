@@ -10,7 +10,7 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py import mounts
+from enroot_py import mounts, trusted
 from enroot_py.errors import ContainerError, PenrootError, UsageError
 from enroot_py.rootfs import Source
 from enroot_py.settings import Settings
@@ -60,6 +60,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     Raises ContainerError where there is none or its image is gone.
     """
     path = f"{settings.data_path}/{check_name(name)}"
+    check_place(settings, name)
     try:
         with open(f"{path}/{_MARK}", "rb") as f:
             record = dict(line.partition(" ")[::2] for line in os.fsdecode(f.read()).splitlines())
@@ -94,6 +95,14 @@ def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
     from enroot_py.store import is_usable
 
     store = os.path.dirname(os.path.dirname(image))
+    try:
+        trusted.place(store)
+    except PermissionError as e:
+        raise ContainerError(
+            f"the store of {name}, {store}, {e.strerror}: it is not trusted", hint="import the image again"
+        ) from e
+    except OSError:
+        pass  # the image is gone then
     if os.path.isdir(image) and not is_usable(image):
         raise ContainerError(
             f"the image of {name} was damaged when this node went down: {image}",
@@ -106,6 +115,32 @@ def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
         raise ContainerError(
             f"the image of {name} is gone: {image}", hint="import it again, or remove the container"
         ) from e
+
+
+def check_place(settings: Settings, name: str = "") -> None:
+    """Raises ContainerError where others can change what is under the data path, or in the container ``name``."""
+    path = f"{settings.data_path}/{name}" if name else settings.data_path
+    try:
+        try:
+            trusted.place(path)
+        except PermissionError as e:
+            # The root of an image may be open to everybody, which is nothing where nobody comes so far.
+            if not name or e.filename != path or trusted.place(settings.data_path).st_mode & 0o011:
+                raise
+            trusted.place(path, closed_to=0)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as e:
+        raise _untrusted(path, e) from e
+
+
+def _untrusted(path: str, error: OSError) -> ContainerError:
+    if error.errno != errno.EPERM:
+        return ContainerError(f"cannot open {path}: {error.strerror}", hint=_way_out(error, path + "/"))
+    own = "set ENROOT_DATA_PATH to a directory of your own"
+    if (error.strerror or "").startswith("can be written"):
+        own = f"if nobody has: chmod go-w {path}; else {own}"
+    return ContainerError(f"{path} {error.strerror}: what it holds is not trusted", hint=own)
 
 
 def check_name(name: str) -> str:
@@ -187,10 +222,12 @@ class _made:
 
         directory = self.settings.data_path
         try:
-            os.makedirs(directory, 0o700, exist_ok=True)
+            trusted.place(directory, make=True)
             making.sweep(directory)
             self.temporary, self._lock = making.directory(self.path, 0o755)
         except OSError as e:
+            if e.errno == errno.EPERM and e.filename == directory:
+                raise _untrusted(directory, e) from e
             raise ContainerError(
                 f"cannot create a container in {directory}: {e.strerror}", hint=_way_out(e, self.path)
             ) from e
@@ -237,6 +274,7 @@ def _way_out(error: OSError, path: str) -> str:
 
 def names(settings: Settings) -> "list[str]":
     """Names of the containers there are, sorted."""
+    check_place(settings)
     try:
         found = os.listdir(settings.data_path)
     except FileNotFoundError:
@@ -305,6 +343,7 @@ def _set_aside(name: str, settings: Settings) -> "_Trash | None":
     from enroot_py import making
 
     path = f"{settings.data_path}/{check_name(name)}"
+    check_place(settings)
     if not os.path.lexists(path):
         return None  # rename(2) would tell of a read-only file system first
     place = _mounted_beneath(path)

@@ -11,7 +11,7 @@ limits and pruning are those of any image. On the start path: unpacked().
 
 import os
 
-from enroot_py import filesystems, log
+from enroot_py import filesystems, log, trusted
 from enroot_py.errors import ImageError
 from enroot_py.store import SQUASHFS, Image, Name, Store, cannot_write
 
@@ -45,7 +45,10 @@ def squash(path: str, name: str, pull: "Callable[[Settings], Image]", settings: 
 
     from enroot_py import cache, squashfs
 
-    local = f"{settings.temp_path}/penroot-{os.geteuid()}.trees"
+    try:
+        local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")
+    except OSError as e:
+        raise ImageError(f"cannot use {settings.temp_path}: {e.strerror}", hint="see ENROOT_TEMP_PATH") from e
     inner = settings.replace(
         "store_form=squashfs", cache_path=local, store_form="tree", cache_limit=0, force_override=True
     )

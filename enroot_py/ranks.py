@@ -9,7 +9,7 @@ import fcntl
 import marshal
 import os
 
-from enroot_py import environ, pmix, processes
+from enroot_py import environ, pmix, processes, trusted
 from enroot_py.errors import ContainerError
 
 TYPE_CHECKING = False
@@ -47,8 +47,10 @@ def variables(host: "Mapping[str, str]", settings: "Settings") -> "dict[str, str
 class Record:
     """The container that the ranks of a launcher share on this node, locked until this process executes its program."""
 
-    def __init__(self, container: "Iterable[str]", settings: "Settings", host: "Mapping[str, str]") -> None:
-        """For the ``container`` that this start asks for, in words. Raises ContainerError."""
+    def __init__(
+        self, container: "Iterable[str]", settings: "Settings", host: "Mapping[str, str]", runtime_path: str
+    ) -> None:
+        """For the ``container`` that this start asks for, in words; kept in ``runtime_path``. Raises ContainerError."""
         self._rank = environ.rank(host)
         launcher = _launcher(self._rank)
         words = [f"{name}={text}" for name, text, _ in settings.everything()]
@@ -57,7 +59,7 @@ class Record:
         from _blake2 import blake2b
 
         digest = blake2b(os.fsencode("\0".join(words)), digest_size=12).hexdigest()
-        self._directory = _directory(settings, host)
+        self._directory = _directory(host) or runtime_path
         self._path = f"{self._directory}/ranks-{launcher}-{_started(launcher)}-{digest}"
         self._members: list[tuple[int, int, list[str]]] = []
         self._alone = settings.join == "auto" and any(self._rank)
@@ -118,14 +120,14 @@ class Record:
         os.ftruncate(self._fd, os.pwrite(self._fd, data, 0))
 
 
-def _directory(settings: "Settings", host: "Mapping[str, str]") -> str:
-    """Where records are: in the launcher's session directory, which it removes, if that is the user's alone."""
+def _directory(host: "Mapping[str, str]") -> str:
+    """The launcher's session directory, which it removes, if that is the user's alone; else ""."""
     session = host.get("PMIX_SERVER_TMPDIR", "")
     try:
-        info = os.stat(session)
+        trusted_there = session and trusted.place(session, strict=True).st_uid == os.geteuid()
     except OSError:
-        return settings.runtime_path
-    return session if info.st_uid == os.geteuid() and not info.st_mode & 0o022 else settings.runtime_path
+        return ""
+    return session if trusted_there else ""
 
 
 def _started(pid: int) -> int:

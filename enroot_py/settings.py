@@ -8,7 +8,7 @@ goes before enroot.conf. On the start path: no typing, no re, no yaml.
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
-from enroot_py import configs
+from enroot_py import configs, trusted
 from enroot_py.errors import ConfigError
 
 TYPE_CHECKING = False
@@ -265,9 +265,19 @@ def load(
                 hint = f"it comes of {setting.default}: HOME, TMPDIR and XDG_* have to be absolute"
             raise ConfigError(f"{origin}: {variable}={text!r} {e}", hint=hint) from None
         values[setting.name] = (text, origin)
+    for name in ("cache_path", "data_path", "runtime_path"):
+        text, origin = values[name]
+        values[name] = (_own(text), origin)
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
     return Settings(values, {key: said for key, said in found.items() if key not in SETTINGS and key not in UNUSED})
+
+
+def _own(path: str) -> str:
+    try:
+        return trusted.own(path)
+    except OSError:
+        return path  # who uses it says what is wrong
 
 
 def _of_our_group(store: str) -> str:
@@ -335,6 +345,8 @@ def files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = None)
             there = ["enroot.conf", "penroot.yaml"] if os.path.isdir(directory) else []
         except OSError:
             continue
+        if there:
+            configs.check(directory)
         for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
             if name in there:
                 yield f"{directory}/{name}"

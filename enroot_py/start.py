@@ -10,7 +10,21 @@ import os
 import sys
 from _collections_abc import Mapping
 
-from enroot_py import called_as, configs, containers, environ, hooks, linux, log, mounts, namespaces, paths, rc, rootfs
+from enroot_py import (
+    called_as,
+    configs,
+    containers,
+    environ,
+    hooks,
+    linux,
+    log,
+    mounts,
+    namespaces,
+    paths,
+    rc,
+    rootfs,
+    trusted,
+)
 from enroot_py.errors import CommandError, ContainerError, PenrootError, UsageError
 from enroot_py.settings import SETTINGS, Settings, load, nearest, slips, sysconf_path
 
@@ -198,11 +212,11 @@ def enter_shared(settings: Settings, options: Options) -> "Container":
     """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
     from enroot_py import pmix, ranks
 
-    make_scratch(settings)
+    scratch = make_scratch(settings)
     given = environ.of_options(tuple(options.env), os.environ)
     asked = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
     asked += [options.target, *sorted(given), *options.conf, "", *options.mounts]
-    record = ranks.Record(asked, settings, os.environ)
+    record = ranks.Record(asked, settings, os.environ, scratch)
     own = {**ranks.variables(os.environ, settings), **given}
     for name in pmix.FITTED:
         own.pop(name, None)  # the first has found out what the image can take
@@ -569,22 +583,29 @@ def account(uid: int, gid: int) -> "struct_passwd":
 
 
 def make_scratch(settings: Settings) -> str:
-    """The directory under which a start mounts, in its own namespace. Raises ContainerError."""
+    """The directory under which a start mounts, in its own namespace. Raises ContainerError.
+
+    It is the caller's own, and nobody can swap it: where the one of the settings is not, a private one.
+    """
     path = settings.runtime_path
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        owner = os.lstat(path).st_uid
+        trusted.place(path, make=True, strict=True)
+        return path
     except OSError as e:
-        from enroot_py import filesystems
+        error = e
+    if error.errno == errno.EPERM:
+        try:
+            private = trusted.temporary(settings.temp_path)
+        except OSError as e:
+            error = e
+        else:
+            log.warn(f"not using ENROOT_RUNTIME_PATH={path}, which {error.strerror}: using {private}")
+            return private
+    from enroot_py import filesystems
 
-        raise ContainerError(
-            f"cannot create {path}: {e.strerror}", hint=filesystems.way_out(e, path, "ENROOT_RUNTIME_PATH")
-        ) from e
-    if owner != os.geteuid():
-        raise ContainerError(
-            f"{path} belongs to somebody else", hint="set ENROOT_RUNTIME_PATH to a directory that you own"
-        )
-    return path
+    raise ContainerError(
+        f"cannot create {path}: {error.strerror}", hint=filesystems.way_out(error, path, "ENROOT_RUNTIME_PATH")
+    ) from error
 
 
 def image_mounts(root: int, variables: "Mapping[str, str]") -> "list[mounts.Mount]":

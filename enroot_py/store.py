@@ -30,6 +30,7 @@ path: no json, no re.
 import errno
 import os
 
+from enroot_py import trusted
 from enroot_py.errors import ImageError
 
 TYPE_CHECKING = False
@@ -197,25 +198,13 @@ class Store:
 
     def __init__(self, root: str, *, create: bool = False) -> None:
         self.root = root
-        if create:
-            _make_directory(root)
+        me = os.geteuid()
         try:
-            found = os.stat(root)
+            found = trusted.place(root, make=create)
         except FileNotFoundError:
             return
         except OSError as e:
-            raise cannot_write(f"read the store {root}", root, e) from e
-        me = os.geteuid()
-        if found.st_uid not in (0, me):
-            raise ImageError(
-                f"the store {root} belongs to uid {found.st_uid}, not to uid {me} or root: its images are not trusted",
-                hint="set ENROOT_CACHE_PATH to a directory of your own",
-            )
-        if found.st_mode & 0o022:
-            raise ImageError(
-                f"the store {root} can be written by others (mode {found.st_mode & 0o7777:o})",
-                hint=f"if nobody has: chmod 700 {root}; else set ENROOT_CACHE_PATH to a directory of your own",
-            )
+            raise _refused(root, e, create=create) from e
         for directory in (root, root + "/refs"):
             if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
                 continue
@@ -618,6 +607,16 @@ def _read_name(path: str) -> "Name | None":
     except FileNotFoundError:
         return None
     return Name(*lines[:4]) if is_digest(lines[0]) else None
+
+
+def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
+    """The error of a store whose root is not there, or not to be trusted."""
+    if error.errno != errno.EPERM or not error.strerror:
+        return cannot_write(f"{'create' if create else 'read'} the store {root}", root, error)
+    own = "set ENROOT_CACHE_PATH to a directory of your own"
+    if error.strerror.startswith("can be written"):
+        return ImageError(f"the store {root} {error.strerror}", hint=f"if nobody has: chmod 700 {root}; else {own}")
+    return ImageError(f"the store {root} {error.strerror}: its images are not trusted", hint=own)
 
 
 def _make_directory(path: str) -> None:

@@ -1,7 +1,9 @@
-"""Places that another user could have made, shaped or swapped: opened once, looked at, and used by descriptor.
+"""Places that another user could have made, shaped or swapped: looked at before they are believed.
 
 What lies in a directory that others can write to, as /tmp, or under a name that others
 can guess, is believed only if it belongs to us or to root and nobody else can write to it.
+A place is looked at from the root directory down: where nobody else can put anything in
+place of a directory on the way, its path goes on meaning the same, and is safe to use.
 On the start path: no import but os, errno and stat.
 """
 
@@ -10,6 +12,140 @@ import os
 import stat
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MAXSYMLINKS = 40  # path_resolution(7)
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+_EVERYBODY = 0o002
+_GROUP = 0o020
+
+
+def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
+    """The state of a directory of the caller's or root's, which nobody else can write to or put another in place of.
+
+    Others means everybody: a group, or the owner of a directory above, to whom root or the caller has given it, could
+    still move what lies there, but for ``strict``, which refuses that too. What is missing is made, if ``make``.
+    ``closed_to`` are the bits of a mode that the directory itself must not have. Raises OSError, whose strerror says
+    what is not as it must be.
+    """
+    found = _walk(path, make, strict, 0)[1]
+    _check_owner(found, path)
+    _check_mode(found, path, closed_to)
+    return found
+
+
+def own(path: str) -> str:
+    """``path``, or where users share that, as a directory of mode 1777 or a group's, the caller's own beneath it.
+
+    What another user has made under its name is passed by. Nothing is made but where that is so. Raises OSError.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path
+    if not is_shared(found) or not os.access(path, os.W_OK):
+        return path
+    return mine(path, f"user-{os.geteuid()}")
+
+
+def is_shared(found: os.stat_result) -> bool:
+    """Whether a directory is for several users: everybody's is root's and sticky, a group's not the caller's own."""
+    if found.st_mode & _EVERYBODY:
+        return found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)
+    return bool(found.st_mode & _GROUP) and found.st_uid != os.geteuid() and not _is_own_group(found)
+
+
+def mine(parent: str, name: str) -> str:
+    """A path in ``parent``, a directory that users share: ``name``, or one beginning so where another user has that.
+
+    Raises OSError.
+    """
+    path = f"{parent}/{name}"
+    if _is_mine_or_free(path):
+        return path
+    ours = sorted(entry for entry in os.listdir(parent) if entry.startswith(name + "-"))
+    for entry in ours:
+        if _is_mine_or_free(f"{parent}/{entry}"):
+            return f"{parent}/{entry}"
+    path += "-" + os.urandom(8).hex()
+    os.mkdir(path, 0o700)
+    return path
+
+
+def _is_mine_or_free(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def temporary(preferred: str) -> str:
+    """A directory of the caller's own in ``preferred``, or where else every user can make one. Raises OSError."""
+    for parent in (preferred, *_TEMPORARY):
+        try:
+            path = mine(parent, f"penroot-{os.geteuid()}")
+            place(path, make=True, strict=True)
+        except OSError as e:
+            error = e
+        else:
+            return path
+    raise error
+
+
+def _walk(path: str, make: bool, strict: bool, links: int) -> "tuple[str, os.stat_result]":
+    """Where ``path`` leads, and the state of that: each directory above it is looked at."""
+    here, at = "", os.lstat("/")
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    for number, name in enumerate(names):
+        if name == "..":
+            here = here.rpartition("/")[0]
+            at = os.lstat(here or "/")
+            continue
+        shared = _look(here, at, strict)
+        there = f"{here}/{name}"
+        try:
+            found = os.lstat(there)
+        except FileNotFoundError:
+            if not make:
+                raise
+            try:
+                os.mkdir(there, 0o700 if number == len(names) - 1 and not links else 0o755)
+            except FileExistsError:
+                pass  # another process was quicker
+            found = os.lstat(there)
+        if shared:
+            _check_owner(found, there, "" if number == len(names) - 1 else there)
+        if stat.S_ISLNK(found.st_mode):
+            if links == _MAXSYMLINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), there)
+            target = os.readlink(there)
+            here, found = _walk(target if target[:1] == "/" else f"{here}/{target}", make, strict, links + 1)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), there)
+        else:
+            here = there
+        at = found
+    return here, at
+
+
+def _look(path: str, found: os.stat_result, strict: bool) -> bool:
+    """Whether everybody can make something in a directory on the way. Raises OSError if they could also swap it."""
+    everybody = bool(found.st_mode & _EVERYBODY)
+    if everybody:
+        if not found.st_mode & stat.S_ISVTX:
+            why = f"lies in {path or '/'}, where others can swap it (mode {found.st_mode & 0o7777:o}, not sticky)"
+            raise PermissionError(errno.EPERM, why, path)
+        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != _root():
+            raise PermissionError(errno.EPERM, f"lies in {path}, where uid {found.st_uid} can swap it", path)
+    elif strict and found.st_mode & _GROUP and not found.st_mode & stat.S_ISVTX and not _is_own_group(found):
+        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where a group can swap it", path)
+    if strict and found.st_uid not in (os.geteuid(), 0) and found.st_uid != _root():
+        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where uid {found.st_uid} can swap it", path)
+    return everybody
+
+
+def _root() -> int:
+    """The number of root: another one, and that of all who are not known there, in a user namespace without him."""
+    return os.stat("/proc/sys").st_uid
 
 
 def directory(path: str, *, parent: "int | None" = None) -> int:
@@ -50,18 +186,24 @@ def _checked(fd: int, path: str) -> int:
     try:
         found = os.fstat(fd)
         _check_owner(found, path)
-        if found.st_mode & 0o002 or found.st_mode & 0o020 and not _is_own_group(found):
-            raise PermissionError(errno.EPERM, f"can be written by others (mode {found.st_mode & 0o7777:o})", path)
+        _check_mode(found, path)
     except OSError:
         os.close(fd)
         raise
     return fd
 
 
-def _check_owner(found: os.stat_result, path: str) -> None:
+def _check_owner(found: os.stat_result, path: str, above: str = "") -> None:
     me = os.geteuid()
     if found.st_uid not in (me, 0):
-        raise PermissionError(errno.EPERM, f"belongs to uid {found.st_uid}, not to uid {me} or root", path)
+        what = f"lies in {above}, which belongs" if above else "belongs"
+        raise PermissionError(errno.EPERM, f"{what} to uid {found.st_uid}, not to uid {me} or root", path)
+
+
+def _check_mode(found: os.stat_result, path: str, closed_to: int = 0o022) -> None:
+    open_to = found.st_mode & closed_to
+    if open_to & _EVERYBODY or open_to & _GROUP and not _is_own_group(found):
+        raise PermissionError(errno.EPERM, f"can be written by others (mode {found.st_mode & 0o7777:o})", path)
 
 
 def _is_own_group(found: os.stat_result) -> bool:

@@ -6,10 +6,9 @@ inode, size, times of change. Nobody else may be able to write there. On the sta
 """
 
 import os
-import stat
 from _collections_abc import Iterator
 
-from enroot_py import configs
+from enroot_py import configs, trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,17 +44,12 @@ def _state(path: str, s: os.stat_result) -> str:
 def _trusted(cached: str, directory: str) -> "list[str] | None":
     """The records of a cache that nobody but this user can have written."""
     try:
-        place = os.lstat(directory)
-        fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
+            return None
+        with open(trusted.file(cached), "rb") as f:
+            return os.fsdecode(f.read()).split("\0")[:-1]
     except OSError:
         return None
-    with open(fd, "rb") as f:
-        file = os.fstat(fd)
-        if not stat.S_ISDIR(place.st_mode) or not stat.S_ISREG(file.st_mode):
-            return None
-        if any(s.st_uid != os.geteuid() or s.st_mode & 0o022 for s in (place, file)):
-            return None
-        return os.fsdecode(f.read()).split("\0")[:-1]
 
 
 def _entries(records: "list[str]") -> "Iterator[tuple[str, int, str]]":
@@ -73,9 +67,7 @@ def _keep(cached: str, directory: str, now: str, found: "Entries") -> None:
     records = [now, *(word for key, line, text in found for word in (key, str(line), text))]
     temporary = f"{cached}.{os.getpid()}"
     try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        place = os.lstat(directory)
-        if not stat.S_ISDIR(place.st_mode) or place.st_uid != os.geteuid() or place.st_mode & 0o022:
+        if trusted.place(directory, make=True, strict=True).st_uid != os.geteuid():
             return
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as f:

@@ -31,6 +31,7 @@ class User:
         self.home = home
         self.uid = uid
         self.data = home / "data"
+        self.groups: tuple[int, ...] = ()  # besides his own
         self.environ = {
             "HOME": str(home),
             "PATH": f"{PREFIX}/bin:/usr/bin:/bin",
@@ -50,8 +51,9 @@ class User:
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as this user; its exit status must be ``status``."""
-        ids = (f"--reuid={self.uid}", f"--regid={self.uid}")
-        as_user = ("setpriv", *ids, "--clear-groups", "--") if os.geteuid() == 0 else ()
+        groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
+        ids = (f"--reuid={self.uid}", f"--regid={self.uid}", groups)
+        as_user = ("setpriv", *ids, "--") if os.geteuid() == 0 else ()
         done = subprocess.run(
             [*prefix, *as_user, *command],
             env={**self.environ, **(env or {})},

@@ -410,7 +410,7 @@ def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/big:1"
     small = user.home / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "none", small], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=1777", "none", small], check=True)
     try:
         done = user.penroot("import", "-o", f"{small}/x.sqsh", uri, status=1)
         assert f"cannot write {small}/x.sqsh: No space left on device" in done.stderr
@@ -432,7 +432,7 @@ def test_inodes_that_are_used_up_are_no_full_disk(user: User, registry: Server) 
         pytest.skip("only root can mount a small file system")
     few = user.home / "few"
     few.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=20,mode=777", "none", few], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=20,mode=1777", "none", few], check=True)
     uri, setting = f"docker://{registry.host}/test/one:1", "ENROOT_CACHE_PATH"
     try:
         said = user.penroot("start", uri, status=1, env={setting: f"{few}/cache"}).stderr

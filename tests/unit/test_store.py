@@ -51,7 +51,7 @@ def test_own_store_that_was_open_is_closed(store: Store) -> None:
 
 
 def test_store_that_others_can_write_to_is_refused(store: Store) -> None:
-    os.chmod(store.root, 0o770)
+    os.chmod(store.root, 0o772)
     with pytest.raises(ImageError, match="written by others"):
         Store(store.root)
 

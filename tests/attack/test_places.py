@@ -1,0 +1,162 @@
+"""Directories that are trusted, and that another user could have made, owned or written to."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.kernel.conftest import UID, User, busybox_rootfs, require
+
+BOB = 27002
+
+
+@pytest.fixture
+def scratch(user: User) -> Iterator[pathlib.Path]:
+    """A directory where every user can make one, as /var/tmp is."""
+    require(os.geteuid() == 0, "only root can be two users")
+    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
+    path.chmod(0o1777)
+    yield path
+    shutil.rmtree(path)
+
+
+def planted(data: pathlib.Path, owner: int = BOB) -> None:
+    """A container of bob's, with which he would like the victim to run his program."""
+    busybox_rootfs(data / "w")
+    (data / "w/bin/echo").unlink()
+    (data / "w/bin/echo").write_text("#!/bin/sh\nbusybox echo BOB RUNS AS $(id -u)\n")
+    (data / "w/bin/echo").chmod(0o755)
+    subprocess.run(["chown", "-hR", f"{owner}:{owner}", str(data)], check=True)
+
+
+@pytest.mark.parametrize("how", ["bob's", "bob's container", "above", "link", "not sticky", "group"])
+def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: str) -> None:
+    """Issue 10, 15: bob makes the data path that the victim is going to use, with a container of the same name."""
+    data = scratch / f"enroot-data-{UID}"
+    planted(data)
+    data.chmod(0o777)
+    if how == "bob's container":
+        os.chown(data, UID, UID)
+        data.chmod(0o755)
+    elif how == "above":
+        (scratch / "bobs").mkdir()
+        os.chown(scratch / "bobs", BOB, BOB)
+        data = data.rename(scratch / "bobs/data")
+        os.chown(data, UID, UID)
+        data.chmod(0o755)
+    elif how == "link":
+        data.rename(scratch / "real")
+        data.symlink_to("real")
+        os.chown(scratch / "real", UID, UID)
+        (scratch / "real").chmod(0o755)
+        os.chown(data, BOB, BOB, follow_symlinks=False)
+    elif how == "not sticky":
+        os.chown(data, UID, UID)
+        data.chmod(0o755)
+        scratch.chmod(0o777)
+    elif how == "group":
+        os.chown(data, UID, BOB)
+        data.chmod(0o775)
+    said = user.penroot("start", "w", "echo", status=1, env={"ENROOT_DATA_PATH": str(data)})
+    assert "BOB" not in said.stdout + said.stderr
+    assert f"uid {BOB}" in said.stderr or "others can swap" in said.stderr or "written by others" in said.stderr
+
+
+def test_nothing_is_made_or_removed_in_the_data_path_of_another_user(user: User, scratch: pathlib.Path) -> None:
+    """Issue 10, 15: the other verbs."""
+    data = scratch / "data"
+    planted(data)
+    data.chmod(0o777)
+    env = {"ENROOT_DATA_PATH": str(data)}
+    for command in (("list",), ("remove", "-f", "w"), ("export", "w"), ("start", "--rw", "w", "touch", "/x")):
+        assert f"belongs to uid {BOB}" in user.penroot(*command, status=1, env=env).stderr, command
+    assert sorted(path.name for path in data.iterdir()) == ["w"]
+
+
+def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pathlib.Path) -> None:
+    """Issue 10, 15: a cleaner of /var/tmp has removed the store of the victim's container, and bob makes it again."""
+    cache = scratch / f"cache-{UID}"
+    env = {"ENROOT_CACHE_PATH": str(cache)}
+    box = images.busybox()
+    blobs = [layer.blob for layer in box.layers] + [box.config(), box.manifest()]
+    images.write_layout(user.home / "layout", blobs, images.index([(box, {"architecture": "amd64", "os": "linux"})]))
+    user.own(user.home / "layout")
+    user.penroot("create", "--name", "mine", f"oci:{user.home}/layout", env=env)
+    assert user.start("mine", "echo", "fine", env=env) == "fine\n"
+    subprocess.run(["chown", "-hR", f"{BOB}:{BOB}", str(cache)], check=True)
+    subprocess.run(["chmod", "-R", "a+rX", str(cache)], check=True)
+    said = user.penroot("start", "mine", "echo", "fine", status=1, env=env).stderr
+    assert f"belongs to uid {BOB}" in said
+
+
+@pytest.mark.parametrize("which", ["config", "sysconf"])
+@pytest.mark.parametrize("how", ["bob's", "everybody's", "hooks.d"])
+def test_settings_and_hooks_of_another_user(
+    user: User, rootfs: pathlib.Path, scratch: pathlib.Path, which: str, how: str
+) -> None:
+    """Issue 10, 15: bob makes the directory of settings, whose hooks run as the victim."""
+    place = scratch / "conf"
+    (place / "hooks.d").mkdir(parents=True)
+    hook = place / "hooks.d/10-evil.sh"
+    hook.write_text(f"#!/bin/sh\nid -u > {user.home}/ran\n")
+    hook.chmod(0o755)
+    for path in (place, place / "hooks.d", hook):
+        os.chown(path, BOB if how == "bob's" else UID, -1)
+    if how != "bob's":
+        (place if how == "everybody's" else hook.parent).chmod(0o777)
+    variable = {"config": "ENROOT_CONFIG_PATH", "sysconf": "ENROOT_SYSCONF_PATH"}[which]
+    said = user.penroot("start", "box", "true", status=1, env={variable: str(place)}).stderr
+    assert "not believed" in said and str(place) in said
+    assert not (user.home / "ran").exists()
+
+
+def test_a_file_of_settings_that_everybody_writes(user: User, rootfs: pathlib.Path) -> None:
+    """Issue 10, 15: and one that is no file, which would be waited for."""
+    etc = user.home / "etc"
+    etc.mkdir()
+    (etc / "enroot.conf").write_text("ENROOT_REMAP_ROOT yes\n")
+    (etc / "enroot.conf").chmod(0o666)
+    user.own(etc)
+    assert "can be written by others" in user.penroot("start", "box", "true", status=1).stderr
+    (etc / "enroot.conf").unlink()
+    os.mkfifo(etc / "enroot.conf")
+    assert "not a regular file" in user.penroot("start", "box", "true", status=1).stderr
+
+
+@pytest.mark.parametrize("kind", ["everybody's", "a group's", "a colleague's"])
+def test_shared_paths_give_each_user_a_place_of_his_own(
+    user: User, bob: User, scratch: pathlib.Path, kind: str
+) -> None:
+    """Issue 17, 5: a cache of mode 1777, or 2770 for a group, is no error, and nobody reads or changes another's."""
+    (scratch / "raid").mkdir(0o755)
+    places = {f"ENROOT_{name}_PATH": scratch / "raid" / name.lower() for name in ("CACHE", "RUNTIME", "DATA")}
+    for path in places.values():
+        path.mkdir()
+        if kind == "everybody's":
+            path.chmod(0o1777)
+        else:
+            os.chown(path, 0 if kind == "a group's" else BOB, 27009)
+            path.chmod(0o2770 if kind == "a group's" else 0o770)
+    env = {name: str(path) for name, path in places.items()}
+    box = images.busybox()
+    blobs = [layer.blob for layer in box.layers] + [box.config(), box.manifest()]
+    layout = scratch / "layout"
+    images.write_layout(layout, blobs, images.index([(box, {"architecture": "amd64", "os": "linux"})]))
+    user.groups = bob.groups = (27009,)
+    # Bob comes first, and makes what the victim would.
+    for path in places.values():
+        bob.run("mkdir", "-m", "777", f"{path}/user-{UID}")
+    for who in (user, bob) if kind != "a colleague's" else (user,):
+        who.penroot("create", "--name", "w", f"oci:{layout}", env=env)
+        assert who.start("w", "echo", "fine", env=env) == "fine\n"
+        who.start("--rw", "w", "sh", "-c", "echo more > /etc/more && mkdir /bin/new && rm /bin/echo", env=env)
+    for path in places.values():
+        mine = [entry for entry in path.iterdir() if entry.stat().st_uid == UID]
+        assert len(mine) == 1 and mine[0].stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,168 @@
+"""Another user makes the directories that the victim's programs are going to use, first, or swaps them meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.kernel.conftest import PREFIX, UID, User, busybox_rootfs, require
+
+BOB = 27002
+
+
+@pytest.fixture
+def tmp(user: User) -> Iterator[pathlib.Path]:
+    """A directory as /tmp is, where the victim has his temporary files."""
+    require(os.geteuid() == 0, "only root can be two users")
+    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-tmp-", dir="/var/tmp"))
+    path.chmod(0o1777)
+    del user.environ["ENROOT_RUNTIME_PATH"]
+    user.environ["TMPDIR"] = str(path)
+    yield path
+    shutil.rmtree(path)
+
+
+def evil(place: pathlib.Path) -> None:
+    """What the squatter would like to be mounted and run: a scratch directory with a root file system of his."""
+    root = place / "root"
+    busybox_rootfs(root)
+    (root / "bin/sh").unlink()
+    for name in ("sh", "echo"):
+        (root / "bin" / name).unlink(missing_ok=True)
+        (root / "bin" / name).write_text("#!/bin/busybox sh\nbusybox echo SQUATTED\n")
+        (root / "bin" / name).chmod(0o755)
+    subprocess.run(["chown", "-hR", f"{BOB}:{BOB}", str(place)], check=True)
+    subprocess.run(["chmod", "-R", "a+rwX", str(place)], check=True)
+
+
+def swap(squatted: str, name: str, prepared: str, stop: object) -> None:
+    """As bob, until told to end: put what he has prepared in the place of what the victim made, and back."""
+    os.setgid(BOB)
+    os.setuid(BOB)
+    os.umask(0)
+    aside, ours, theirs = f"{squatted}/aside", f"{squatted}/{name}", prepared
+    while not stop.is_set():  # type: ignore[attr-defined]
+        try:
+            os.rename(ours, aside)
+            os.rename(theirs, ours)
+            time.sleep(0.001)
+            os.rename(ours, theirs)
+            os.rename(aside, ours)
+        except OSError:
+            time.sleep(0.0005)
+
+
+class Squatter:
+    """Bob has made ``path`` for the victim to use, and goes on swapping what the victim makes in it."""
+
+    def __init__(self, path: pathlib.Path, name: str) -> None:
+        path.mkdir()
+        evil(path / "prepared")
+        os.chown(path, BOB, BOB)
+        path.chmod(0o777)
+        self._stop = multiprocessing.Event()
+        arguments = (str(path), name, str(path / "prepared"), self._stop)
+        self._process = multiprocessing.Process(target=swap, args=arguments)
+
+    def __enter__(self) -> None:
+        self._process.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._process.join()
+
+
+PLACES = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run-{}", "enroot-run-{}", "root")}
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
+    user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
+) -> None:
+    """Issue 10, 4: bob makes /tmp/penroot-UID first and swaps its content while the victim starts."""
+    setting, name, beneath = PLACES[which]
+    env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
+    with Squatter(tmp / name.format(UID), beneath):
+        for _ in range(500 if soak else 5):
+            done = user.penroot("start", "box", "sh", "-c", "echo fine", env=env)
+            assert done.stdout == "fine\n"
+            assert f"belongs to uid {BOB}" in done.stderr
+    private = [path for path in tmp.iterdir() if path.stat().st_uid == UID]
+    assert len(private) == 1  # and not one a start
+    assert private[0].stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_nothing_is_swapped_at_any_system_call(
+    user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
+) -> None:
+    """Issue 10, 4: the victim is stopped at each system call that takes a path, and bob swaps what he can."""
+    require(shutil.which("strace"), "strace is not installed")
+    setting, name, beneath = PLACES[which]
+    env = {"ENROOT_RUNTIME_PATH": setting.format(tmp, UID)} if setting else {}
+    calls = "%file,mount_setattr,fsmount,pivot_root"
+    delay = 20000 if soak else 2000  # microseconds: bob swaps and swaps back meanwhile
+    with Squatter(tmp / name.format(UID), beneath):
+        done = user.run(
+            *("strace", "-f", "-qqq", "-o", "/dev/null", f"--trace={calls}", f"--inject={calls}:delay_enter={delay}"),
+            *(f"{PREFIX}/bin/penroot", "start", "box", "sh", "-c", "echo fine"),
+            env=env,
+        )
+    assert done.stdout == "fine\n"
+
+
+@pytest.mark.parametrize("what", ["a file", "a link", "a FIFO", "a closed directory"])
+def test_whatever_the_squatter_makes_is_passed_by(
+    user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str
+) -> None:
+    """Issue 10, 4: nor does it cost the victim anything where it is no directory."""
+    path = tmp / f"penroot-{UID}"
+    if what == "a file":
+        path.touch()
+    elif what == "a link":
+        path.symlink_to(user.home)
+    elif what == "a FIFO":
+        os.mkfifo(path)
+    else:
+        path.mkdir(0o700)
+    os.chown(path, BOB, BOB, follow_symlinks=False)
+    assert user.start("box", "sh", "-c", "echo fine") == "fine\n"
+    assert not (user.home / "enroot").exists()
+
+
+def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib.Path) -> None:
+    """Issue 10, 4: /tmp/penroot-UID.trees followed a link of another user's, and deleted what it led to."""
+    victim = user.home / "precious"
+    (victim / "tmp").mkdir(parents=True)
+    (victim / "tmp/file").mkdir()
+    user.own(victim)
+    (tmp / f"penroot-{UID}.trees").symlink_to(victim)
+    os.chown(tmp / f"penroot-{UID}.trees", BOB, BOB, follow_symlinks=False)
+    box = images.busybox()
+    blobs = [layer.blob for layer in box.layers] + [box.config(), box.manifest()]
+    platform = {"architecture": "amd64", "os": "linux"}
+    images.write_layout(user.home / "layout", blobs, images.index([(box, platform)]))
+    user.own(user.home / "layout")
+    user.penroot("import", "-o", "x.sqsh", f"oci:{user.home}/layout", env={"ENROOT_STORE_FORM": "squashfs"})
+    assert (victim / "tmp/file").is_dir() and not (victim / "layers").exists()
+
+
+def test_a_bundle_does_not_run_from_a_directory_that_others_rearrange(
+    user: User, image: pathlib.Path, tmp: pathlib.Path
+) -> None:
+    """Issue 10, 4: programs of a bundle could be swapped in a TMPDIR that is not sticky, as 0777 or a group's."""
+    user.penroot("bundle", "-o", "box.run", str(image))
+    assert user.run("./box.run", "sh", "-c", "echo fine").stdout == "fine\n"
+    tmp.chmod(0o777)
+    said = user.run("./box.run", "sh", "-c", "echo fine", status=1).stderr
+    assert "not sticky" in said and "ENROOT_TEMP_PATH" in said
+    assert list(tmp.iterdir()) == []
