@@ -99,8 +99,15 @@ class Libraries:
 FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
 
 
-def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+_COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
+
+
+def fitted(
+    environ: "Mapping[str, str]", libraries: Libraries, inside: "Mapping[str, str]", *, remap_root: bool
+) -> "dict[str, str]":
     """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
+
+    So is what a hook of the site has made of them ``inside``, in the environment of the container.
 
     PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
     does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
@@ -110,6 +117,9 @@ def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bo
     left = [module for module in modules if not module.startswith("shmem")]
     if left != modules:
         found["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
+    for copy, name in _COPIES.items():
+        if inside.get(copy) and inside[copy] == environ.get(name):
+            found[copy] = found.get(name, inside[copy])
     return found
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
+_OF_TASKS = ("SLURM_", "PMI_", "PMIX_")
 _BOOT = ".step"  # in a container that goes with a step: the node and its boot
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
 _NAME_MAX = 255  # bytes: limits.h
@@ -60,6 +61,7 @@ class Step:
         # Hooks and importers of a site read these.
         self.host = {
             **job.host(),
+            "PATH": os.environ.get("PATH", ""),
             "PYXIS_RUNTIME_PATH": self.plugin.runtime_path,
             "PYXIS_VERSION": __version__,
             "SLURM_JOB_UID": str(job.uid),
@@ -154,7 +156,7 @@ class Step:
             log.warn(why)
         if not pmix.used(self.job.environ):
             return {}
-        return pmix.fitted(self.job.environ, libraries, remap_root=self.settings.remap_root)
+        return pmix.fitted(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
 
     def _check_pmix(self) -> None:
         if why := pmix.check_root(self.job.environ, self.job.tasks):
@@ -339,6 +341,8 @@ class Step:
             program=self.job.command,
             superuser=self.superuser,
         )
+        for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:
+            del container.environ[name]
         container.environ.update(self._fit_pmix(container.environ))
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
@@ -358,6 +362,10 @@ class Step:
             if self.request.entrypoint_log:
                 self._show(output, lambda line: tell(f"entrypoint: {line}"))
             os.close(output)
+
+    def _is_of_a_task(self, name: str, value: str) -> bool:
+        """Whether a hook has copied what Slurm tells this task: the others, of other steps too, have their own."""
+        return name.startswith(_OF_TASKS) and self.job.environ.get(name) == value
 
     def root(self) -> int:
         """In the container: its root file system without what is mounted in it, for other containers on it.

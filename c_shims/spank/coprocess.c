@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -299,9 +300,14 @@ static void execute(const char *verb, int socket, int control, int log, const st
 {
 	static const char start[] = "import sys; sys.path.insert(0, '" PENROOT_LIB "'); from pyxis_py.helper import main; main()";
 	char *const argv[] = { PENROOT_PYTHON, "-IS", "-c", (char *)start, (char *)verb, NULL };
-	char *const environ[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", NULL };
+	/* Hooks and importers find programs where slurmd does: never where the job says. */
+	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
+	char search[PATH_MAX];
+	char *const environ[] = { search, "LC_ALL=C.UTF-8", NULL };
 	const char *failed = "place file descriptors";
 
+	if (!path || !*path || snprintf(search, sizeof(search), "PATH=%s", path) >= (int)sizeof(search))
+		(void)snprintf(search, sizeof(search), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
 	reset_scheduling();
 	if (place_fds(socket, control, log) == 0) {
 		reset_signals();

@@ -65,7 +65,15 @@ def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
 )
 def test_memory_that_the_launcher_shares_is_not_in_the_container(offered: str | None, taken: str | None) -> None:
     given = NATIVE if offered is None else {**NATIVE, "PMIX_GDS_MODULE": offered}
-    assert pmix.fitted(given, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == taken
+    assert pmix.fitted(given, libraries(), {}, remap_root=False).get("PMIX_GDS_MODULE") == taken
+
+
+def test_what_a_hook_has_made_of_an_offer_is_fitted_too() -> None:
+    inside = {"PMIX_MCA_psec": "munge,native", "PMIX_MCA_gds": "hash", "PMIX_MCA_ptl": "tcp"}
+    server = {**MUNGE, "PMIX_GDS_MODULE": "shmem2,hash"}
+    found = pmix.fitted(server, libraries(), inside, remap_root=False)
+    assert found["PMIX_MCA_psec"] == found["PMIX_SECURITY_MODE"] == "native"
+    assert "PMIX_MCA_gds" not in found  # a word of the image or the user, not a copy
 
 
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
