@@ -8,9 +8,8 @@ from typing import TypeVar
 import click
 
 import enroot_py
-from enroot_py import ENROOT_VERSION, __version__, called_as, containers, log, settings
+from enroot_py import ENROOT_VERSION, __version__, called_as, containers, hooks, log, settings
 from enroot_py.errors import ContainerError, PenrootError, UsageError
-from enroot_py.hooks import STANDARD as LIBRARY
 from enroot_py.settings import SETTINGS, Settings
 
 TYPE_CHECKING = False
@@ -439,6 +438,9 @@ def info() -> None:
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(found.everything()):
         click.echo(f"  {variable}={text}  ({origin})")
+    click.echo("\nHooks:")
+    for hook in hooks.arrange(hooks.STANDARD, found, os.environ):
+        click.echo(f"  {hook.describe()}")
 
 
 def _info_of_enroot(found: Settings) -> None:
@@ -447,7 +449,7 @@ def _info_of_enroot(found: Settings) -> None:
     variables = {
         **{variable: text for variable, text, _ in found.everything() if variable.startswith("ENROOT_")},
         **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
-        "ENROOT_LIBRARY_PATH": LIBRARY,
+        "ENROOT_LIBRARY_PATH": hooks.STANDARD,
         "ENROOT_SYSCONF_PATH": site,
         "ENROOT_VERSION": ENROOT_VERSION,
     }

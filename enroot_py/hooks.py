@@ -44,6 +44,7 @@ class Context:
         self.user = user
         self.cgroups = cgroups
         self.mount_point = mount_point
+        self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def read(self, path: str) -> bytes:
         """Content of a file, empty if there is none."""
@@ -85,31 +86,86 @@ class Context:
     def mount(self, source: str, target: str, options: str) -> None:
         """Bind-mount now; ``options`` as in fstab."""
         mounts.Mount(source, target, "none", options, -1, "hook").execute(self.root)
+        self.mounted.add((source.rstrip("/"), target.rstrip("/")))
 
 
-Hook = Callable[[Context], None]
+class Hook:
+    """One hook: a function of Python, a script of bash, or, without a path, one that does not run.
 
-
-def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[tuple[str, Hook]]":
-    """The hooks of a directory, with those of the site and the user, in the order of their names.
-
-    Raises HookError.
+    ``why`` is for people, where it is no matter of course.
     """
-    site = (sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d")
-    return [(path, _load(path)) for path in _sorted(directory, *site)]
+
+    __slots__ = ("name", "path", "why", "function")
+
+    def __init__(self, name: str, path: str, why: str = "") -> None:
+        self.name = name
+        self.path = path
+        self.why = why
+        self.function: Callable[[Context], None] | None = None
+
+    @property
+    def is_script(self) -> bool:
+        return self.path.endswith(".sh")
+
+    def describe(self) -> str:
+        what = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
+        return f"{what}  ({self.why})" if self.why else what
 
 
-def run(hooks: "list[tuple[str, Hook]]", context: Context) -> None:
-    """Run what load() gave. Raises HookError."""
-    for path, hook in hooks:
+def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+    """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
+    found = arrange(directory, settings, host)
+    for hook in found:
+        if hook.path.endswith(".py"):
+            hook.function = _load(hook.path)
+    return found
+
+
+def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+    """The hooks of a directory, which is ours, of the site and of the user, in the order in which they run.
+
+    That is the order of their names, whatever language they are in; a user's scripts come
+    after all others, as enroot's do. What has a name of ours takes its place. Raises ConfigError.
+    """
+    found = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
+    last: list[Hook] = []
+    system, user = sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d"
+    for site in (system, user):
+        for name in _names(site, ".py"):
+            path = f"{site}/{name}"
+            ours = found.get(name)
+            off = ours is not None and not os.path.getsize(path)  # that of /dev/null is 0
+            why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
+            found[name] = Hook(name[:-3], "" if off else path, why)
+        for name in _names(site, ".sh"):
+            from enroot_py import originals
+
+            hook = originals.judge(f"{site}/{name}", found, directory, settings, host)
+            if hook is None:
+                continue
+            if name in found or (site == user and not hook.why):
+                last.append(hook)
+            else:
+                found[name] = hook
+    # enroot's order is that of whole names, which end in .sh.
+    return [*(found[name] for name in sorted(found, key=lambda name: name[:-3] + ".sh")), *last]
+
+
+def run(hooks: "list[Hook]", context: Context, script: "Callable[[str], None] | None" = None) -> None:
+    """Run what load() gave; ``script`` runs those of bash. Raises HookError."""
+    for hook in hooks:
         if log.explain:
-            log.explain(f"hook     {path}")
-        try:
-            hook(context)
-        except (PenrootError, KeyboardInterrupt):
-            raise
-        except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
-            raise _failure(path, e) from e
+            log.explain(hook.describe())
+        if hook.is_script:
+            assert script is not None
+            script(hook.path)
+        elif hook.function is not None:
+            try:
+                hook.function(context)
+            except (PenrootError, KeyboardInterrupt):
+                raise
+            except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
+                raise _failure(hook.path, e) from e
 
 
 def _failure(path: str, error: BaseException) -> HookError:
@@ -127,16 +183,12 @@ def _failure(path: str, error: BaseException) -> HookError:
     return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint=hint)
 
 
-def _sorted(*directories: str) -> "list[str]":
-    """The hooks of directories by name; of two of one name the later directory's."""
-    found: dict[str, str] = {}
-    for directory in directories:
-        names = configs.names(directory)
-        found.update((name, f"{directory}/{name}") for name in names if name.endswith(".py") and name[0] not in "._")
-    return [path for _, path in sorted(found.items())]
+def _names(directory: str, ending: str) -> "list[str]":
+    """Files of a directory, by name, that are not hidden."""
+    return sorted(name for name in configs.names(directory) if name.endswith(ending) and name[0] not in "._")
 
 
-def _load(path: str) -> "Hook":
+def _load(path: str) -> "Callable[[Context], None]":
     # The loader keeps byte code beside the file, as import does; import itself
     # does not take names such as 10-home.
     module: dict[str, object] = {"__name__": path, "__file__": path}

@@ -24,6 +24,11 @@ def on_terminal() -> bool:
     return sink is _stderr and sys.stderr.isatty()
 
 
+def captured() -> bool:
+    """Whether lines do not go to stderr: in a step of Slurm, where nobody sees that."""
+    return sink is not _stderr
+
+
 def rewrite(text: str) -> None:
     """Show one line in the place of the one that was shown last; "" removes it."""
     global _rewriting

@@ -406,10 +406,9 @@ def enter(
         cgroups = f.read()
     mount_point = source.mount_point(scratch)
     variables = {**host, "ENROOT_ROOTFS": mount_point}
-    system = [mount for mount in site_mounts(settings, host, variables) if not replaced(mount, settings)]
+    system = site_mounts(settings, host, variables)
     of_site = environ.of_site(settings, host)
     loaded = hooks.load(hooks.STANDARD, settings, host)
-    site = site_hooks(settings, host)
     more = unshared(settings)
     if superuser:
         enter_as_superuser(more)
@@ -417,6 +416,16 @@ def enter(
         enter_namespaces((0, 0) if remap else ids, more, nested=server is not None)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(source, scratch, server, writable=writable, native=settings.native_overlayfs)
+    context = hooks.Context(root, settings, {}, host, user, cgroups, mount_point)
+    scripts = None
+    if conf or any(hook.is_script for hook in loaded):
+        from enroot_py.scripts import Scripts
+
+        scripts = Scripts(context, scratch)
+        if conf:
+            scripts.source(conf, command)
+            variables = {**context.host, "ENROOT_ROOTFS": mount_point}
+            system, of_site = site_mounts(settings, host, variables), environ.of_site(settings, context.host)
     fstab = [*image_mounts(root, variables), *system, *namespace_mounts(settings), *user_mounts]
     for mount in fstab:
         if mount.passno < 0:
@@ -425,9 +434,13 @@ def enter(
         from enroot_py import private
 
         private.complete(root, more)
-    context = hooks.Context(root, settings, environ.of_image(root), host, user, cgroups, mount_point)
-    origins = dict.fromkeys(context.environ, "/etc/environment of the image")
+    origins: dict[str, str] = {}
+    _update(context.environ, origins, environ.of_image(root), "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
+    if scripts is not None and conf:
+        before = dict(context.environ)
+        scripts.environ()
+        origins.update(_changed(before, context.environ, f"environ() of {conf}"))
     _update(context.environ, origins, env, "--env")  # hooks are told, and below have no say in it
     before = dict(context.environ)
     if server is not None and (program or command):
@@ -435,16 +448,13 @@ def enter(
             image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
             program = image.argv(command)[0] if image else "/bin/sh"
         server.read_ahead(root, program, context.environ.get("PATH", ""))
-    hooks.run(loaded, context)
-    if conf or site:
-        from enroot_py import scripts
-
-        outcome = scripts.run(conf, site, context, scratch, command)
-        for mount in outcome.now:
-            mount.execute(root)
-        fstab[-len(user_mounts) or len(fstab) :] = [*outcome.later, *user_mounts]
-        script = outcome.rc if script is None else script
-    origins.update((key, "hooks") for key, value in context.environ.items() if before.get(key) != value)
+    context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in user_mounts)
+    hooks.run(loaded, context, scripts.hook if scripts is not None else None)
+    if scripts is not None:
+        later, of_conf = scripts.finish()
+        fstab[-len(user_mounts) or len(fstab) :] = [*later, *user_mounts]
+        script = of_conf if script is None else script
+    origins.update(_changed(before, context.environ, "hooks"))
     _update(context.environ, origins, env, "--env")
     if script is not None:
         replace_script(root, scratch, script)
@@ -468,6 +478,7 @@ def enter(
     if not writable:
         rootfs.seal(mount_point)
     os.close(root)
+    namespaces.unshare(linux.CLONE_NEWCGROUP)  # not before: hooks look for the limits of the caller
     namespaces.hide()
     rootfs.switch(mount_point)
     os.umask(umask)
@@ -479,14 +490,8 @@ def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[s
     origins.update(dict.fromkeys(new, origin))
 
 
-def site_hooks(settings: Settings, host: "Mapping[str, str]") -> "list[str]":
-    """Bash hooks of the site and the user. Costs a look at two directories that are mostly missing."""
-    for directory in (sysconf_path(host), settings.config_path):
-        if os.path.isdir(directory + "/hooks.d"):
-            from enroot_py import scripts
-
-            return scripts.site_hooks(settings, host)
-    return []
+def _changed(before: "Mapping[str, str]", now: "Mapping[str, str]", origin: str) -> "dict[str, str]":
+    return {key: origin for key, value in now.items() if before.get(key) != value}
 
 
 def replace_script(root: int, scratch: str, script: str) -> None:
@@ -540,19 +545,19 @@ def serve(source: rootfs.Source, *, superuser: bool) -> "Server | None":
 
 
 def enter_namespaces(ids: "tuple[int, int]", more: int, *, nested: bool) -> None:
-    """Enter new user, mount and cgroup namespaces as ``ids``, and ``more``; or ``nested``, in that of a server.
+    """Enter new user and mount namespaces as ``ids``, and ``more``; or ``nested``, in that of a server.
 
     Mounts of a namespace with another owner arrive as slaves and locked,
     mount_namespaces(7): nothing done here reaches the host.
     """
     if not nested or ids != (0, 0):
         namespaces.enter_user(*ids)
-    unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more)
+    unshare(linux.CLONE_NEWNS | more)
 
 
 def enter_as_superuser(more: int) -> None:
     """The same without a user namespace: whoever is root already keeps all that he may do."""
-    unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP | more)
+    unshare(linux.CLONE_NEWNS | more)
     # Without another owner, mounts arrive as peers of the host's.
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
 
@@ -619,7 +624,7 @@ def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mappi
     found: list[mounts.Mount] = []
     for origin, text in configs.fragments(directories, ".fstab", mounts.SYSTEM):
         found += mounts.parse_file(text, variables, origin)
-    return found
+    return [mount for mount in found if not replaced(mount, settings)]
 
 
 def _text(root: int, path: str) -> str:

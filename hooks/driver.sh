@@ -1,34 +1,30 @@
 #!/bin/bash
-# Runs what a configuration script and the bash hooks of a site define, in the
-# order that enroot(1) gives: environ, hooks.d, hooks, mounts, rc. What they say
-# goes to files. Arguments: the script or "", the directory of the files, the
-# number of hooks, the hooks, then the command of the container.
+# Runs a configuration script and what it defines, in the order that enroot(1) gives: environ,
+# hooks.d, hooks, mounts, rc. Between them it stops, and penroot does the rest. What is said goes
+# to files. Arguments: the script, the directory of the files, then the command of the container.
 set -euo pipefail
+shopt -s lastpipe
+
+readonly _penroot_conf=$1 _penroot_out=$2
+shift 2
+
+_penroot_stop() { # until penroot goes on; it is to know what is exported by then
+    local name IFS=$'\n'
+    for name in $(compgen -e); do
+        printf '%s=%s\0' "${name}" "${!name}"
+    done > "${_penroot_out}/exported"
+    kill -STOP $$
+}
 # Functions are called plainly: as part of a condition or an ||, set -e would not hold inside of them.
-trap '[ $? -eq 0 ] || printf "%s\n" "${step}" > "${out}/failed"' EXIT
+_penroot_defined() { declare -F "$1" > /dev/null; }
 
-conf=$1 out=$2 count=$3
-step=${conf}
-shift 3
-hooks=("${@:1:count}")
-shift "${count}"
-
-if [ -n "${conf}" ]; then
-    "${BASH}" -n "${conf}" || exit 1
-    # shellcheck source=/dev/null
-    source "${conf}"
-fi
-defined() { [ -n "${conf}" ] && declare -F "$1" > /dev/null; }
-
-if defined environ; then environ >> "${ENROOT_ENVIRON}"; fi
-for hook in "${hooks[@]}"; do
-    step=${hook}
-    "${hook}" > /dev/null
-done
-if defined hooks; then
-    step="hooks() of ${conf}"
-    hooks > /dev/null
-fi
-step=${conf}
-if defined mounts; then mounts > "${out}/mounts"; fi
-if defined rc; then declare -f rc | sed '1,2d;$d' > "${out}/rc"; fi
+"${BASH}" -n "${_penroot_conf}" || exit 1
+# shellcheck source=/dev/null
+source "${_penroot_conf}"
+_penroot_stop
+if _penroot_defined environ; then environ >> "${ENROOT_ENVIRON}"; fi
+_penroot_stop
+if _penroot_defined hooks; then hooks > /dev/null; fi
+_penroot_stop
+if _penroot_defined mounts; then mounts > "${_penroot_out}/mounts"; fi
+if _penroot_defined rc; then declare -f rc | sed '1,2d;$d' > "${_penroot_out}/rc"; fi

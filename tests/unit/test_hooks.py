@@ -78,7 +78,7 @@ def test_links_of_the_image_do_not_lead_out(context: Callable[..., hooks.Context
     assert made.read("/etc/passwd") == b"x"
 
 
-def load_all(directory: pathlib.Path) -> list[tuple[str, hooks.Hook]]:
+def load_all(directory: pathlib.Path) -> list[hooks.Hook]:
     host = {"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(directory / "etc")}
     return hooks.load(str(directory), settings.load(host), host)
 

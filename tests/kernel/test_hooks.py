@@ -1,0 +1,206 @@
+"""Hooks of a site beside ours: which run, in which order, and what one sees of the other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from _blake2 import blake2b
+
+import pytest
+
+from tests import bashhooks
+from tests.kernel.conftest import PREFIX, UID, User
+
+SHOW_RAN = ("sh", "-c", 'echo "$RAN"')
+
+
+@pytest.fixture
+def site(user: User) -> pathlib.Path:
+    """hooks.d of the system."""
+    directory = user.home / "etc/hooks.d"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def explained(user: User, *arguments: str, **env: str) -> list[str]:
+    """The lines on hooks of --explain, without where we are installed."""
+    out = user.start("--explain", *arguments, "box", "true", env=env)
+    lines = [line for line in out.splitlines() if line.startswith(("hook ", "no hook "))]
+    return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
+
+
+def test_all_edited_ones_run_in_place_of_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
+    names = sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS])
+    script = 'echo "$RAN"; cd; ls mine; cat /etc/apt/apt.conf.d/*'
+    (user.home / "mine").touch()
+    out = user.start("--root", "box", "sh", "-c", script, env={"ENROOT_MOUNT_HOME": "y"}, status=0).splitlines()
+    assert out == [" ".join(names), "mine", "// of the site"]
+    assert user.start("box", "id", "-un") == "guest\n"
+    lines = explained(user)
+    for name in bashhooks.LIKE_ENROOTS:
+        assert f"hook etc/hooks.d/{name}.sh (in place of ours)" in lines
+        assert not any(f"/{name}.py" in line for line in lines)
+    assert "hook etc/hooks.d/50-slurm-pmi.sh" in lines
+
+
+def test_one_order_for_all_languages(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    python = "def run(c):\n    c.environ['RAN'] = (c.environ.get('RAN', '') + ' ' + __file__[-7:-3]).strip()\n"
+    for name in ("20-b", "40-d", "50-e"):
+        (site / f"{name}.py").write_text(python)
+    bashhooks.write(site, {"10-a": "", "30-c": "", "50-e": "", "60-f": ""})
+    bashhooks.write(user.home / "config/hooks.d", {"00-u": ""})
+    user.own(user.home)
+    out = user.start("box", *SHOW_RAN, env={"ENROOT_CONFIG_PATH": str(user.home / "config")})
+    assert out == "10-a 20-b 30-c 40-d 50-e 50-e 60-f 00-u\n"
+
+
+def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    (site / "20-b.py").write_text(
+        "def run(c):\n    assert c.environ.pop('GONE') == '1'\n    assert c.environ['QUOTED'] == 'a b'\n"
+        "    c.environ['PYTHON'] = 'x'\n"
+    )
+    bashhooks.write(
+        site,
+        {
+            "10-a": "printf '%s\\n' GONE=1 '  QUOTED=\"a b\"' KEPT=1 >> \"${ENROOT_ENVIRON}\"\n"
+            'echo "/usr/share /mnt none x-create=dir,bind,ro" >> "${ENROOT_MOUNTS}"\n',
+            "30-c": 'grep -q "^PYTHON=x$" "${ENROOT_ENVIRON}"; ! grep -q ^GONE= "${ENROOT_ENVIRON}"\n'
+            'grep -q \'QUOTED="a b"\' "${ENROOT_ENVIRON}"; grep -q "^/usr/share /mnt" "${ENROOT_MOUNTS}"\n'
+            'sed -i /^FROM_IMAGE=/d "${ENROOT_ENVIRON}"; echo "KEPT=2" >> "${ENROOT_ENVIRON}"\n'
+            'echo ENROOT_DATA_PATH=/x >> "${ENROOT_ENVIRON}"\n',
+        },
+    )
+    out = user.start(
+        "box", "sh", "-c", 'echo "$PYTHON/$GONE/$QUOTED/$FROM_IMAGE/$KEPT/$ENROOT_DATA_PATH"; ls -d /mnt/doc'
+    )
+    assert out == "x//a b//2/\n/mnt/doc\n"
+
+
+@pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
+@pytest.mark.parametrize("who", ["hook", "environ()", "export"])
+def test_what_chooses_devices_is_heard(
+    user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, who: str
+) -> None:
+    """By a node's hook, as one that looks for MIG does, or by the configuration of a container."""
+    if vendor == "NVIDIA" and os.path.exists("/proc/driver/nvidia"):
+        pytest.skip("this machine has GPUs")
+    line = f"{vendor}_VISIBLE_DEVICES=7777"
+    conf = user.home / "box.conf"
+    conf.write_text({"environ()": f"environ() {{ echo {line}; }}\n", "export": f"export {line}\n"}.get(who, ""))
+    if who == "hook":
+        bashhooks.write(site, {"50-choose": f'echo {line} >> "${{ENROOT_ENVIRON}}"\n'})
+    hook = {"MELLANOX": "99-mellanox", "NVIDIA": "98-nvidia"}[vendor]
+    (site / f"{hook}.py").write_text(
+        "def run(c):\n    from enroot_py.errors import HookError\n"
+        f"    name = '{vendor}_VISIBLE_DEVICES'\n"
+        "    raise HookError('asked for ' + c.host.get(name, c.environ.get(name, 'nothing')))\n"
+    )
+    assert "asked for 7777" in user.penroot("start", "-c", str(conf), "box", "true", status=1).stderr
+
+
+def test_a_choice_of_a_hook_reaches_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    bashhooks.write(site, {"50-choose": 'echo MELLANOX_VISIBLE_DEVICES=7777 >> "${ENROOT_ENVIRON}"\n'})
+    assert "MELLANOX_VISIBLE_DEVICES=7777: no device" in user.penroot("start", "box", "true", status=1).stderr
+
+
+def test_settings_that_a_configuration_exports_are_those_of_hooks(user: User, rootfs: pathlib.Path) -> None:
+    (user.home / "mine").touch()
+    conf = user.home / "box.conf"
+    conf.write_text("export ENROOT_MOUNT_HOME=y\n")
+    assert user.start("-c", str(conf), "box", "sh", "-c", "ls ~/mine") == f"{user.home}/mine\n"
+    conf.write_text("export ENROOT_MOUNT_HOME=perhaps\n")
+    assert (
+        "box.conf: ENROOT_MOUNT_HOME='perhaps' must be"
+        in user.penroot("start", "-c", str(conf), "box", status=1).stderr
+    )
+
+
+def test_a_configuration_is_one_shell_from_its_beginning_to_its_end(user: User, rootfs: pathlib.Path) -> None:
+    conf = user.home / "box.conf"
+    conf.write_text(
+        "first=$1; export SHOWN=by-export\n"
+        'environ() { later=2; echo "A=${first}"; grep -q ^FROM_IMAGE=yes "${ENROOT_ENVIRON}"; }\n'
+        'hooks() { echo "B=${later}" >> "${ENROOT_ENVIRON}"; touch "${ENROOT_ROOTFS}/mnt-made"; }\n'
+        'mounts() { test -e "${ENROOT_ROOTFS}/mnt-made"; echo "/usr/share /mnt none x-create=dir,bind"; }\n'
+    )
+    (user.home / "etc/environ.d").mkdir(parents=True)
+    (user.home / "etc/environ.d/50-x.env").write_text("C=${SHOWN}\n")
+    out = user.start("-c", str(conf), "box", "sh", "-c", 'echo "$A $B $C"; ls -d /mnt/doc')
+    assert out == "sh 2 by-export\n/mnt/doc\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("hooks() { false; }\n", 1, "hooks() of {} failed with status 1"),
+        ("environ() { return 3; }\n", 3, "environ() of {} failed with status 3"),
+        ("exit 7\n", 7, "{} failed with status 7"),
+        ("kill -9 $$\n", 137, "{} failed with status -9"),
+    ],
+)
+def test_what_fails_in_a_configuration_ends_the_start(
+    user: User, rootfs: pathlib.Path, text: str, status: int, said: str
+) -> None:
+    conf = user.home / "box.conf"
+    conf.write_text(text)
+    assert said.format(conf) in user.penroot("start", "-c", str(conf), "box", "true", status=status).stderr
+
+
+def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
+    """A copy of our installation that believes this text to be the hook ``name`` as enroot shipped it."""
+    bashhooks.write(site, {name: text})
+    own = user.home / "penroot"
+    shutil.copytree(f"{PREFIX}/lib/penroot", own, symlinks=True)
+    digest = blake2b((site / f"{name}.sh").read_bytes(), digest_size=16).hexdigest()
+    with (own / "enroot_py/standard_hooks/originals.b2sum").open("a") as known:
+        known.write(f"{digest}  {name}.sh\n")
+    main = own / "main"
+    main.write_text((pathlib.Path(PREFIX) / "bin/penroot").read_text().replace(f"{PREFIX}/lib/penroot", str(own)))
+    main.chmod(0o755)
+    user.own(own)
+    return main
+
+
+@pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
+def test_one_as_enroot_shipped_it_is_ours_to_replace(
+    user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str
+) -> None:
+    main = known_original(user, site, name, "exit 1\n")
+    assert user.run(str(main), "start", "box", "id", "-un").stdout == f"user{UID}\n"
+    out = user.run(str(main), "start", "--explain", "box", "true").stdout
+    assert f"{name}.py  (for {site}/{name}.sh, which is enroot's own)" in out
+    with (site / f"{name}.sh").open("a") as f:
+        f.write("# edited\n")
+    said = user.run(str(main), "start", "box", "id", "-un", status=1).stderr
+    assert f"hook {site}/{name}.sh failed" in said
+
+
+@pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
+def test_a_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
+    off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")
+    if kind == "null":
+        off.symlink_to("/dev/null")
+    else:
+        off.write_text("#!/bin/sh\n" if kind == "not executable" else "")
+    assert user.penroot("start", "box", "id", "-un", status=1).stderr.startswith("id: ")
+    expected = {"null": "is empty", "py": "off by etc/hooks.d/10-shadow.py"}.get(kind, f"is {kind}")
+    assert any(line.startswith("no hook 10-shadow (switched off") and expected in line for line in explained(user))
+    shown = user.penroot("info").stdout
+    assert "10-shadow  (switched off" in shown
+
+
+def test_info_names_hooks_and_why(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    bashhooks.write(site, {"98-nvidia": "", "50-mine": ""})
+    lines = user.penroot("info").stdout.partition("\nHooks:\n")[2].splitlines()
+    assert f"  hook     {site}/98-nvidia.sh  (in place of ours)" in lines
+    assert f"  hook     {site}/50-mine.sh" in lines
+    assert [line for line in lines if line.endswith("/10-shadow.py")]
+
+
+def test_without_bash_hooks_no_process_is_started(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    (site / "50-x.py").write_text(
+        "def run(c):\n    import sys\n    c.environ['SEEN'] = str('enroot_py.scripts' in sys.modules)\n"
+    )
+    assert user.start("box", "sh", "-c", "echo $SEEN") == "False\n"

@@ -1,0 +1,115 @@
+"""Hooks of a site in steps, on one node and on two: which ran, and what they say when they fail."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import bashhooks
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
+
+MPI = "--container-image=registry:5000#mpi:1"
+
+
+@pytest.fixture
+def site(lab: Lab) -> Iterator[Path]:
+    """hooks.d of the cluster."""
+    directory = Path(lab.root, "etc/enroot/hooks.d")
+    directory.mkdir(parents=True)
+    yield directory
+    shutil.rmtree(directory)
+    assert_nothing_left(lab)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
+    bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
+    names = " ".join(sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS]))
+    script = (
+        'echo "$RAN, leader $LEADER"; grep -c "^guest:" /etc/passwd; '
+        'case $CGROUP in */step_*) ;; *) echo "$CGROUP"; esac'
+    )
+    out = srun(lab, f"-N{nodes}", "--ntasks-per-node=1", IMAGE, *sh(script)).splitlines()
+    assert sorted(out) == ["1"] * nodes + [f"{names}, leader n1"] * nodes
+
+
+def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
+    """Never that of the job, which is the user's; and env(1), coreutils and scontrol are on it."""
+    bashhooks.write(site, {"50-path": 'printf "SEEN=%s\\n" "${PATH}" >> "${ENROOT_ENVIRON}"\n'})
+    out = srun(lab, IMAGE, *sh("echo $SEEN"), env={"PATH": "/home/alice/bin:/usr/bin:/bin"}).strip().split(":")
+    assert out[0].endswith("/libexec/penroot")
+    assert {"/usr/bin", "/bin", "/usr/sbin", "/sbin"} <= set(out)
+    assert "/home/alice/bin" not in out
+
+
+def test_what_a_hook_says_is_shown(lab: Lab, site: Path) -> None:
+    bashhooks.write(site, {"50-bad": 'echo "the disk is missing" >&2; common::err "cannot go on"\n'})
+    said = refused(lab, "-n2", IMAGE, "true")
+    lines = [line.partition("pyxis: ")[2] for line in said.splitlines() if "pyxis: n1: " in line]
+    assert lines[:2] == ["n1: the disk is missing", "n1: cannot go on"]
+    assert "50-bad.sh failed with status 1" in lines[2]
+    assert len(lines) < 6
+
+
+def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
+    bashhooks.write(site, {"50-warns": 'common::log WARN "an old driver"; common::log INFO "went well"\n'})
+    done = lab.run(["srun", *ON_N1, IMAGE, "true"])
+    assert "an old driver" in done.stderr
+    assert "went well" not in done.stderr
+
+
+@pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
+def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
+    """One mount of PMIx, no credential that the image does not know, and to each task its own variables."""
+    bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
+    script = (
+        'hello; echo "mounted $(grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo)"; '
+        'test "$PMIX_MCA_psec" = "$PMIX_SECURITY_MODE" && echo fits; echo "task $SLURM_PROCID $PMIX_RANK $SLURM_NODEID"'
+    )
+    done = lab.run(["srun", *ON_N1, *tasks, "--mpi=pmix", MPI, *sh(script)])
+    out = done.stdout.splitlines()
+    count = 2 if "-n2" in tasks else 4
+    assert "PMIX ERROR" not in done.stderr
+    assert f"sum {sum(range(count))}" in out
+    assert out.count("mounted 1") == count
+    assert out.count("fits") == count
+    per_node = 2
+    assert sorted(line for line in out if line.startswith("task")) == [
+        f"task {n} {n} {n // per_node}" for n in range(count)
+    ]
+
+
+def test_a_credential_that_the_image_does_not_know_is_in_no_variable(lab: Lab, site: Path) -> None:
+    bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
+    show = sh("echo $PMIX_SECURITY_MODE $PMIX_MCA_psec")
+    outside = srun(lab, "--mpi=pmix", *show)
+    assert "munge" in outside
+    assert srun(lab, "--mpi=pmix", IMAGE, *show) == "native native\n"
+    rank = ("penroot", "start", "docker://registry:5000#minimal:1")
+    assert srun(lab, "--mpi=pmix", *rank, *show) == "native native\n"
+    mounted = sh('grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo')
+    assert srun(lab, "--mpi=pmix", *rank, *mounted) == "1\n"
+
+
+def test_pmi2_of_a_hook_beside_ours(lab: Lab, site: Path) -> None:
+    bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
+    out = srun(lab, "-n2", "--mpi=pmi2", IMAGE, *sh("echo $PMI_RANK; readlink /proc/self/fd/$PMI_FD"))
+    assert out.count("socket:") == 2
+    assert {"0", "1"} <= set(out.split())
+
+
+def test_a_second_step_in_a_running_container_has_its_own_variables(lab: Lab, site: Path) -> None:
+    """Not those that a hook has copied from the first."""
+    bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
+    step = lab.popen(["srun", *ON_N1, IMAGE, "--container-name=own", *sh("echo up; read line; echo $SLURM_JOB_ID")])
+    expect(step, "up")
+    second = srun(lab, "--container-name=own:exec", *sh("echo $SLURM_JOB_ID"))
+    out, _ = end(step)
+    assert out.strip().isdecimal()
+    assert second.strip().isdecimal()
+    assert second != out
+    clear(lab)
