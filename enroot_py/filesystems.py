@@ -10,6 +10,14 @@ NETWORK = frozenset(
     "fuse.glusterfs fuse.sshfs fuse.juicefs fuse.ceph-fuse fuse.cvmfs2 fuse.s3fs fuse.gcsfuse fuse.daosfs".split()
 )
 
+# What no other place helps against.
+OF_PROCESS = {
+    errno.EAGAIN: "this user, or the job, may have no more processes: ulimit -u, pids.max of the control group",
+    errno.ENOMEM: "there is no memory for it: ulimit -v, --mem of the job",
+    errno.EMFILE: "no more files may be open: ulimit -n",
+    errno.ENFILE: "no more files may be open on this machine: sysctl fs.file-max",
+}
+
 
 def kind(path: str) -> str:
     """The type of the file system that holds ``path``, or its nearest parent that exists; "" if unknown.
@@ -31,6 +39,8 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
 
     A disk can be full in three ways.
     """
+    if error.errno in OF_PROCESS:
+        return OF_PROCESS[error.errno]
     other = f"set {setting} to another place" if setting else "choose another place"
     if error.errno == errno.ENOSPC:
         free = os.statvfs(existing(place))

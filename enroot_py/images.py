@@ -558,7 +558,7 @@ def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | N
 
     reference = parse(uri, os.getcwd())
     path = output or reference.filename()
-    squashfs.check_output(path, settings)  # before minutes of work, not after
+    squashfs.check_writing(path, settings)  # before minutes of work, not after
     image = pull(reference, settings, arch=arch)
     size = squashfs.write(image.lowerdirs, path, settings, image=image.file)
     shown = "stdout" if path == squashfs.STDOUT else os.path.abspath(path)

@@ -12,6 +12,8 @@ def main() -> None:
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    if sys.stdin is None or sys.stdout is None or sys.stderr is None:
+        _plug()
     try:
         status = _run(sys.argv[1:])
         if sys.stdout is not None:
@@ -39,6 +41,26 @@ def main() -> None:
         sys.exit(1)
 
 
+def _plug() -> None:
+    """Give what was closed among stdin, stdout and stderr something that cannot be read or written.
+
+    Else the next file that is opened takes the number, and what a program prints goes into it. What goes to stderr
+    nobody misses.
+    """
+    for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDWR)):
+        try:
+            os.fstat(number)
+        except OSError:
+            fd = os.open(os.devnull, flags)
+            os.dup2(fd, number)  # which lets programs have it
+            if fd != number:
+                os.close(fd)
+            else:
+                os.set_inheritable(fd, True)
+    sys.stdout = sys.stdout or os.fdopen(os.dup(1), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.dup(2), "w")
+
+
 def _run(arguments: "list[str]") -> int:
     verb = arguments[0] if arguments else ""
     if verb in ("start", "batch"):
@@ -53,6 +75,7 @@ def _run(arguments: "list[str]") -> int:
         return 0
     from enroot_py.cli import main as cli
 
+    os.umask(os.umask(0o077) & 0o077)  # what is made here, its owner can use
     return cli(arguments)
 
 
@@ -71,9 +94,13 @@ def _failed(error: OSError) -> None:
             hint = filesystems.way_out(error, os.fsdecode(where))
     elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
         where, hint = "the working directory is gone", "cd to one that exists"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        where, hint = "cannot write the output", "what stdout goes to is full or broken"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
+        where, hint = "cannot write the output", "what stdout goes to is full, broken or closed"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+    elif error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        from enroot_py import filesystems
+
+        where, hint = "cannot start a process", filesystems.way_out(error, "/")
     else:
         where = "a system call failed"
     log.error(f"{where}: {error.strerror or error}")

@@ -4,16 +4,25 @@ Sources: the kernel's cgroup-v1/memory ("memory.stat") and cgroup-v2 ("Memory In
 """
 
 import os
+from collections.abc import Iterator
 
 _PER_PROCESSOR = 32 << 20  # bytes that a thread of a compressor may take: the strongest ones need about so much
 _FLOOR = 64 << 20  # bytes: mksquashfs takes no less
 _CEILING = 512 << 20  # bytes: more makes nothing quicker
+# The files of a limit and of what is used, and how the sums of a whole group begin.
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+V2 = ("memory.max", "memory.current", "")
+_RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
 _REST = 64 << 20  # bytes for what counts beside the buffers: the tables of the image, and ourselves
 
 
-def needed() -> int:
-    """Bytes without which no image is written."""
-    return _FLOOR + _REST
+def refusal() -> "tuple[str, str] | None":
+    """Why no image can be written in our control groups, whoever else is in them, and the way out."""
+    limit = min((limit for limit, _ in _groups() if limit), default=0)
+    if not limit or limit >= _FLOOR + _REST:
+        return None
+    why = f"writing an image takes {_FLOOR + _REST >> 20} MiB of memory, and {limit >> 20} are allowed here"
+    return why, "in a job of Slurm give it more: --mem"
 
 
 def share(left: int, processors: int) -> "tuple[int, int]":
@@ -27,34 +36,28 @@ def left() -> int:
     return min([_of_machine(), *(limit - used for limit, used in _groups() if limit)])
 
 
-def limit() -> int:
-    """Bytes that this process could take if it were alone in its control groups; 0 for no limit."""
-    return min((limit for limit, _ in _groups() if limit), default=0)
-
-
 def _of_machine() -> int:
     return _numbers("/proc/meminfo", 1 << 10).get("MemAvailable:", 1 << 62)
 
 
-def _groups() -> "list[tuple[int, int]]":
-    """(limit, what is used and cannot be taken back) of each group, from our own to the topmost one that can be seen.
-
-    A limit of 0 is none.
-    """
-    found = []
+def _groups() -> "Iterator[tuple[int, int]]":
+    """limits() of each hierarchy that limits memory, from our own group to the topmost one that can be seen."""
     for root, mount, inside, names in _places():
         path = inside.removeprefix(root.rstrip("/"))
-        while True:
-            here = mount + path.rstrip("/")
-            limit = _number(f"{here}/{names[0]}")
-            # Files that are cached go as soon as room is wanted; what lies in a tmpfs is not among them.
-            stat = _numbers(f"{here}/memory.stat", 1)
-            cached = stat.get(names[2] + "active_file", 0) + stat.get(names[2] + "inactive_file", 0)
-            found.append((limit, max(0, _number(f"{here}/{names[1]}") - cached)))
-            if path in ("", "/") or ".." in path:
-                break
-            path = os.path.dirname(path)
-    return found
+        yield from limits(mount, "" if "/.." in path else path, names)  # above the root of a namespace of groups
+
+
+def limits(mount: str, path: str, names: "tuple[str, str, str]") -> "Iterator[tuple[int, int]]":
+    """(limit, what is used and cannot be taken back) of the group ``path`` and of those above it; no limit is 0."""
+    while True:
+        here = mount + path.rstrip("/")
+        stat = _numbers(f"{here}/memory.stat", 1)
+        # Files that are cached go as soon as room is wanted; what lies in a tmpfs is not among them.
+        free = sum(stat.get(names[2] + word, 0) for word in _RECLAIMABLE)
+        yield _number(f"{here}/{names[0]}"), max(0, _number(f"{here}/{names[1]}") - free)
+        if path in ("", "/"):
+            return
+        path = os.path.dirname(path)
 
 
 def _places() -> "list[tuple[str, str, str, tuple[str, str, str]]]":
@@ -71,10 +74,9 @@ def _places() -> "list[tuple[str, str, str, tuple[str, str, str]]]":
             kind, _, options = after.split(" ", 2)
             root, mount = before.split(" ")[3:5]
             if kind == "cgroup2" and "" in groups:
-                found.append((root, mount, groups[""], ("memory.max", "memory.current", "")))
+                found.append((root, mount, groups[""], V2))
             elif kind == "cgroup" and "memory" in groups and "memory" in options.strip().split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-                found.append((root, mount, groups["memory"], names))
+                found.append((root, mount, groups["memory"], V1))
     return found
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from enroot_py import log, workers
+from enroot_py import filesystems, log, workers
 from enroot_py.errors import PenrootError
 
 
@@ -63,7 +63,8 @@ def run(
     except subprocess.TimeoutExpired:
         raise error(f"{command[0]} has not ended within {timeout:.0f} s") from None
     except OSError as e:  # a script without its interpreter, say
-        raise error(f"cannot execute {command[0]}: {e.strerror}") from e
+        hint = filesystems.OF_PROCESS.get(e.errno or 0, "")
+        raise error(f"cannot execute {command[0]}: {e.strerror}", hint=hint) from e
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         hint = "out of memory? see --mem and dmesg" if done.returncode == -signal.SIGKILL else ""

@@ -80,7 +80,7 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
-    check_output(output, settings)
+    check_writing(output, settings)
     from enroot_py import making
 
     if output == STDOUT:
@@ -120,8 +120,17 @@ def _print(lowerdirs: "Sequence[str]", image: str, used: str, settings: "Setting
         return file.tell()
 
 
+def check_writing(output: str, settings: "Settings") -> None:
+    """Whether an image can be written here, and to ``output``. Raises ImageError."""
+    from enroot_py import memory
+
+    check_output(output, settings)
+    if why := memory.refusal():
+        raise ImageError(why[0], hint=why[1])
+
+
 def check_output(output: str, settings: "Settings") -> None:
-    """Whether an image may be written to ``output``. Raises ImageError."""
+    """Whether a file may be written to ``output``. Raises ImageError."""
     if output == STDOUT:
         if os.isatty(1):
             raise ImageError("an image is nothing to read", hint="redirect stdout, or name the file: --output FILE")
@@ -165,6 +174,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings
     from enroot_py import layers, linux, memory, namespaces, rootfs, run, squashfuse, workers
 
     mksquashfs = run.find("mksquashfs", package="squashfs-tools")
+    buffers, threads = memory.share(memory.left(), processors(settings))
     modes = sorted(layers.special_modes(lowerdirs))
     # Root inside owns every file, so that none is unreadable to mksquashfs.
     namespaces.enter_user(0, 0)
@@ -188,13 +198,6 @@ def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings
         rootfs.attach(overlay, root)
     except OSError as e:
         raise ImageError(f"cannot mount an overlay of {len(lowerdirs)} layers: {e.strerror}") from e
-    left = memory.left()
-    if left < memory.needed():
-        raise ImageError(
-            f"no memory to write an image: {left >> 20} MiB are left, it takes {memory.needed() >> 20}",
-            hint="in a job of Slurm give it more: --mem",
-        )
-    buffers, threads = memory.share(left, processors(settings))
     command = [mksquashfs, root, "/proc/self/fd/0", "-noappend", "-no-recovery", "-no-progress", "-quiet"]
     command += ["-exit-on-error", "-all-root", "-processors", str(threads)]
     command += settings.squash_options.split()

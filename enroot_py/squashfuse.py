@@ -46,8 +46,16 @@ class Server:
             ) from e
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", mount_options(fuse), attributes)
-        self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
-        os.close(fuse)
+        try:
+            self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
+        except OSError as e:
+            from enroot_py import filesystems
+
+            raise ImageError(
+                f"cannot execute {program}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
+            ) from e
+        finally:
+            os.close(fuse)
 
     def attach(self, target: str) -> None:
         """Mount what is served, now that the server runs. Raises ImageError where it does not."""

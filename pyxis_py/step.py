@@ -450,6 +450,8 @@ class Step:
         return self.request.name is None or os.path.exists(f"{self.settings.data_path}/{self.name}/{_BOOT}")
 
     def _check_save(self, save: str) -> None:
+        from enroot_py import filesystems, memory
+
         directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
         file = os.path.join(directory, os.path.basename(save))
         if os.path.isdir(file):
@@ -461,9 +463,9 @@ class Step:
         elif len(os.fsencode(os.path.basename(file))) > _NAME_MAX:
             why, hint = f"the name has more than {_NAME_MAX} bytes", "give a shorter name"
         elif e := _try_to_write(directory):
-            from enroot_py import filesystems
-
             why, hint = f"{directory}: {e.strerror}", filesystems.way_out(e, directory)
+        elif refused := memory.refusal():
+            why, hint = refused
         else:
             return
         raise ImageError(f"--container-save={save}: {why}", hint=hint)

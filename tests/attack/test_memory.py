@@ -1,0 +1,106 @@
+"""What writes and reads images lives within the memory that a job has, or says at the start that it cannot."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, require
+from tests.slurm.lab import Lab
+from tests.slurm.steps import sh
+
+Limited = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def limited(user: User) -> Iterator[Limited]:
+    """Runs penroot as the user in a control group of so many MiB, with two processors' worth of threads or more."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    v1 = (root / "memory").is_dir()
+    place = (root / "memory" if v1 else root) / f"penroot-test-{os.getpid()}"
+    require(os.geteuid() == 0, "control groups are root's")
+    place.mkdir()
+
+    def run(mib: int, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        (place / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(f"{mib}M")
+        if not v1:
+            (place / "memory.swap.max").write_text("0")
+        join = ("sh", "-c", f'echo $$ > {place}/cgroup.procs; exec "$@"', "sh")
+        return user.run(f"{PREFIX}/bin/penroot", *words, prefix=join, status=status)
+
+    yield run
+    while (place / "cgroup.procs").read_text():
+        time.sleep(0.01)
+    place.rmdir()
+
+
+@pytest.fixture
+def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """A container of 600 MB, which goes on when it is written."""
+    block = os.urandom(1 << 20)
+    with open(rootfs / "opt/large", "wb") as f:
+        for number in range(600):
+            f.write(number.to_bytes(8, "big") + block[8:])
+    user.own(rootfs)
+    return rootfs
+
+
+def squashed(user: User, tree: pathlib.Path) -> pathlib.Path:
+    path = user.home / "large.sqsh"
+    subprocess.run(["mksquashfs", str(tree), str(path), "-quiet", "-no-progress", "-comp", "lz4"], check=True)
+    user.own(path)
+    return path
+
+
+def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, limited: Limited) -> None:
+    """Line 13: the queues of unsquashfs grew to 512 MB, and a job with less was killed."""
+    image = squashed(user, large)
+    limited(150, "create", "-n", "made", str(image))
+    assert (user.data / "made/opt/large").stat().st_size == 600 << 20
+
+
+def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path, limited: Limited) -> None:
+    """Line 21: mksquashfs took 512 MB, whatever the job had, and was killed when all work was done."""
+    limited(200, "export", "-o", "made.sqsh", "box")
+    shutil.rmtree(large)
+    assert (user.home / "made.sqsh").stat().st_size > 500 << 20
+
+
+def test_too_little_memory_to_write_an_image_is_told_with_the_figure(
+    user: User, rootfs: pathlib.Path, limited: Limited
+) -> None:
+    """Line 21: it is said before anything is read, not by the kernel."""
+    done = limited(100, "export", "box", status=1)
+    assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
+    assert "--mem" in done.stderr
+    assert not list(user.home.glob("*.sqsh"))
+
+
+def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
+    """Line 21: after the job has ended, the OOM killer took what it had written."""
+    fill = sh("dd if=/dev/urandom of=/large bs=1M count=500 2>/dev/null")
+    words = ["--mem=200M", "--container-image=registry:5000#minimal:1", "--container-writable"]
+    try:
+        done = lab.run(["srun", "-w", "n1", *words, "--container-save=small.sqsh", *fill], check=False)
+        assert done.returncode == 0, done.stderr
+        assert "not saved" not in done.stderr
+        size = ["srun", "-w", "n1", "--mem=200M", "--container-image=./small.sqsh", *sh("stat -c %s /large")]
+        assert lab.run(size).stdout == f"{500 << 20}\n"
+    finally:
+        lab.run(["rm", "-f", "small.sqsh"])
+
+
+def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab) -> None:
+    """Line 21: with the figure, while nothing is lost."""
+    words = ["--mem=100M", "--container-image=registry:5000#minimal:1", "--container-save=small.sqsh"]
+    done = lab.run(["srun", "-w", "n1", *words, *sh("echo ran")], check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
+    assert "--mem" in done.stderr

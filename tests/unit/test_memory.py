@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from enroot_py import memory
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix", "none"), [(memory.V1, "total_", str(2**63 - 4096)), (memory.V2, "", "max")]
+)
+def test_the_limits_of_a_group_and_of_those_above_it(
+    tmp_path: Path, names: tuple[str, str, str], prefix: str, none: str
+) -> None:
+    """The files as cgroup-v1/memory and cgroup-v2 of the kernel's documentation have them."""
+    for path, limit, used in (("job", f"{300 * MIB}", 200), ("job/step", none, 120)):
+        group = tmp_path / path
+        group.mkdir()
+        (group / names[0]).write_text(f"{limit}\n")
+        (group / names[1]).write_text(f"{used * MIB}\n")
+        (group / "memory.stat").write_text(
+            f"cache 1\nactive_file 7\n{prefix}active_file {20 * MIB}\n{prefix}inactive_file {30 * MIB}\n"
+        )
+    found = list(memory.limits(str(tmp_path), "/job/step", names))
+    assert found == [(0, 70 * MIB), (300 * MIB, 150 * MIB), (0, 0)]
+
+
+def test_what_is_left_is_no_more_than_the_machine_has() -> None:
+    pages = resource.getpagesize()
+    with open("/proc/meminfo") as f:
+        total = int(f.readline().split()[1]) * 1024
+    assert pages < memory.left() <= total
+
+
+def test_buffers_and_threads_fit_into_what_is_left() -> None:
+    assert memory.share(64 << 30, 64) == (512 * MIB, 64)
+    assert memory.share(250 * MIB, 64) == (93 * MIB, 7)
+    assert memory.share(-1, 64) == (64 * MIB, 1)
