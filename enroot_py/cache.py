@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from enroot_py import filesystems, layers, log
+from enroot_py import containers, filesystems, layers, log
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import Settings
 from enroot_py.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged
@@ -125,12 +125,7 @@ def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
             records.add(record)
     found = {}
     for record in records:
-        try:
-            with open(record, "rb") as f:
-                lines = os.fsdecode(f.read()).splitlines()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for line in lines:
+        for line in containers.read_record(record).splitlines():
             key, _, value = line.partition(" ")
             if key == "image":
                 found["sha256:" + os.path.basename(value)] = os.path.dirname(record)

@@ -2,12 +2,15 @@
 
 A plain directory is a root file system, as enroot makes it. A directory with
 a file ``.penroot`` is a container over a stored image: ``upper`` holds its
-changes, the layers stay where they are. Lookup is on the start path; the rest
-imports what it needs.
+changes, the layers stay where they are. An image or a program can put such a file
+into the root of a plain one; so the record repeats a random word that lies beside the
+containers, in ``.records``, where neither of them can read it. Lookup is on the start path;
+the rest imports what it needs.
 """
 
 import errno
 import os
+import stat
 from _collections_abc import Callable
 
 from enroot_py import mounts, trusted
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from enroot_py.store import Image
 
 _MARK = ".penroot"
+_WORD = ".records"
+_LARGEST = 64 << 10  # bytes of a record
 
 
 def find(target: str, settings: Settings) -> Source:
@@ -62,32 +67,84 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     path = f"{settings.data_path}/{check_name(name)}"
     check_place(settings, name)
     try:
-        with open(f"{path}/{_MARK}", "rb") as f:
-            record = dict(line.partition(" ")[::2] for line in os.fsdecode(f.read()).splitlines())
-    except (FileNotFoundError, NotADirectoryError):
+        found = record(name, settings)
+    except OSError as e:
+        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
+    if found is None:
+        if os.path.lexists(f"{path}/{_MARK}"):
+            raise _not_ours(path) if read_record(f"{path}/{_MARK}") else _damaged(path)
         if os.path.isdir(path):
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
-        ) from None
-    except OSError as e:
-        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
+        )
     upper, work = path + "/upper", path + "/work"
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py import fuseoverlay
 
         fuseoverlay.settle(path)
-    if "squashfs" in record:
-        return Source(name, image=record["squashfs"], upper=upper, work=work)
-    if "image" not in record:
-        raise ContainerError(
-            f"the record of the container {name} is damaged: {path}/{_MARK}",
-            hint=f"its changes are in {upper}; penroot remove {name} deletes it",
-        )
-    file = record["image"] + "/image.sqsh"
+    if "squashfs" in found:
+        return Source(name, image=found["squashfs"], upper=upper, work=work)
+    if "image" not in found:
+        raise _damaged(path)
+    file = found["image"] + "/image.sqsh"
     if os.path.exists(file):
         return Source(name, image=file, upper=upper, work=work)
-    return Source(name, lowerdirs=lowerdirs(record["image"], name), upper=upper, work=work)
+    return Source(name, lowerdirs=lowerdirs(found["image"], name), upper=upper, work=work)
+
+
+def record(name: str, settings: Settings) -> "dict[str, str] | None":
+    """What was written down of the container when it was made over an image; None of a plain one. Raises OSError."""
+    text = read_record(f"{settings.data_path}/{name}/{_MARK}")
+    found = dict(line.partition(" ")[::2] for line in text.splitlines())
+    word = found.get("word")
+    return found if word and word == read_record(f"{settings.data_path}/{_WORD}").strip() else None
+
+
+def read_record(path: str) -> str:
+    """A small file; "" where there is none, or something that penroot did not make. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return ""
+        raise
+    with open(fd, "rb") as f:
+        return os.fsdecode(f.read(_LARGEST)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+
+
+def _word(settings: Settings) -> str:
+    """The word of the records of a data path, made where there is none. Raises OSError."""
+    path = f"{settings.data_path}/{_WORD}"
+    if not (word := read_record(path).strip()):
+        temporary = f"{path}.{os.getpid()}"
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as f:
+                f.write(os.urandom(16).hex() + "\n")
+            os.link(temporary, path)
+        except FileExistsError:
+            pass  # another process was quicker
+        finally:
+            os.unlink(temporary)
+        word = read_record(path).strip()
+    return word
+
+
+def _damaged(path: str) -> ContainerError:
+    name = os.path.basename(path)
+    return ContainerError(
+        f"the record of the container {name} is damaged: {path}/{_MARK}",
+        hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
+    )
+
+
+def _not_ours(path: str) -> ContainerError:
+    word = f"{os.path.dirname(path)}/{_WORD}"
+    return ContainerError(
+        f"the container {os.path.basename(path)} has a file {path}/{_MARK} that was not made with it",
+        hint="delete it if it came with the image or a program; if you made the container with an older penroot: "
+        f"echo word $(cat {word}) >> {path}/{_MARK}",
+    )
 
 
 def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
@@ -186,7 +243,7 @@ def _make(
         os.mkdir(made + "/upper", 0o755)
         os.mkdir(made + "/work")
         with open(f"{made}/{_MARK}", "w") as f:
-            f.write("format 1\n" + record)
+            f.write(f"format 2\nword {_word(settings)}\n{record}")
     return open_container(name, settings)
 
 
@@ -197,6 +254,9 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     squashfs.check(image)
     with _made(name, settings, force=force) as temporary:
         squashfs.unpack(image, temporary)
+        if os.path.lexists(f"{temporary}/{_MARK}"):
+            message = f"the image {image} holds a file /{_MARK}, by which penroot knows its containers"
+            raise ContainerError(message, hint=f"penroot start {image} needs no container")
     return open_container(name, settings)
 
 

@@ -248,8 +248,7 @@ class Step:
             if not (name.startswith("pyxis_") and job.isdecimal() and step.isdecimal()):
                 continue
             try:
-                with open(f"{self.settings.data_path}/{name}/{_BOOT}") as f:
-                    node, boot = f.read().split()
+                node, boot = self._mark(name).split()
             except (OSError, ValueError):
                 continue  # another user's idea of a name, or removed in this moment
             if node == self.job.node and boot != boot_id():
@@ -447,7 +446,13 @@ class Step:
     @property
     def _goes_with_steps(self) -> bool:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
-        return self.request.name is None or os.path.exists(f"{self.settings.data_path}/{self.name}/{_BOOT}")
+        return self.request.name is None or bool(self._mark(self.name))
+
+    def _mark(self, name: str) -> str:
+        """The node and boot of the step that a container goes with, else "". Raises OSError."""
+        if containers.record(name, self.settings) is None:
+            return ""  # its root may hold a file of that name
+        return containers.read_record(f"{self.settings.data_path}/{name}/{_BOOT}")
 
     def _check_save(self, save: str) -> None:
         from enroot_py import filesystems, memory
