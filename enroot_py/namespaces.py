@@ -7,20 +7,21 @@ from enroot_py import linux
 from enroot_py.errors import NamespaceError
 
 
-def enter_user(uid: int, gid: int) -> None:
+def enter_user(uid: int, gid: int, *, myself: "int | None" = None) -> None:
     """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.
 
-    The process must have one thread. Raises NamespaceError with what the
-    administrator has to change.
+    The process must have one thread. ``myself`` is /proc/self of the host, opened where that is
+    not to be believed now. Raises NamespaceError with what the administrator has to change.
     """
     outside = os.geteuid(), os.getegid()
+    here = "/proc/self/" if myself is None else ""
     try:
         # Of a process that may not be looked at the files of /proc/self are root's, proc(5).
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {outside[0]} 1")
-        _write("/proc/self/gid_map", f"{gid} {outside[1]} 1")
+        _write(here + "setgroups", "deny", myself)
+        _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
+        _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
     except OSError as e:
         raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
 
@@ -42,8 +43,8 @@ def unshare(flags: int) -> None:
         raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=_advice(e)) from e
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _write(path: str, text: str, directory: "int | None") -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, text.encode())
     finally:
