@@ -240,6 +240,12 @@ class _Places:
             self.directories[path] = paths.create(self.root, path, directory=True)
         return self.directories[path]
 
+    def own_directory(self, path: str) -> int:
+        """Where something is made: not in a tree of the host. Raises OSError."""
+        directory = self.directory(path)
+        paths.check_own(self.root, path)
+        return directory
+
     def bind(self, path: str, source: str, attributes: int = 0) -> None:
         """Bind ``source`` of the host on ``path``: a node, or with attributes a file or directory. Raises OSError."""
         above, _, name = path.rpartition("/")
@@ -253,29 +259,30 @@ class _Places:
         try:
             if attributes:
                 linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
-            self._make(parent, name, directory)
+            self._make(above or "/", name, directory)
             linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
         finally:
             os.close(tree)
 
-    def _make(self, parent: int, name: str, directory: bool) -> None:
+    def _make(self, above: str, name: str, directory: bool) -> None:
         """A place to mount on. A symlink gives way: a mount through it would cover what it leads to."""
-        for _ in range(2):
-            try:
-                if directory:
-                    os.mkdir(name, 0o755, dir_fd=parent)
-                else:
-                    os.mknod(name, 0o644, dir_fd=parent)
+        parent = self.directory(above)
+        try:
+            if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 return
-            except FileExistsError:
-                if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                    return
-                os.unlink(name, dir_fd=parent)
+            paths.check_own(self.root, above)
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            paths.check_own(self.root, above)
+        if directory:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        else:
+            os.mknod(name, 0o644, dir_fd=parent)
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link, in the place of what is there unless that is a directory. Raises OSError."""
         above, _, name = path.rpartition("/")
-        parent = self.directory(above or "/")
+        parent = self.own_directory(above or "/")
         try:
             os.symlink(target, name, dir_fd=parent)
         except FileExistsError:

@@ -4,7 +4,6 @@ Nothing of the caller's environment comes in by itself, but for ranks of MPI wha
 tells them who they are.
 """
 
-import os
 from _collections_abc import Mapping
 
 from enroot_py import configs, paths
@@ -20,11 +19,7 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def of_image(root: int) -> "dict[str, str]":
     """Variables of the image's /etc/environment, each value exactly as it stands."""
-    try:
-        text = os.fsdecode(paths.read(root, "/etc/environment"))
-    except OSError:
-        return {}
-    return decode_environment(text)
+    return decode_environment(paths.text(root, "/etc/environment"))
 
 
 def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # In an installation they are inside the package, in a source tree beside it.
+_LINKS = "the image links there: see readlink -f in it"
 STANDARD = next(d for d in (_HERE + "/standard_hooks", os.path.dirname(_HERE) + "/hooks") if os.path.isdir(d))
 
 
@@ -47,10 +48,13 @@ class Context:
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def read(self, path: str) -> bytes:
-        """Content of a file, empty if there is none."""
+        """Content of a file, empty if there is none, or something else than a file of a moderate size."""
         try:
             return paths.read(self.root, path)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        except OSError as e:
+            log.warn(f"{path} of the image is not read: {e.strerror}")
             return b""
 
     def exists(self, path: str) -> bool:
@@ -75,13 +79,23 @@ class Context:
             os.close(fd)
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a file, unless it says the same already."""
-        if self.read(path) != content or (not content and not self.exists(path)):
+        """Replace a file, unless it says the same already. Raises HookError where that would be one of the host's."""
+        try:
+            if paths.read(self.root, path) == content:
+                return
+        except OSError:
+            pass  # there is none, or something that is no file
+        try:
             paths.write(self.root, path, content)
+        except paths.Foreign as e:
+            raise HookError(f"cannot write {path} in the container: {e.strerror}", hint=_LINKS) from e
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
-        """Make a directory and its parents."""
-        os.close(paths.create(self.root, path, directory=True, mode=mode))
+        """Make a directory and its parents. Raises HookError where that would be one of the host's."""
+        try:
+            os.close(paths.create(self.root, path, directory=True, mode=mode))
+        except paths.Foreign as e:
+            raise HookError(f"cannot make {path} in the container: {e.strerror}", hint=_LINKS) from e
 
     def mount(self, source: str, target: str, options: str) -> None:
         """Bind-mount now; ``options`` as in fstab."""

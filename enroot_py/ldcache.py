@@ -20,6 +20,9 @@ _HEADER, _ENTRY = 48, 24
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _EM_X86_64, _EM_AARCH64 = 62, 183
 _SHT_NOTE = 7
+# More than any linker writes: an image may say that there is more.
+_SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
+_SECTIONS = 64  # of an extension of the cache
 
 # What the functions raise for a damaged cache: an image may hold anything.
 DAMAGE = (ValueError, IndexError, StructError)
@@ -89,14 +92,16 @@ def drivers_of_compat(file: "BinaryIO") -> "set[int]":
             return set()
         file.seek(unpack("=Q", data[40:48])[0])
         size, count, index = unpack("=HHH", data[58:64])
+        if size != _SECTION:
+            return set()
         # Name, type, offset, size.
         sections = [unpack("=II16xQQ", file.read(size)[:40]) for _ in range(count)]
         file.seek(sections[index][2])
-        names = file.read(sections[index][3])
+        names = file.read(min(sections[index][3], _TABLE))
         for name, kind, offset, length in sections:
             if kind == _SHT_NOTE and names.startswith(b".note.cuda.fwd_compatibility\0", name):
                 file.seek(offset)
-                listed = file.read(length).partition(b'"Driver"')[2].partition(b"[")[2].partition(b"]")[0]
+                listed = file.read(min(length, _TABLE)).partition(b'"Driver"')[2].partition(b"[")[2].partition(b"]")[0]
                 return {int(word) for word in listed.split(b",") if word.strip().isdigit()}
     except (OSError, *DAMAGE):
         pass
@@ -165,8 +170,9 @@ def _sections(data: "bytes | bytearray", extension: int) -> range:
     """Where the four numbers of each section of an extension are: tag, flags, offset, size."""
     if _number(data, extension) != _EXTENSION_MAGIC:
         raise ValueError("the cache of the loader has an unknown extension")
-    end = extension + 8 + 16 * _number(data, extension + 4)
-    if end > len(data):
+    count = _number(data, extension + 4)
+    end = extension + 8 + 16 * count
+    if end > len(data) or count > _SECTIONS:
         raise ValueError("the extension of the loader's cache ends early")
     return range(extension + 8, end, 16)
 
@@ -225,7 +231,8 @@ class _Names:
         self.known: dict[int, list[int]] = {}
 
     def name(self, index: int) -> bytes:
-        return self.data[self.keys[index] : self.data.index(b"\0", self.keys[index])]
+        start = self.keys[index]
+        return self.data[start : self.data.index(b"\0", start, start + _NAME)]
 
     def place(self, name: bytes) -> int:
         """Where ``name`` belongs: before all that are equal or less, for the order descends."""

@@ -9,7 +9,7 @@ import struct
 import time
 from _collections_abc import Mapping
 
-from enroot_py import paths
+from enroot_py import log, paths
 from enroot_py.errors import ContainerError
 
 TYPE_CHECKING = False
@@ -70,7 +70,10 @@ def _pairs(root: int, path: str) -> "dict[str, str]":
 def _read(root: int, path: str) -> "str | None":
     try:
         return os.fsdecode(paths.read(root, path))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        log.warn(f"{path} of the image is not read: {e.strerror}")
         return None
 
 
@@ -92,12 +95,12 @@ def _record(root: int, uid: int, name: str) -> None:
     now = int(time.time())
     try:
         os.close(paths.create(root, "/var/log/lastlog", directory=False))
-        fd = paths.open_in(root, "/var/log/lastlog", os.O_WRONLY)
+        fd = paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)
         try:
             os.pwrite(fd, struct.pack(_LASTLOG, now, line, b"localhost"), uid * struct.calcsize(_LASTLOG))
         finally:
             os.close(fd)
-        fd = paths.open_in(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)
+        fd = paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)
         try:
             record = (_USER_PROCESS, os.getpid(), line, line[-4:], name.encode(), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))

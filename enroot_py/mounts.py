@@ -41,6 +41,9 @@ _WORDS = frozenset(
     "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
 )
 
+_CHANGING = frozenset(("remount", "x-move", "x-detach"))
+_HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
+
 SYSTEM = {
     "10-system.fstab": """\
 /proc       /proc       none    x-create=dir,rbind,rw,nosuid,nodev,noexec,rslave   0   -1
@@ -60,8 +63,18 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 }
 
 
+class _LeftOut(OSError):
+    """A mount that an image asks for and does not get; it starts all the same."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EXDEV, why)
+
+
 class Mount:
-    """One line of fstab; ``target`` is a path beneath the container's root."""
+    """One line of fstab; ``target`` is a path beneath the container's root.
+
+    ``inside`` is the source where that is beneath the container's root too, else empty.
+    """
 
     __slots__ = (
         "source",
@@ -74,6 +87,8 @@ class Mount:
         "attributes",
         "propagation",
         "data",
+        "inside",
+        "confined",
     )
 
     def __init__(
@@ -87,6 +102,8 @@ class Mount:
         self.origin = origin
         self.attributes = 0
         self.propagation = 0
+        self.inside = ""
+        self.confined = False
         self.words: set[str] = set()
         self.data: list[str] = []
         for word in options.split(","):
@@ -110,6 +127,15 @@ class Mount:
             hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(known))
             raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
 
+    def confine(self) -> None:
+        """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
+        is_volume = self._binds and self.fstype == "none" and self.inside
+        if not (is_volume or self.fstype == "tmpfs" and not self._binds) or self.words & _CHANGING:
+            message = f"{self.origin}: an image may mount a tmpfs and its own directories, not {self.source!r}"
+            raise ConfigError(message, hint=_HOST)
+        self.confined = True
+        self.attributes |= linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
     def describe(self) -> str:
         """The mount as one line of fstab."""
         fields = (self.source, self.target, self.fstype, self.options or "defaults", "0", str(self.passno))
@@ -121,6 +147,8 @@ class Mount:
             log.explain(f"mount    {self.describe()}  ({self.origin})")
         try:
             self._execute(root)
+        except _LeftOut as e:
+            log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
         except OSError as e:
             message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
             if "x-detach" in self.words:
@@ -133,7 +161,7 @@ class Mount:
 
     def _hint(self, error: OSError) -> str:
         hint = ""
-        if isinstance(error, FileNotFoundError) and self._binds and not os.path.exists(self.source):
+        if isinstance(error, FileNotFoundError) and self._binds and not (self.inside or os.path.exists(self.source)):
             hint = f"the source must exist on the node {os.uname().nodename}; "
         elif isinstance(error, IsADirectoryError):
             hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
@@ -171,19 +199,28 @@ class Mount:
             finally:
                 os.close(target)
             return
-        if self._on_itself and not os.path.lexists(self.source):
-            os.close(self._target(root, 0o755))
-        mount = self._change(root) if "remount" in self.words or not self._creates else self._create()
+        if self.inside and self.inside.strip("/") == self.target.strip("/"):
+            os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
+        mount = self._change(root) if "remount" in self.words or not self._creates else self._create(root)
         if mount < 0:
             return
         try:
             target = self._target(root)
             try:
+                if self.confined:
+                    self._check_confined(root, target)
                 attach(mount, target)
             finally:
                 os.close(target)
         finally:
             os.close(mount)
+
+    def _check_confined(self, root: int, target: int) -> None:
+        """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
+        if os.path.sameopenfile(root, target):
+            raise _LeftOut("it is the root directory")
+        if not paths.is_own(root, target):
+            raise _LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
 
     @property
     def _changes(self) -> bool:
@@ -205,22 +242,34 @@ class Mount:
             os.close(target)
         return -1
 
-    def _create(self) -> int:
+    def _create(self, root: int) -> int:
         """A detached mount, as a file descriptor."""
-        if "x-move" in self.words:
-            return linux.open_tree(linux.AT_FDCWD, self.source, linux.OPEN_TREE_CLOEXEC)
-        if not self._binds:
+        if not self._binds and "x-move" not in self.words:
             return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
-        recursive = linux.AT_RECURSIVE if "rbind" in self.words else 0
-        clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
+        if not self.inside:
+            return self._open_tree(linux.AT_FDCWD, self.source, 0)
+        source = paths.open_in(root, self.inside)
         try:
-            tree = linux.open_tree(linux.AT_FDCWD, self.source, clone | recursive)
+            if self.confined and not paths.is_own(root, source):
+                raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
+            return self._open_tree(source, "", linux.AT_EMPTY_PATH)
+        finally:
+            os.close(source)
+
+    def _open_tree(self, directory: int, path: str, empty: int) -> int:
+        if "x-move" in self.words:
+            return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
+        # Of the container's own a volume shows that alone, not what is mounted in it meanwhile.
+        recursive = linux.AT_RECURSIVE if "rbind" in self.words and not self.confined else 0
+        clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | empty
+        try:
+            tree = linux.open_tree(directory, path, clone | recursive)
         except OSError as e:
             # Submounts that the parent namespace locked cannot be left out.
-            if recursive or e.errno != 22:
+            if recursive or e.errno != errno.EINVAL:
                 raise
             recursive = linux.AT_RECURSIVE
-            tree = linux.open_tree(linux.AT_FDCWD, self.source, clone | recursive)
+            tree = linux.open_tree(directory, path, clone | recursive)
         try:
             if self._changeable or self.propagation:
                 flags = linux.AT_EMPTY_PATH | recursive
@@ -230,25 +279,29 @@ class Mount:
             raise
         return tree
 
-    @property
-    def _on_itself(self) -> bool:
-        """Whether it may be a volume of the image: a directory of the container, mounted where it is."""
-        return self._binds and self.source != self.target and self.source.endswith("/" + self.target.strip("/"))
-
     def _target(self, root: int, mode: int = 0) -> int:
         """What is mounted on, made where the options say so.
 
         That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
+        In a tree of the host it is made only where it was asked for under this name.
         """
         for word in self.words:
             if word.startswith("x-create="):
                 kind = word.removeprefix("x-create=")
-                directory = kind == "dir" or (kind == "auto" and self._source_is_directory())
-                return paths.create(root, self.target, directory=directory, mode=mode)
+                directory = kind == "dir" or (kind == "auto" and self._source_is_directory(root))
+                return paths.create(root, self.target, directory=directory, mode=mode, named=not self.confined)
         return paths.open_in(root, self.target)
 
-    def _source_is_directory(self) -> bool:
-        return not self._binds or stat.S_ISDIR(os.stat(self.source).st_mode)
+    def _source_is_directory(self, root: int) -> bool:
+        if not self._binds:
+            return True
+        if not self.inside:
+            return stat.S_ISDIR(os.stat(self.source).st_mode)
+        source = paths.open_in(root, self.inside)
+        try:
+            return stat.S_ISDIR(os.fstat(source).st_mode)
+        finally:
+            os.close(source)
 
 
 def attach(mount: int, target: int) -> None:
@@ -297,7 +350,8 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
     Raises ConfigError that names ``origin`` (file and line, or the option).
     """
     try:
-        fields = [unescape(expand(field, variables)) for field in line.split()]
+        # Not what else counts as a space in Unicode: a path may hold it.
+        fields = [unescape(expand(field, variables)) for field in line.replace("\t", " ").split(" ") if field]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if any("\0" in field for field in fields):
@@ -326,7 +380,11 @@ def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
             options = "rbind,x-create=auto"
         else:
             fstype, options = source, "x-create=dir"
-    return Mount(source, target, fstype, options, passno, origin)
+    mount = Mount(source, target, fstype, options, passno, origin)
+    rootfs = variables.get("ENROOT_ROOTFS", "")
+    if rootfs.startswith("/") and (source == rootfs or source.startswith(rootfs + "/")):
+        mount.inside = source[len(rootfs) :] or "/"
+    return mount
 
 
 def _is_options(field: str) -> bool:
@@ -354,10 +412,22 @@ def unescape(field: str) -> str:
 
 def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Iterator[Mount]":
     """The lines of an fstab; blank lines and comments are skipped."""
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip(" \t\r")
         if line and not line.startswith("#"):
             yield parse(line, variables, f"{origin}:{number}")
+
+
+def parse_image(text: str, rootfs: str, origin: str) -> "Iterator[Mount]":
+    """The lines of an image's fstab, which reach nothing of the host: see Mount.confine(). Raises ConfigError.
+
+    No variable is replaced but ``${ENROOT_ROOTFS}``.
+    """
+    known = "${ENROOT_ROOTFS}"
+    text = known.join(part.replace("$", "\\044") for part in text.split(known))
+    for mount in parse_file(text, {"ENROOT_ROOTFS": rootfs}, origin):
+        mount.confine()
+        yield mount
 
 
 def parse_option(text: str, variables: "Mapping[str, str]", origin: str) -> Mount:

@@ -479,7 +479,7 @@ def add_compat(edits: Edits, context: "Context", version: str, known: "list[GPU]
     if not newest or not version or _version(newest)[0] <= branch or _brands(known) & _CONSUMER:
         return
     try:
-        with open(paths.open_in(context.root, f"{directory}/libcuda.so.{newest}", os.O_RDONLY), "rb") as library:
+        with open(paths.open_regular(context.root, f"{directory}/libcuda.so.{newest}"), "rb") as library:
             branches = ldcache.drivers_of_compat(library)
     except OSError:
         return

@@ -159,6 +159,11 @@ class Settings:
     rootfs_writable = Bool("no", "make the root filesystem writable")
     remap_root = Bool("no", "be root inside the container")
     mount_home = Bool("no", "mount the home directory")
+    image_fstab = Choice(
+        "own",
+        "what the /etc/fstab of an image may mount: a tmpfs and its own directories, or whatever of the host it names",
+        *("own", "host"),
+    )
     restrict_dev = Bool("no", "give the container a /dev of its own, with standard and selected devices only")
     devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
     unshare_pid = Bool("no", "give the container processes of its own, of which its command is number 1")

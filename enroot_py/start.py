@@ -228,7 +228,7 @@ def enter_shared(settings: Settings, options: Options) -> "Container":
         return container
     variables, said = joined
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+    image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
     origins = dict.fromkeys([*said, *own], "the launcher")
     return Container({**variables, **own}, origins, image, settings.login_shell)
 
@@ -426,7 +426,7 @@ def enter(
             scripts.source(conf, command)
             variables = {**context.host, "ENROOT_ROOTFS": mount_point}
             system, of_site = site_mounts(settings, host, variables), environ.of_site(settings, context.host)
-    fstab = [*image_mounts(root, variables), *system, *namespace_mounts(settings), *user_mounts]
+    fstab = [*image_mounts(root, settings, variables), *system, *namespace_mounts(settings), *user_mounts]
     for mount in fstab:
         if mount.passno < 0:
             mount.execute(root)
@@ -434,6 +434,10 @@ def enter(
         from enroot_py import private
 
         private.complete(root, more)
+    if ids[0] == 0:
+        from enroot_py import masks
+
+        masks.cover(root)
     origins: dict[str, str] = {}
     _update(context.environ, origins, environ.of_image(root), "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
@@ -445,7 +449,7 @@ def enter(
     before = dict(context.environ)
     if server is not None and (program or command):
         if not program:
-            image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+            image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
             program = image.argv(command)[0] if image else "/bin/sh"
         server.read_ahead(root, program, context.environ.get("PATH", ""))
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in user_mounts)
@@ -462,9 +466,9 @@ def enter(
     for mount in fstab:
         if mount.passno >= 0:
             mount.execute(root)
-    image = rc.parse(_text(root, "/etc/rc"), _text(root, "/etc/rc.local"))
+    image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
     if image is not None and not paths.exists(root, image.workdir):
-        os.close(paths.create(root, image.workdir, directory=True))
+        make_workdir(root, image.workdir, user_mounts)
     shell = user.pw_shell if paths.exists(root, user.pw_shell) else "/bin/sh"
     if settings.login_shell:
         from enroot_py import login
@@ -479,8 +483,17 @@ def enter(
         rootfs.seal(mount_point)
     os.close(root)
     namespaces.unshare(linux.CLONE_NEWCGROUP)  # not before: hooks look for the limits of the caller
-    namespaces.hide()
-    rootfs.switch(mount_point)
+    if ids[0] == 0 and remap and not superuser:
+        # What masks.py covers would not stay covered for who is root in the namespace that owns the mounts.
+        myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        rootfs.switch(mount_point)
+        namespaces.enter_user(0, 0, myself=myself)
+        unshare(linux.CLONE_NEWNS)
+        os.close(myself)
+        namespaces.hide()
+    else:
+        namespaces.hide()
+        rootfs.switch(mount_point)
     os.umask(umask)
     return Container(context.environ, origins, image, settings.login_shell)
 
@@ -492,6 +505,16 @@ def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[s
 
 def _changed(before: "Mapping[str, str]", now: "Mapping[str, str]", origin: str) -> "dict[str, str]":
     return {key: origin for key, value in now.items() if before.get(key) != value}
+
+
+def make_workdir(root: int, path: str, user_mounts: "list[mounts.Mount]") -> None:
+    """Make the image's working directory; in a tree of the host only where the user has mounted that above it."""
+    named = any(path.startswith(mount.target.rstrip("/") + "/") for mount in user_mounts)
+    try:
+        os.close(paths.create(root, path, directory=True, named=named))
+    except OSError as e:
+        message = f"cannot make the image's working directory {path}: {e.strerror}"
+        raise ContainerError(message, hint="make it yourself where it belongs to the host; or: --rc SCRIPT") from e
 
 
 def replace_script(root: int, scratch: str, script: str) -> None:
@@ -613,9 +636,12 @@ def make_scratch(settings: Settings) -> str:
     ) from error
 
 
-def image_mounts(root: int, variables: "Mapping[str, str]") -> "list[mounts.Mount]":
+def image_mounts(root: int, settings: Settings, variables: "Mapping[str, str]") -> "list[mounts.Mount]":
     """Mounts that the image's /etc/fstab asks for: its volumes."""
-    return list(mounts.parse_file(_text(root, "/etc/fstab"), variables, "/etc/fstab of the image"))
+    text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
+    if settings.image_fstab == "host":
+        return list(mounts.parse_file(text, variables, origin))
+    return list(mounts.parse_image(text, variables["ENROOT_ROOTFS"], origin))
 
 
 def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mapping[str, str]") -> "list[mounts.Mount]":
@@ -625,13 +651,6 @@ def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mappi
     for origin, text in configs.fragments(directories, ".fstab", mounts.SYSTEM):
         found += mounts.parse_file(text, variables, origin)
     return [mount for mount in found if not replaced(mount, settings)]
-
-
-def _text(root: int, path: str) -> str:
-    try:
-        return os.fsdecode(paths.read(root, path))
-    except OSError:
-        return ""
 
 
 def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> "NoReturn":

@@ -8,6 +8,9 @@ image says of new users, in /etc/login.defs and /etc/default/useradd, holds.
 import grp
 import os
 
+from enroot_py import log, paths
+from enroot_py.errors import HookError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.hooks import Context
@@ -74,20 +77,20 @@ def welcome(context: "Context") -> None:
             umask = int(said.get("UMASK", "077"), 8)
         except ValueError:
             umask = 0o077
-        # Not less than the owner needs: nobody else could help him.
-        context.mkdir(user.pw_dir, 0o777 & ~umask | 0o700)
-        copy(context, said.get("SKEL", "/etc/skel"), user.pw_dir)
+        try:
+            # Not less than the owner needs: nobody else could help him.
+            context.mkdir(user.pw_dir, 0o777 & ~umask | 0o700)
+        except HookError as e:
+            log.warn(f"there is no home directory: {e}")
+            return
+        skeleton = said.get("SKEL", "/etc/skel")
+        try:
+            paths.copy(context.root, skeleton, user.pw_dir)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # the home is empty
+        except OSError as e:
+            log.warn(f"{user.pw_dir} has not all of {skeleton} of the image: {e.strerror}")
     if said.get("CREATE_MAIL_SPOOL") == "yes":
         mailbox = f"{said.get('MAIL_DIR', '/var/mail')}/{user.pw_name}"
         if not context.exists(mailbox):
             context.write(mailbox, b"")
-
-
-def copy(context: "Context", source: str, target: str) -> None:
-    """Files and directories beneath ``source``, both in the container; links among them as what they mean."""
-    for name in context.list(source):
-        if context.is_directory(f"{source}/{name}"):
-            context.mkdir(f"{target}/{name}")
-            copy(context, f"{source}/{name}", f"{target}/{name}")
-        else:
-            context.write(f"{target}/{name}", context.read(f"{source}/{name}"))

@@ -1,0 +1,370 @@
+"""By an image: what it may do to the files and the time of the user who starts it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pwd
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.images import Image, busybox, directory, entry, index, symlink, write_layout
+from tests.kernel.conftest import User, require, squashed
+
+VOLUME = "${ENROOT_ROOTFS}%s %s none x-create=dir,bind,rw,nosuid,nodev\n"
+HEAD = (
+    "mkdir -p %s 2> /dev/null\ncd %s && unset OLDPWD || exit 1\n\nif [ -s /etc/rc.local ]; then\n    . /etc/rc.local\n"
+)
+RC = HEAD + 'fi\n\nif [ $# -gt 0 ]; then\n    exec  "$@"\nelse\n    exec  /bin/sh\nfi\n'
+
+
+@pytest.fixture
+def secret(user: User) -> pathlib.Path:
+    """A directory of the victim's, on the host."""
+    path = user.home / "secret"
+    path.mkdir()
+    (path / "key").write_text("private\n")
+    user.own(path)
+    return path
+
+
+@pytest.fixture
+def shared(user: User) -> Iterator[pathlib.Path]:
+    """A directory of the victim's in /dev/shm, which the container shares with the host."""
+    path = pathlib.Path(f"/dev/shm/{user.home.name}")
+    path.mkdir()
+    user.own(path)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def account(user: User) -> User:
+    """The victim as one who is in the host's passwd(5), and has a home directory there that no image has."""
+    found = next((a for a in pwd.getpwall() if 0 < a.pw_uid < 1000 and a.pw_dir.startswith("/var/spool/")), None)
+    require(found and os.geteuid() == 0, "no account with a home in /var/spool")
+    assert found is not None
+    user.uid = found.pw_uid
+    user.own(user.home)
+    return user
+
+
+def layout(user: User, image: Image) -> str:
+    blobs = [image.config(), image.manifest(), *(layer.blob for layer in image.layers)]
+    path = user.home / "layout"
+    write_layout(path, blobs, index([(image, {"os": "linux", "architecture": "amd64"})]))
+    (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    user.own(path)
+    return f"oci:{path}"
+
+
+def fstab(rootfs: pathlib.Path, text: str) -> None:
+    (rootfs / "etc/fstab").write_text(text)
+
+
+def unharmed(user: User, secret: pathlib.Path) -> None:
+    assert sorted(os.listdir(secret)) == ["key"]
+    assert (secret / "key").read_text() == "private\n"
+
+
+# Line 1: volumes and the image's fstab
+
+
+def test_volume_through_a_link_of_a_layer_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
+    """A layer links /vol to the victim's directory, and the image has a volume /vol."""
+    image = busybox(symlink("vol", str(secret)))
+    image.settings["Volumes"] = {"/vol": {}}
+    done = user.start(layout(user, image), "sh", "-c", "cat /vol/key || touch /vol/planted && echo empty")
+    assert done == "empty\n"
+    unharmed(user, secret)
+
+
+def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
+    """Volumes {"/../../../home/alice": {}}."""
+    image = busybox()
+    image.settings["Volumes"] = {f"/../../../../../../..{secret}": {}}
+    done = user.start(layout(user, image), "sh", "-c", f"cat {secret}/key || touch {secret}/planted && echo empty")
+    assert done == "empty\n"
+    unharmed(user, secret)
+
+
+def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> None:
+    """A harmless image: Debian's /var/run is a link to /run, which means the image's own."""
+    image = busybox(directory("var"), directory("run"), symlink("var/run", "/run"), entry("run/mine", b"mine\n"))
+    image.settings["Volumes"] = {"/var/run": {}, "/run": {}}
+    done = user.start(layout(user, image), "sh", "-c", "ls /run /var/run; touch /run/written && echo written")
+    assert done.replace("mine\n", "") == "/run:\n\n/var/run:\nwritten\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{secret} /vol none x-create=dir,rbind,rw\n",
+        "${{HOME}}/secret /vol none x-create=dir,rbind,rw\n",
+        "$HOME/secret /vol none x-create=dir,rbind,rw\n",
+        "${{ENROOT_ROOTFS}}x/../../../../../..{secret} /vol none x-create=dir,rbind,rw\n",
+        "/proc/self/cwd/secret /vol none x-create=dir,rbind,rw\n",
+        "secret /vol none x-create=dir,rbind,rw\n",
+        "{secret} /vol none x-create=dir,x-move\n",
+        "overlay /vol overlay x-create=dir,lowerdir={secret}:/usr\n",
+        "proc /vol proc x-create=dir\n",
+        "none /proc none x-detach\n",
+        "/proc/sys /proc/sys none remount,rw\n",
+    ],
+)
+def test_fstab_of_an_image_mounts_nothing_of_the_host(
+    user: User, rootfs: pathlib.Path, secret: pathlib.Path, line: str
+) -> None:
+    """An image's /etc/fstab names a directory of the host, by its path, by a variable, or by another file system."""
+    fstab(rootfs, line.format(secret=secret))
+    done = user.penroot("start", "box", "sh", "-c", "cat /vol/key; touch /vol/planted", status=1)
+    assert "private" not in done.stdout
+    assert "/etc/fstab of the image:1: an image may mount a tmpfs and its own directories" in done.stderr
+    assert "ENROOT_IMAGE_FSTAB=host" in done.stderr
+    unharmed(user, secret)
+
+
+def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secret: pathlib.Path) -> None:
+    """A volume whose name holds U+2028, U+0085 or a newline, and behind it another line of fstab."""
+    image = busybox()
+    image.settings["Volumes"] = {f"/v{mark}{secret} /stolen none x-create=dir,rbind": {} for mark in "\u2028\x85\x0b\n"}
+    done = user.start(layout(user, image), "sh", "-c", "cat /stolen/key || echo safe")
+    assert done == "safe\n"
+
+
+def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
+    user: User, rootfs: pathlib.Path, secret: pathlib.Path
+) -> None:
+    """enroot's way is a setting of the user's, which no image has."""
+    fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind,ro\n")
+    (rootfs / "etc/environment").write_text("ENROOT_IMAGE_FSTAB=host\nPATH=/bin\n")
+    user.penroot("start", "box", "cat", "/vol/key", status=1)
+    assert user.start("box", "cat", "/vol/key", env={"ENROOT_IMAGE_FSTAB": "host"}) == "private\n"
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/..", "/proc", "/sys", "/dev", "/proc/sys", "/dev/shm", "/to-proc", "/etc/hosts"]
+)
+def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.Path, place: str) -> None:
+    """Volumes /, /.., /proc, or a link there: the container has the real ones, and starts."""
+    (rootfs / "to-proc").symlink_to("/proc")
+    (rootfs / "etc/hosts").write_text("127.0.0.1 image\n")
+    fstab(rootfs, VOLUME % (place, place))
+    script = "test -d /proc/self && test -c /dev/null && test -d /sys/class && ! grep image /etc/hosts && echo real"
+    done = user.penroot("start", "box", "sh", "-c", script)
+    assert done.stdout == "real\n"
+    assert f"/etc/fstab of the image:1: {place} is left out" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
+def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
+    """Nested, a file, names with a space, a newline, a dollar or a hash, and 200 more: mounted and writable."""
+    (rootfs / "a/b/c").mkdir(parents=True)
+    (rootfs / "file").write_text("of image\n")
+    names = ["/a/b/c", "/a", "/a/b", "/missing/deep", "/sp ace", "/new\nline", "/do$HOME", "/#hash", "/file"]
+    octal = {ord(c): f"\\{ord(c):03o}" for c in " \n$"}
+    fstab(
+        rootfs, "".join(VOLUME % ((name.translate(octal),) * 2) for name in [*names, *(f"/n/{i}" for i in range(200))])
+    )
+    user.own(rootfs)
+    target = str(squashed(user, rootfs)) if form == "squashfs" else "box"
+    options = ("--rw",) if form == "writable" else ()
+    script = (
+        "for v in /a /a/b /a/b/c /missing/deep '/sp ace' '/new\nline' '/do$HOME' '/#hash' /n/0 /n/199; do\n"
+        'touch "$v/w" || exit 1; done; echo changed > /file; test -e /a/b/c/w && cat /file; grep -c " /n/" /proc/mounts'
+    )
+    assert user.start(*options, target, "sh", "-c", script) == "changed\n200\n"
+
+
+# Line 1: what is made in the container is not made on the host
+
+
+@pytest.mark.parametrize("name", ["etc", "var", "var/spool", "var/mail", "var/log"])
+def test_nothing_is_written_in_dev_shm_through_a_link(
+    account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
+) -> None:
+    """/etc or /var of an image, where the home is too, leads to /dev/shm, which the container shares with the host."""
+    (rootfs / "etc/default").mkdir()
+    (rootfs / "etc/default/useradd").write_text("CREATE_MAIL_SPOOL=yes\n")
+    (rootfs / "etc/login.defs").write_text("LASTLOG_ENAB yes\n")
+    if name == "etc":
+        (rootfs / name).rename(rootfs / "usr/etc")
+    (rootfs / name).parent.mkdir(exist_ok=True)
+    (rootfs / name).symlink_to(shared)
+    account.own(rootfs)
+    done = account.run("sh", "-c", "penroot start box true; true", env={"ENROOT_LOGIN_SHELL": "yes"})
+    assert os.listdir(shared) == [], done.stderr
+    assert f"it leads to what is mounted from {os.uname().nodename}" in done.stderr or name == "var/log"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("how", ["mount", "workdir", "literal", "rc", "home"])
+def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, shared: pathlib.Path, how: str) -> None:
+    """The target of a mount, a home, the working directory or /etc/rc leads to /dev/shm, where it would be made."""
+    (rootfs / "srv").symlink_to(shared)
+    options, environ = [], {}
+    if how == "mount":
+        options = ["--mount", "/usr/share:/srv/made"]
+    elif how in ("workdir", "literal"):
+        place = "/srv/made" if how == "workdir" else f"{shared}/made"
+        (rootfs / "etc/rc").write_text(RC % (place, place))
+    elif how == "rc":
+        (rootfs / "etc/rc").symlink_to("/srv/rc")
+        (user.home / "script").write_text("true\n")
+        options = ["--rc", str(user.home / "script")]
+    else:
+        environ = {"ENROOT_MOUNT_HOME": "yes", "HOME": "/srv/home"}
+    done = user.penroot("start", *options, "box", "true", status=1, env=environ)
+    assert os.listdir(shared) == []
+    assert "Traceback" not in done.stderr
+    assert how == "home" or f"it leads to what is mounted from {os.uname().nodename}" in done.stderr
+
+
+def test_a_mount_point_that_the_user_names_is_made_where_he_has_mounted(
+    user: User, secret: pathlib.Path, rootfs: pathlib.Path
+) -> None:
+    """Not an attack: a directory of the host's, and another one mounted in it; so does an image's working directory."""
+    (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
+    out = user.start(
+        "-m", f"{secret}:/data", "-m", "/usr/share:/data/inner", "box", "sh", "-c", "pwd; ls -d /data/inner/doc"
+    )
+    assert out == "/data/work\n/data/inner/doc\n"
+    assert (secret / "inner").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("path", ["etc/environment", "etc/rc", "etc/skel/stolen", "etc/passwd"])
+def test_the_environment_of_the_caller_is_not_read_through_a_link(
+    account: User, rootfs: pathlib.Path, path: str
+) -> None:
+    """A file of the image is a link to /proc/self/environ, which is penroot's own while it starts."""
+    (rootfs / path).parent.mkdir(exist_ok=True)
+    (rootfs / path).unlink(missing_ok=True)
+    (rootfs / path).symlink_to("/proc/self/environ")
+    account.own(rootfs)
+    environ = {"SECRET_TOKEN": "hunter2"}
+    status = 1 if path in ("etc/environment", "etc/rc") else 0
+    script = "env; cat /etc/passwd; cd; ls -la; cat $HOME/stolen 2>/dev/null | grep hunter2"
+    done = account.penroot("start", "box", "sh", "-c", script + "; true", env=environ, status=status)
+    assert "hunter2" not in done.stdout
+    assert "Traceback" not in done.stderr
+    if status:
+        assert f"cannot read /{path} of the image: it leads to what is mounted from" in done.stderr
+
+
+# Line 2: the record of a container
+
+
+@pytest.mark.parametrize("mark", ["format 1\nsquashfs {image}\n", "format 1\nimage /\n", ""])
+def test_a_record_in_an_image_is_not_believed(
+    user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str
+) -> None:
+    """The root of a squashfs holds .penroot, and upper and work that lead to the victim's files."""
+    (rootfs / "upper").symlink_to(secret)
+    (rootfs / "work").symlink_to(user.home)
+    (rootfs / "fuse-overlayfs").touch()
+    plain = squashed(user, rootfs).rename(user.home / "plain.sqsh")
+    (rootfs / ".penroot").write_text(mark.format(image=plain))
+    user.own(rootfs)
+    image = squashed(user, rootfs)
+    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(user.data / "unpacked"), str(image)], check=True)
+    user.own(user.data)
+    user.run("sh", "-c", f"penroot create -n evil {image}; true")
+    for name in ("box", "unpacked", "evil"):  # made by hand, by enroot, by us
+        said = user.run("sh", "-c", f"penroot start --rw {name} sh -c 'touch /planted; rm /key'; true").stderr
+        assert "Traceback" not in said
+        user.run("sh", "-c", f"penroot list -f; penroot export -o {name}.x.sqsh {name}; penroot cache prune; true")
+        unharmed(user, secret)
+
+
+def test_a_program_cannot_make_a_record(user: User, rootfs: pathlib.Path, secret: pathlib.Path) -> None:
+    """What runs in a writable plain container writes /.penroot for the next start."""
+    script = f"printf 'format 1\\nimage /nowhere\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
+    user.start("--rw", "box", "sh", "-c", script)
+    user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")
+    unharmed(user, secret)
+
+
+# Line 11: files of an image that are no files
+
+
+def spoil(path: pathlib.Path, kind: str) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o666)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 5 << 30)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
+@pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
+def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
+    user: User, rootfs: pathlib.Path, name: str, kind: str
+) -> None:
+    """/etc/rc and its like as a FIFO, /dev/zero, 5 GB of nothing, a link to itself: one line, at once."""
+    spoil(rootfs / "etc" / name, kind)
+    user.own(rootfs)
+    began = time.monotonic()
+    done = user.penroot("start", "box", "true", status=1, prefix=("prlimit", "--as=1500000000", "timeout", "20"))
+    assert time.monotonic() - began < 10
+    assert done.stderr.count("[ERROR]") == 1
+    assert f"cannot read /etc/{name} of the image: " in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "sparse", "loop"])
+@pytest.mark.parametrize(
+    "name", ["etc/passwd", "etc/group", "etc/login.defs", "etc/default/useradd", "etc/nologin", "etc/ld.so.cache"]
+)
+def test_what_hooks_read_of_an_image_is_a_file_or_nothing(
+    user: User, rootfs: pathlib.Path, name: str, kind: str
+) -> None:
+    """/etc/passwd and its like as a FIFO, /dev/zero, 5 GB of nothing: the container starts without."""
+    spoil(rootfs / name, kind)
+    user.own(rootfs)
+    environ = {"ENROOT_LOGIN_SHELL": "yes", "HOME": "/home/victim"}
+    limits = ("prlimit", "--as=1500000000", "timeout", "20")
+    done = user.penroot("start", "box", "sh", "-c", "id -u", env=environ, prefix=limits)
+    assert done.stdout == f"{user.uid}\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "deep", "many", "sparse", "proc"])
+def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str) -> None:
+    """/etc/skel that links to itself, holds a FIFO, 300 levels, 5000 files or 5 GB, or is /proc."""
+    skel = rootfs / "etc/skel"
+    skel.mkdir()
+    if kind == "link":
+        for name in ("a", "b", "c"):
+            (skel / name).symlink_to(".")
+    elif kind == "fifo":
+        os.mkfifo(skel / "fifo")
+    elif kind == "deep":
+        deep = skel
+        for _ in range(300):
+            deep = deep / "d"
+        deep.mkdir(parents=True)
+    elif kind == "many":
+        for i in range(5000):
+            (skel / str(i)).touch()
+    elif kind == "sparse":
+        (skel / "large").touch()
+        os.truncate(skel / "large", 5 << 30)
+    else:
+        (rootfs / "etc/login.defs").write_text("SKEL /proc\n")
+    account.own(rootfs)
+    limits = ("prlimit", "--as=1500000000", "timeout", "20")
+    done = account.penroot("start", "box", "sh", "-c", "echo started", prefix=limits)
+    assert done.stdout == "started\n"
