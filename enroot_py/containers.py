@@ -116,17 +116,16 @@ def read_record(path: str) -> str:
 def _word(settings: Settings) -> str:
     """The word of the records of a data path, made where there is none. Raises OSError."""
     path = f"{settings.data_path}/{_WORD}"
-    if not (word := read_record(path).strip()):
+    while not (word := read_record(path).strip()):
         temporary = f"{path}.{os.getpid()}"
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as f:
                 f.write(os.urandom(16).hex() + "\n")
             os.link(temporary, path)
         except FileExistsError:
-            pass  # another process was quicker
+            pass  # another process was quicker, or one of this number was killed
         finally:
             os.unlink(temporary)
-        word = read_record(path).strip()
     return word
 
 

@@ -22,6 +22,7 @@ def root(user: User) -> User:
     """Root of the node, with a container ``box``."""
     require(os.geteuid() == 0, "root starts these containers")
     user.uid = 0
+    user.own(user.home)
     busybox_rootfs(user.data / "box")
     return user
 
