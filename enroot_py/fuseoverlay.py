@@ -1,16 +1,21 @@
 """Overlays by fuse-overlayfs, for kernels that make none for users: ENROOT_NATIVE_OVERLAYFS=n.
 
-The server has a mount namespace of its own, so that it does not keep the container's alive:
-with the last process of that one the kernel ends the connection, and the server goes, and with
-its namespace what is mounted in there. Sources: fuse-overlayfs(1), fuse(4).
+Like that of a squashfs image the server stays in the namespaces which the container leaves for
+its own: nothing in the container can look at it, and it does not keep the container's mounts
+alive. With the last process that has those the kernel ends the connection, and the server goes.
+Sources: fuse-overlayfs(1), fuse(4).
 """
 
 import os
 import stat
 
-from enroot_py import linux, mounts, squashfuse
+from enroot_py import linux, mounts, rootfs, squashfuse
 from enroot_py.errors import ContainerError
-from enroot_py.scripts import keep_capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.rootfs import Source
+    from enroot_py.squashfuse import Server
 
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 _FIRST = 500  # of the server's descriptors for directories; 3 is /dev/fuse
@@ -21,10 +26,10 @@ NOTE = "fuse-overlayfs"  # a file in a container whose changes it wrote
 _OPAQUE = (".wh..wh..opq", ".wh..opq")
 
 
-def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> int:
-    """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises ContainerError, OSError.
+def mount(source: "Source", server: "Server | None", scratch: str, *, writable: bool) -> int:
+    """The root file system of ``source`` as a detached mount; a squashfs image has its ``server``.
 
-    ``name`` is a path that lists of mounts show, behind SOURCE.
+    Raises ContainerError, ImageError, OSError.
     """
     program = squashfuse.installed("fuse-overlayfs")
     if not program:
@@ -32,35 +37,36 @@ def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, name: str) -> i
             f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
             hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
         )
+    lowerdirs = (source.directory,) if source.directory else source.lowerdirs
+    upper, work = source.upper, source.work
+    if upper and writable:
+        _note(upper)
+    else:
+        lowerdirs = (upper, *lowerdirs) if upper else lowerdirs
+        upper, work = scratch + "/upper", scratch + "/work"
+    if server is not None:
+        server.wait()
+        lowerdirs = (scratch + "/lower",)
     fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    ready, tell = os.pipe2(os.O_CLOEXEC)
-    start, go = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            # A second fork: the container's program must not find a child it never made.
-            if os.fork():
-                os._exit(0)
-            os.close(ready)
-            os.close(go)
-            linux.unshare(linux.CLONE_NEWNS)
-            os.write(tell, b"r")
-            if os.read(start, 1):  # nothing where the mount failed
-                _serve(program, fuse, lowerdirs, upper, work)
-        finally:
-            os._exit(127)
-    os.close(tell)
-    os.close(start)
-    os.waitpid(pid, 0)
     try:
-        if not os.read(ready, 1):
-            raise ContainerError("the server of the overlay could not have a mount namespace of its own")
-        options = squashfuse.mount_options(fuse)
-        mount = mounts.mount_filesystem("fuse.fuse-overlayfs", SOURCE + name, options, _ATTRIBUTES)
-        os.write(go, b"g")
+        name = SOURCE + (source.directory or source.upper or source.image)
+        mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # A second fork: the container's program must not find a child it never made.
+                if os.fork():
+                    os._exit(0)
+                # What it makes the overlay of is mounted for it alone, and goes with it.
+                linux.unshare(linux.CLONE_NEWNS)
+                rootfs.mount_scratch(scratch)
+                if server is not None:
+                    server.attach(scratch + "/lower")
+                _serve(program, fuse, lowerdirs, upper, work)
+            finally:
+                os._exit(127)
+        os.waitpid(pid, 0)
     finally:
-        os.close(ready)
-        os.close(go)
         os.close(fuse)
     try:
         os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
@@ -93,13 +99,12 @@ def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, wo
     linux.close_range(4, _FIRST - 1, 0)
     linux.close_range(numbers[-1] + 1, 0xFFFFFFFF, 0)
     os.chdir("/")
-    keep_capabilities()
     paths = [f"/proc/self/fd/{number}" for number in numbers]
     options = f"lowerdir={':'.join(paths[:-2])},upperdir={paths[-2]},workdir={paths[-1]}"
     os.execve(program, [program, "-f", "-o", options, "/dev/fd/3"], {"PATH": "/usr/bin:/bin"})
 
 
-def note(upper: str) -> None:
+def _note(upper: str) -> None:
     """Remember that fuse-overlayfs writes to a container: it marks what is gone in ways of its own."""
     open(os.path.dirname(upper) + "/" + NOTE, "w").close()
 

@@ -8,6 +8,7 @@ import os
 
 from enroot_py import linux, mounts
 from enroot_py.errors import ContainerError
+from enroot_py.namespaces import hide
 from enroot_py.settings import Settings
 
 # In the order in which they can be joined: the user namespace gives the
@@ -198,6 +199,7 @@ def namespaces(pid: int, mnt: int = 0) -> "dict[str, int]":
 
 def enter(spaces: "dict[str, int]", pid: int) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
+    hide()  # from what runs there
     try:
         for fd in spaces.values():
             linux.setns(fd, 0)

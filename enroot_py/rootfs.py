@@ -71,16 +71,16 @@ def hide(scratch: str) -> None:
     linux.mount_setattr(linux.AT_FDCWD, scratch, 0, 0, 0, linux.MS_UNBINDABLE)
 
 
-def mount(source: Source, scratch: str, server: "Server | None", *, writable: bool, native: bool = True) -> int:
+def mount(source: Source, scratch: str, server: "Server | None", *, writable: bool, made: int = -1) -> int:
     """Mount ``source`` on its mount point and return that directory as a file descriptor.
 
-    A squashfs image has its ``server``. Overlays are the kernel's, or not
-    ``native``. Raises ContainerError, ImageError.
+    A squashfs image has its ``server``. Of what is mounted already ``made`` is the
+    detached mount. Raises ContainerError, ImageError.
     """
     root = source.mount_point(scratch)
     os.mkdir(root, 0o755)
-    if source.shared >= 0:
-        attach(source.shared, root)
+    if made >= 0:
+        attach(made, root)
         return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     upper, work = source.upper, source.work
     lowerdirs, options = source.lowerdirs, ["userxattr"]
@@ -95,16 +95,8 @@ def mount(source: Source, scratch: str, server: "Server | None", *, writable: bo
             lowerdirs = (upper, *lowerdirs)
         upper, work = scratch + "/upper", scratch + "/work"
     try:
-        if source.directory and writable:
-            made = bind(source.directory)
-        elif native:
-            made = overlay(lowerdirs, upper, work, options)
-        else:
-            from enroot_py import fuseoverlay
-
-            if source.upper and writable:
-                fuseoverlay.note(upper)
-            made = fuseoverlay.overlay(lowerdirs, upper, work, source.directory or source.upper or source.image)
+        direct = source.directory and writable
+        made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
         attach(made, root)
     except OSError as e:
         message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"

@@ -59,13 +59,20 @@ class Server:
 
     def attach(self, target: str) -> None:
         """Mount what is served, now that the server runs. Raises ImageError where it does not."""
+        self.wait()
+        rootfs.attach(self._mount, target)
+
+    def wait(self) -> None:
+        """Wait until the server runs. Raises ImageError where it does not."""
+        starter, self._starter = self._starter, 0
+        if not starter:
+            return
         try:
-            _, status = os.waitpid(self._starter, 0)
+            _, status = os.waitpid(starter, 0)
         except ChildProcessError:  # a new PID namespace came between: it is our parent's
             status = 0
         if status:
             raise ImageError(f"cannot mount {self.image}: squashfuse failed", hint=f"unsquashfs -s {self.image}")
-        rootfs.attach(self._mount, target)
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Have it decompress a program that will run, while this process goes on.

@@ -399,7 +399,7 @@ def enter(
     ids = os.geteuid(), os.getegid()
     scratch = make_scratch(settings)
     umask = os.umask(0o022)
-    server = serve(source, superuser=superuser)
+    server, made = serve(source, settings, scratch, superuser=superuser)
     # What is of the host comes now: the server of an image starts meanwhile.
     user = account(*ids)
     with open("/proc/self/cgroup", errors="surrogateescape") as f:
@@ -413,9 +413,9 @@ def enter(
     if superuser:
         enter_as_superuser(more)
     else:
-        enter_namespaces((0, 0) if remap else ids, more, nested=server is not None)
+        enter_namespaces((0, 0) if remap else ids, more)
     rootfs.mount_scratch(scratch)
-    root = rootfs.mount(source, scratch, server, writable=writable, native=settings.native_overlayfs)
+    root = rootfs.mount(source, scratch, server, writable=writable, made=made)
     context = hooks.Context(root, settings, {}, host, user, cgroups, mount_point)
     scripts = None
     if conf or any(hook.is_script for hook in loaded):
@@ -551,30 +551,41 @@ def unshared(settings: Settings) -> int:
     return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
 
 
-def serve(source: rootfs.Source, *, superuser: bool) -> "Server | None":
-    """Start the server of an image, if it is one, in a user namespace where its files are the caller's.
+def serve(source: rootfs.Source, settings: Settings, scratch: str, *, superuser: bool) -> "tuple[Server | None, int]":
+    """Start what serves the root file system: the server of an image, or that, and the detached mount, of an overlay.
 
-    Files of an image belong to root. In a namespace where the caller is root they are
-    his, and stay his in the one inside it where he is himself.
+    In a user namespace where the caller is root: files of an image belong to root, so they are his, and stay
+    his in the one inside it where he is himself. And what runs as root in that one cannot look at the server,
+    whose root directory is the node's.
     """
-    if not source.image or source.shared >= 0:
-        return None
-    from enroot_py.squashfuse import Server
-
+    overlaid = not settings.native_overlayfs and not (source.directory and settings.rootfs_writable)
+    if source.shared >= 0 or not (source.image or overlaid):
+        return None, source.shared
     if not superuser:
         namespaces.enter_user(0, 0)
         unshare(linux.CLONE_NEWNS)
-    return Server(source.image)
+    server = None
+    if source.image:
+        from enroot_py.squashfuse import Server
+
+        server = Server(source.image)
+    if not overlaid:
+        return server, -1
+    from enroot_py import fuseoverlay
+
+    try:
+        return server, fuseoverlay.mount(source, server, scratch, writable=settings.rootfs_writable)
+    except OSError as e:
+        raise ContainerError(f"cannot mount the root filesystem of {source.name}: {e.strerror}") from e
 
 
-def enter_namespaces(ids: "tuple[int, int]", more: int, *, nested: bool) -> None:
-    """Enter new user and mount namespaces as ``ids``, and ``more``; or ``nested``, in that of a server.
+def enter_namespaces(ids: "tuple[int, int]", more: int) -> None:
+    """Enter new user and mount namespaces as ``ids``, and ``more``.
 
     Mounts of a namespace with another owner arrive as slaves and locked,
     mount_namespaces(7): nothing done here reaches the host.
     """
-    if not nested or ids != (0, 0):
-        namespaces.enter_user(*ids)
+    namespaces.enter_user(*ids)
     unshare(linux.CLONE_NEWNS | more)
 
 
@@ -594,6 +605,7 @@ def unshare(flags: int) -> None:
         namespaces.unshare(linux.CLONE_NEWPID)
         child = os.fork()
         if child:
+            namespaces.hide()
             os._exit(wait(child))
         linux.prctl(linux.PR_SET_PDEATHSIG, 9)
     namespaces.unshare(flags & ~linux.CLONE_NEWPID)

@@ -6,7 +6,7 @@ Done by a child: it moves into the namespaces of the container, and there is no 
 import errno
 import os
 
-from enroot_py import linux, mounts, paths
+from enroot_py import linux, mounts, namespaces, paths
 from enroot_py.errors import PenrootError
 
 TYPE_CHECKING = False
@@ -48,6 +48,7 @@ def _in_child(act: "Callable[[], None]") -> str:
 
 
 def _bring(spaces: "Mapping[str, int]", wanted: "Sequence[Mount]") -> None:
+    namespaces.hide()
     if "user" in spaces:  # not where root keeps its privileges
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
     # Mounts are cloned in a namespace that the caller's user namespace owns, open_tree(2): a copy of the node's.
@@ -78,6 +79,7 @@ def _make(root: int, path: str) -> int:
 
 
 def _take_back(spaces: "Mapping[str, int]", brought: "Sequence[Mount]") -> None:
+    namespaces.hide()
     if "user" in spaces:  # not where root keeps its privileges
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import select
 
-from enroot_py import start
+from enroot_py import linux, start
 from enroot_py.errors import CommandError, PenrootError
 
 TYPE_CHECKING = False
@@ -70,7 +70,8 @@ def _execute(container: start.Container, log: int, say: int, wait: int, confine:
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
-        os.closerange(_END + 1, 1024)
+        linux.close_range(3, _STARTED - 1, 0)
+        linux.close_range(_END + 1, 0xFFFFFFFF, 0)
         confine()
         container.execute(_COMMAND)
     except PenrootError as e:

@@ -292,6 +292,8 @@ void fork_and_forward(void)
 		close(alive[0]);
 		return;
 	}
+	/* It stays outside; who is root in the container is not to get there by /proc/PID/root. */
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	status = wait_and_forward(child);
 	if (status > 128) {
 		signal(status - 128, SIG_DFL);

@@ -463,7 +463,8 @@ static int enter(char **argv)
 		make_directory("ovl");
 		if (program) {
 			/* Files of the image belong to root: to the caller in a namespace where he is root, and
-			 * to him under his own number in another one inside it. */
+			 * to him under his own number in another one inside it. With --root it is another one too:
+			 * who is root there cannot look at the server, whose root directory is the host's. */
 			enter_user(0, 0);
 			served = start_server(&server, image, number(offset), program);
 			enter_namespaces(CLONE_NEWNS);
@@ -477,9 +478,8 @@ static int enter(char **argv)
 		make_directory("mnt/lower");
 		served = served && mount_served(&server, "mnt/lower");
 		if (program) {
-			if (uid || gid)
-				enter_user(uid, gid);
-			enter_namespaces((uid || gid ? flags : flags & ~CLONE_NEWNS) & ~CLONE_NEWPID);
+			enter_user(uid, gid);
+			enter_namespaces(flags & ~CLONE_NEWPID);
 		}
 		if (served && mount("overlay", "mnt/root", "overlay", MS_NOSUID | MS_NODEV,
 				    "lowerdir=mnt/lower,upperdir=upper,workdir=ovl,userxattr,xino=off") < 0)

@@ -1,0 +1,101 @@
+/* What a program in a container can see of processes that are none of it: run as its root, it looks at all that it finds.
+ *
+ * spy SECONDS prints, once each, the programs of the processes that it may look at, and what lies under the path MARK in
+ * their root or working directories, or beneath any directory that they have open.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static void once(const char *line)
+{
+	static char said[256][300];
+
+	for (size_t i = 0; i < 256; i++) {
+		if (strcmp(said[i], line) == 0)
+			return;
+		if (!said[i][0]) {
+			snprintf(said[i], sizeof(said[i]), "%s", line);
+			printf("%s\n", line);
+			fflush(stdout);
+			return;
+		}
+	}
+}
+
+static void try(const char *pid, const char *way)
+{
+	const char *mark = getenv("MARK");
+	char path[600], text[256], line[300];
+	int fd;
+	ssize_t n;
+
+	if (!mark)
+		return;
+	snprintf(path, sizeof(path), "/proc/%s/%s%s", pid, way, mark);
+	fd = open(path, O_RDONLY | O_NONBLOCK);
+	if (fd < 0)
+		return;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	if (n > 0) {
+		snprintf(line, sizeof(line), "%.*s", (int)n, text);
+		once(line);
+	}
+}
+
+static void look_at(const char *pid)
+{
+	char path[300], program[256], line[300];
+	ssize_t n;
+	DIR *fds;
+
+	snprintf(path, sizeof(path), "/proc/%s/exe", pid);
+	n = readlink(path, program, sizeof(program) - 1);
+	if (n < 0)
+		return;
+	program[n] = '\0';
+	snprintf(line, sizeof(line), "sees %s", program);
+	once(line);
+	try(pid, "root");
+	try(pid, "cwd");
+	snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+	fds = opendir(path);
+	for (struct dirent *fd; fds && (fd = readdir(fds));) {
+		snprintf(path, sizeof(path), "fd/%s", fd->d_name);
+		if (fd->d_name[0] != '.')
+			try(pid, path);
+	}
+	if (fds)
+		closedir(fds);
+}
+
+int main(int argc, char **argv)
+{
+	struct timespec now, began;
+	double seconds = argc > 1 ? atof(argv[1]) : 0;
+	char self[32];
+
+	snprintf(self, sizeof(self), "%d", getpid());
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	printf("looking\n");
+	fflush(stdout);
+	do {
+		DIR *processes = opendir("/proc");
+
+		for (struct dirent *one; processes && (one = readdir(processes));) {
+			if (one->d_name[0] >= '0' && one->d_name[0] <= '9' && strcmp(one->d_name, self))
+				look_at(one->d_name);
+		}
+		if (processes)
+			closedir(processes);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while ((double)(now.tv_sec - began.tv_sec) + (double)(now.tv_nsec - began.tv_nsec) / 1e9 < seconds);
+	return 0;
+}

@@ -1,0 +1,104 @@
+"""What serves or enters a container stays out of reach of who is root in it: issue of /proc/PID/root and its like.
+
+A program of the image is root of its user namespace, and has there all that ptrace(2) asks for. So whatever is in that
+namespace and still has a way to the node, is a way for the program too.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, require
+
+SPY = pathlib.Path(__file__).parent / "spy.c"
+MARK = "the node's own"
+
+
+@pytest.fixture(scope="session")
+def spy() -> Iterator[pathlib.Path]:
+    """A static program that looks at all processes, and by them at the node."""
+    with tempfile.TemporaryDirectory(prefix="penroot-spy-", dir="/var/tmp") as directory:
+        path = pathlib.Path(directory) / "spy"
+        subprocess.run(["cc", "-static", "-O2", "-Wall", "-Werror", "-o", str(path), str(SPY)], check=True)
+        yield path
+
+
+@pytest.fixture
+def rootfs(rootfs: pathlib.Path, spy: pathlib.Path, user: User) -> pathlib.Path:
+    shutil.copy(spy, rootfs / "bin/spy")
+    user.own(user.data)
+    return rootfs
+
+
+@pytest.fixture
+def mark(user: User) -> str:
+    """A file of the node that no container of these tests shows."""
+    path = user.home / "mark"
+    path.write_text(MARK)
+    user.own(path)
+    return str(path)
+
+
+def seen(out: str) -> set[str]:
+    """What the spy has seen but its own kind."""
+    lines = out.splitlines()
+    assert "looking" in lines
+    return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}
+
+
+def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, image: pathlib.Path, mark: str) -> None:
+    """3: start --root IMAGE.sqsh: /proc/PID/root of squashfuse is the node's root."""
+    out = user.start("--root", "--env", "MARK", str(image), "spy", env={"MARK": mark})
+    assert seen(out) == set()
+
+
+@pytest.mark.parametrize("source", ["directory", "image"])
+def test_root_does_not_reach_the_node_by_fuse_overlayfs(
+    user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str, source: str
+) -> None:
+    """3: the same with ENROOT_NATIVE_OVERLAYFS=n, whose server has all that the container was made from."""
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    env = {"MARK": mark, "ENROOT_NATIVE_OVERLAYFS": "n"}
+    what = str(image) if source == "image" else "box"
+    assert seen(user.start("--root", "--env", "MARK", what, "spy", env=env)) == set()
+
+
+def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Path, mark: str) -> None:
+    """3: a bundle's --root shares the user namespace with its server as well."""
+    bundle = str(user.home / "box.run")
+    user.penroot("bundle", "--output", bundle, str(image))
+    assert seen(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
+
+
+def test_root_does_not_reach_the_node_by_who_waits_for_its_pid_namespace(
+    user: User, rootfs: pathlib.Path, mark: str
+) -> None:
+    """3: with --pid a process stays behind to wait; where the node's /proc is mounted it has a name there."""
+    script = "mount --bind /node /proc && exec spy"
+    options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
+    assert seen(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()
+
+
+def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) -> None:
+    """3: penroot exec into a --root container: for a moment its process is there with the caller's variables."""
+    command = ("start", "--root", str(image), "spy", "120")
+    as_user = ("setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "--")
+    spying = subprocess.Popen(
+        [*as_user, f"{PREFIX}/bin/penroot", *command],
+        env=user.environ,
+        cwd=user.home,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert spying.stdout is not None
+    assert spying.stdout.readline() == "looking\n"
+    for _ in range(10):
+        assert user.penroot("exec", str(spying.pid), "echo", "in").stdout == "in\n"
+    spying.terminate()
+    assert seen("looking\n" + spying.communicate(timeout=60)[0]) == set()
