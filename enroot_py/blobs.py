@@ -12,9 +12,10 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import time
 
-from enroot_py import log
+from enroot_py import log, trusted
 from enroot_py.errors import ImageError
 from enroot_py.manifests import Descriptor
 from enroot_py.sources import Blob, Source
@@ -23,103 +24,173 @@ _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
 _SIGN = 5.0  # seconds between signs of life
 _POLL = 0.2
 _ABANDONED = 86400.0  # seconds after which nobody writes any more to what is being fetched
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_LONGEST = 4096  # bytes of a lock that are read
 
 
 class Shared:
-    """The directory ``path``, which is made where it is missing. Raises ImageError."""
+    """The directory ``path``, which is made where it is missing, for ``readers``: everybody, a group or a user.
 
-    def __init__(self, path: str) -> None:
+    Whatever another user has made or left there costs a warning and a fetch of one's own, and never a wait.
+    Raises ImageError where there is no such directory.
+    """
+
+    def __init__(self, path: str, readers: str = "everybody") -> None:
         self.path = path
+        self._readers = readers
+        self._fds: list[int] = []
+        self._own = f"{socket.gethostname()}.{_boot_id()}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             os.makedirs(path, exist_ok=True)
-            mode = os.stat(path).st_mode & 0o1777  # for whom the site made it, whatever our umask
-            for directory in (f"{path}/sha256", f"{path}/tmp"):
-                _make(directory, mode)
+            os.stat(path)
         except OSError as e:
             raise ImageError(
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
             ) from e
-        self._own = f"{path}/tmp/{socket.gethostname()}.{_boot_id()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._unusable: OSError | None = None
+        try:
+            self._open()
+        except OSError as e:
+            self._unusable = e
 
     def blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept | Blob":
         """The blob from here, or from ``source`` and then kept here when it is published.
 
         From ``source`` alone where what is here is another user's, and of no use.
         """
-        file = f"{self.path}/sha256/{descriptor.digest.partition(':')[2]}"
+        found: Found | Kept | None = None
+        try:
+            if self._unusable is not None:
+                raise self._unusable
+            found = self._blob(source, descriptor)
+        except PermissionError as e:
+            log.warn(f"{e.filename} is another user's, who keeps it to himself: fetching {_for_this_node(descriptor)}")
+        except OSError as e:
+            log.warn(f"{e.filename or self.path}: {e.strerror}: fetching {_for_this_node(descriptor)}")
+        finally:
+            if found is None:
+                self.close()
+        return found or source.blob(descriptor)
+
+    def _open(self) -> None:
+        """Open the directories in which the blobs are; where a link of another user's leads is none. Raises OSError."""
+        self.path = _beneath(self.path, self._readers)
+        mode = os.stat(self.path).st_mode & 0o3777  # for whom the site made it, whatever our umask
+        for directory in ("sha256", "tmp"):
+            _make(f"{self.path}/{directory}", mode)
+            try:
+                self._fds.append(os.open(f"{self.path}/{directory}", os.O_PATH | os.O_DIRECTORY | _OPEN))
+            except OSError as e:
+                raise OSError(e.errno, e.strerror, f"{self.path}/{directory}") from e
+
+    @property
+    def blobs(self) -> int:
+        return self._fds[0]
+
+    @property
+    def tmp(self) -> int:
+        return self._fds[1]
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept | None":
+        name = descriptor.digest.partition(":")[2]
+        file = f"{self.path}/sha256/{name}"
         waited = False
         while True:
             try:
-                found = Found(file)
+                found = Found(self, name)
                 if found.size == descriptor.size:
                     return found
                 log.warn(f"{file} has not the size that it should have: fetching it again")
                 if not found.reject():
-                    return source.blob(descriptor)
-            except PermissionError:
-                log.warn(f"{file} is another user's, who keeps it to himself: fetching it for this node alone")
-                return source.blob(descriptor)
+                    return None
             except FileNotFoundError:
-                ours = self._lock(file + ".lock")
+                ours = self._lock(name + ".lock", descriptor)
                 if ours is None:
-                    return source.blob(descriptor)
+                    return None
                 if ours:
-                    if not os.path.exists(file):
-                        return Kept(source.blob(descriptor), self._own, file)
-                    os.unlink(file + ".lock")  # who had it was done between our two looks
+                    if not _exists(self.blobs, name):
+                        return self._kept(source, descriptor, name)
+                    os.unlink(name + ".lock", dir_fd=self.blobs)  # who had it was done between our two looks
                     continue
                 if not waited:
-                    log.info(f"waiting for {_holder(file + '.lock')}, who fetches {descriptor.digest[:19]}…")
+                    log.info(f"waiting for {self._holder(name + '.lock')}, who fetches {descriptor.digest[:19]}…")
                     waited = True
                 time.sleep(_POLL)
-            except OSError as e:
-                raise ImageError(f"cannot read {file}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
 
-    def _lock(self, lock: str) -> bool | None:
-        """Whether the lock is ours now; None where it cannot be: it is another user's, or there is no room."""
+    def _kept(self, source: Source, descriptor: Descriptor, name: str) -> "Kept":
         try:
-            with open(self._own, "w") as f:
+            return Kept(source.blob(descriptor), self, self._own, name)
+        except BaseException:
+            os.unlink(name + ".lock", dir_fd=self.blobs)  # nobody shall wait for us
+            raise
+
+    def _lock(self, lock: str, descriptor: Descriptor) -> bool | None:
+        """Whether the lock is ours now; None where it cannot be: it is another user's, or there is no room."""
+        path = f"{self.path}/sha256/{lock}"
+        try:
+            with open(self.create(self._own), "w") as f:
                 f.write(f"{socket.gethostname()} {_boot_id()} {os.getpid()}\n")
             try:
-                os.link(self._own, lock)
+                os.link(self._own, lock, src_dir_fd=self.tmp, dst_dir_fd=self.blobs, follow_symlinks=False)
                 return True
             except FileExistsError:
-                # Both times are the file server's: the clocks of nodes differ.
-                if os.stat(self._own).st_mtime - os.stat(lock).st_mtime > _EXPIRY:
-                    log.warn(f"{_holder(lock)} has given no sign of life: taking over {os.path.basename(lock)}")
-                    os.rename(lock, self._own + ".expired")
-                    os.unlink(self._own + ".expired")
+                held = os.stat(lock, dir_fd=self.blobs, follow_symlinks=False)
+                if held.st_uid != os.geteuid():
+                    log.warn(f"{path} is another user's: fetching {_for_this_node(descriptor)}")
+                    return None
+                # Both times are the file server's: the clocks of nodes differ. One from the future never comes.
+                now = os.stat(self._own, dir_fd=self.tmp, follow_symlinks=False)
+                if abs(now.st_mtime - held.st_mtime) > _EXPIRY:
+                    log.warn(f"{self._holder(lock)} has given no sign of life: taking over {lock}")
+                    expired = self._own + ".expired"
+                    os.rename(lock, expired, src_dir_fd=self.blobs, dst_dir_fd=self.tmp)
+                    os.unlink(expired, dir_fd=self.tmp)
             finally:
-                os.unlink(self._own)
+                os.unlink(self._own, dir_fd=self.tmp)
         except FileNotFoundError:
             return False  # somebody else was quicker
-        except PermissionError:
-            if os.path.exists(lock):  # in a directory with the sticky bit
-                log.warn(f"{lock} is another user's: fetching its blob for this node alone")
-                return None
-            raise ImageError(f"cannot write {lock}: it is closed to us", hint="see ENROOT_SHARED_BLOBS") from None
         except OSError as e:
-            if e.errno in _FULL:
-                log.warn(f"cannot write {lock}: {e.strerror}: fetching its blob for this node alone")
-                return None
-            raise ImageError(f"cannot write {lock}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS") from e
+            log.warn(f"cannot write {path}: {e.strerror}: fetching {_for_this_node(descriptor)}")
+            return None
         return False
+
+    def create(self, name: str) -> int:
+        """A new file in ``tmp``. Raises OSError."""
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o666, dir_fd=self.tmp)
+
+    def _holder(self, lock: str) -> str:
+        try:
+            with open(_open_file(self.blobs, lock)) as f:
+                host, _, pid = f.read(_LONGEST).split()
+        except (OSError, ValueError):
+            return "another node"
+        return f"process {pid} on {host}"
 
 
 class Found:
-    """A blob that another node has fetched. Raises OSError where it is not there."""
+    """A blob that another node has fetched. Raises OSError where it is not there, or no file."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self.size = os.fstat(self._file.fileno()).st_size
+    def __init__(self, shared: Shared, name: str) -> None:
+        self.path = f"{shared.path}/sha256/{name}"
+        self._shared = shared
+        self._name = name
+        try:
+            fd = _open_file(shared.blobs, name)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, self.path) from e
+        self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self.size = os.fstat(fd).st_size
 
     def __enter__(self) -> "Found":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self._shared.close()
 
     def read(self, size: int, /) -> bytes:
         return self._file.read(size)
@@ -128,7 +199,7 @@ class Found:
         """It is not what its name says: nobody shall read it again. False where it is another user's to remove."""
         self._file.close()
         try:
-            os.unlink(self.path)
+            os.unlink(self._name, dir_fd=self._shared.blobs)
         except FileNotFoundError:
             return True
         except PermissionError:
@@ -139,12 +210,13 @@ class Found:
 class Kept:
     """A blob on its way to whoever reads it, and to the shared directory."""
 
-    def __init__(self, blob: Blob, temporary: str, file: str) -> None:
+    def __init__(self, blob: Blob, shared: Shared, temporary: str, name: str) -> None:
         self._blob = blob
+        self._shared = shared
         self._temporary = temporary
-        self._file = file
+        self._name = name
         self._sign = time.monotonic()
-        self._out = open(temporary, "wb")  # noqa: SIM115 - closed by __exit__
+        self._out = open(shared.create(temporary), "wb")  # noqa: SIM115 - closed by __exit__
 
     def __enter__(self) -> "Kept":
         self._blob.__enter__()
@@ -153,11 +225,12 @@ class Kept:
     def __exit__(self, *error: object) -> None:
         self._blob.__exit__(*error)
         self._close()
-        for path in (self._temporary, self._file + ".lock"):
+        for name, directory in ((self._temporary, self._shared.tmp), (self._name + ".lock", self._shared.blobs)):
             try:
-                os.unlink(path)
-            except FileNotFoundError:
-                continue  # published, or taken over
+                os.unlink(name, dir_fd=directory)
+            except (FileNotFoundError, PermissionError):
+                continue  # published, taken over, or moved away by whose directory it is
+        self._shared.close()
 
     def read(self, size: int, /) -> bytes:
         data = self._blob.read(size)
@@ -166,9 +239,9 @@ class Kept:
                 self._out.write(data)
                 if time.monotonic() - self._sign > _SIGN:
                     self._sign = time.monotonic()
-                    os.utime(self._file + ".lock")
+                    os.utime(self._name + ".lock", dir_fd=self._shared.blobs, follow_symlinks=False)
             except FileNotFoundError:
-                log.debug(f"{self._file}: our lock was taken over")
+                log.debug(f"{self._name}: our lock was taken over")
             except OSError as e:
                 self._give_up(e)
         return data
@@ -179,20 +252,63 @@ class Kept:
             return
         try:
             self._out.flush()
+            now = os.fstat(self._out.fileno()).st_mtime
             os.fsync(self._out.fileno())
-            os.rename(self._temporary, self._file)
-            _sweep(os.path.dirname(self._temporary), os.stat(self._file).st_mtime)
+            directories = {"src_dir_fd": self._shared.tmp, "dst_dir_fd": self._shared.blobs}
+            os.rename(self._temporary, self._name, **directories)
+            _sweep(f"{self._shared.path}/tmp", now)
         except OSError as e:
             self._give_up(e)
 
     def _give_up(self, error: OSError) -> None:
         """A full disk for what nodes share is no reason to fail: this node has what it needs."""
-        log.warn(f"cannot keep {self._file} for other nodes: {error.strerror}")
+        log.warn(f"cannot keep {self._shared.path}/sha256/{self._name} for other nodes: {error.strerror}")
         self._close()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # of what is still to be written: it goes anyway
             self._out.close()
+
+
+def _for_this_node(descriptor: Descriptor) -> str:
+    return f"{descriptor.digest[:19]}… for this node alone"
+
+
+def _beneath(path: str, readers: str) -> str:
+    """Where those in ``path`` are that a user's group, or he alone, reads. Raises OSError."""
+    if readers == "everybody":
+        return path
+    if readers == "user":
+        own = trusted.mine(path, f"user-{os.geteuid()}")
+        trusted.place(own, make=True)
+        return own
+    group = f"{path}/group-{os.getegid()}"
+    trusted.place(path, closed_to=0)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(group, 0o700)
+        os.chown(group, -1, os.getegid())
+        os.chmod(group, 0o3770)
+    found = os.lstat(group)
+    if not stat.S_ISDIR(found.st_mode) or found.st_gid != os.getegid() or found.st_mode & 0o007:
+        raise OSError(errno.EPERM, f"is not closed to all but group {os.getegid()}", group)
+    return group
+
+
+def _open_file(directory: int, name: str) -> int:
+    """Open a regular file for reading, waiting for nothing and following nothing. Raises OSError."""
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _OPEN, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", name)
+    return fd
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _make(directory: str, mode: int) -> None:
@@ -210,18 +326,9 @@ def _make(directory: str, mode: int) -> None:
 def _sweep(directory: str, now: float) -> None:
     """Remove what the dead have left of their blobs; ``now`` is the file server's."""
     for name in os.listdir(directory):
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            if now - os.stat(f"{directory}/{name}").st_mtime > _ABANDONED:
+        with contextlib.suppress(OSError):
+            if now - os.lstat(f"{directory}/{name}").st_mtime > _ABANDONED:
                 os.unlink(f"{directory}/{name}")
-
-
-def _holder(lock: str) -> str:
-    try:
-        with open(lock) as f:
-            host, _, pid = f.read().split()
-    except (OSError, ValueError):
-        return "another node"
-    return f"process {pid} on {host}"
 
 
 def _boot_id() -> str:

@@ -244,7 +244,7 @@ def _open(source: "Source", reference: "AnyImage", blob: "Descriptor", settings:
         return source.blob(blob)
     from enroot_py.blobs import Shared
 
-    return Shared(settings.shared_blobs).blob(source, blob)
+    return Shared(settings.shared_blobs, settings.shared_blobs_for).blob(source, blob)
 
 
 def _config_data(source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> bytes:

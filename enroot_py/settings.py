@@ -142,6 +142,11 @@ class Settings:
     )
     unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, which all its containers share")
     shared_blobs = Text("", "directory where nodes share what they fetch; empty: each fetches for itself")
+    shared_blobs_for = Choice(
+        "everybody",
+        "who reads what nodes share: everybody who may enter its directory, the user's group, or the user on all nodes",
+        *("everybody", "group", "user"),
+    )
     data_path = Path("${XDG_DATA_HOME}/enroot", "containers")
     temp_path = Path("${TMPDIR}", "temporary files")
     squash_options = Text("-comp lz4", "options given to mksquashfs")

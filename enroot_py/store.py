@@ -23,7 +23,8 @@ An import waits for no disk: it would take as long again as all the rest. What i
 mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
 With the mark of another boot it is compared with all its sums before anybody uses it, for
 the node may have crashed, and then the mark is renamed ``checked``. A store of root is for others, who could
-not take the mark away: there the import calls syncfs(2) and does that at once. On the start
+not take the mark away: there the import calls syncfs(2) and does that at once; with
+``store_form: squashfs`` and modes for all to read they start its images. On the start
 path: no json, no re.
 """
 
@@ -198,13 +199,14 @@ class Store:
 
     def __init__(self, root: str, *, create: bool = False) -> None:
         self.root = root
-        me = os.geteuid()
+        self._owner = me = os.geteuid()
         try:
             found = trusted.place(root, make=create)
         except FileNotFoundError:
             return
         except OSError as e:
             raise _refused(root, e, create=create) from e
+        self._owner = found.st_uid
         for directory in (root, root + "/refs"):
             if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
                 continue
@@ -228,7 +230,10 @@ class Store:
         return path if _is_whole(path) else None
 
     def image(self, digest: str) -> "Image | None":
-        """The image with this manifest digest; None where it or one of its layers is not stored."""
+        """The image with this manifest digest; None where it or one of its layers is not stored.
+
+        Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
+        """
         path = f"{self.root}/images/{_hex(digest)}"
         if not is_usable(path):
             return None
@@ -239,6 +244,11 @@ class Store:
             return Image(digest, path, (), f"{path}/{SQUASHFS}")
         if not stack:
             return None
+        if self._owner != os.geteuid():
+            raise ImageError(
+                f"the store {self.root} belongs to uid {self._owner} and has trees of files, which only he can use",
+                hint="who fills it for others sets ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH to your own",
+            )
         lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.

@@ -148,6 +148,7 @@ def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib
         "grep -E '^(CapEff|Seccomp):' /proc/self/status; mount -t tmpfs none /mnt && echo mounted"
     )
     (user.data / "box/mnt").mkdir()
+    subprocess.run(["chown", "-hR", "0:0", str(user.home)], check=True)  # root trusts no other user's containers
     words = ("start", "--rw", "-m", "tmpfs:/mnt:tmpfs:x-create=dir", target, "sh", "-c", script)
     done = as_root(user, *words, env={"ENROOT_ALLOW_SUPERUSER": "y"})
     namespace, owner, caps, seccomp, mounted = done.stdout.splitlines() or pytest.fail(done.stderr)

@@ -1,0 +1,146 @@
+"""What another user leaves in, or reads from, the directory where nodes share what they fetch."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.images import entry
+from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.registry import Server, serve
+
+GROUP = 27009
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        image = images.busybox(entry("number", b"7"))
+        server.pusher.image("test/shared", "1", image)
+        yield server
+
+
+@pytest.fixture
+def blobs(user: User, bob: User) -> Iterator[pathlib.Path]:
+    """The directory, for all users."""
+    require(os.geteuid() == 0, "only root can be two users")
+    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
+    path.chmod(0o1777)
+    for who in (user, bob):
+        who.environ.update(ENROOT_SHARED_BLOBS=str(path), ENROOT_ALLOW_HTTP="yes")
+    yield path
+    shutil.rmtree(path)
+
+
+def start(user: User, registry: Server, **env: str) -> str:
+    """The messages of a start, which finds the image and takes no minute."""
+    began = time.monotonic()
+    done = user.penroot("start", f"docker://{registry.host}/test/shared:1", "cat", "/number", env=env)
+    assert done.stdout == "7"
+    assert time.monotonic() - began < 20  # a lock that is waited for holds for 60
+    return done.stderr
+
+
+def names(registry: Server, place: pathlib.Path) -> list[str]:
+    """The blobs of the image, as a user who fetches it has them."""
+    return sorted(path.name for path in (place / "sha256").iterdir())
+
+
+@pytest.mark.parametrize("what", ["fifo", "directory", "link", "dangling link", "wrong", "closed"])
+@pytest.mark.parametrize("which", ["blob", "lock"])
+def test_what_bob_leaves_costs_a_warning(
+    user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
+) -> None:
+    """Issue 10, 8: a FIFO, directory, link or file of bob's in place of a blob or its lock."""
+    start(bob, registry)
+    for name in names(registry, blobs):
+        path = blobs / "sha256" / name
+        size = path.stat().st_size
+        path.unlink()
+        path = path.with_suffix(".lock") if which == "lock" else path
+        if what == "fifo":
+            os.mkfifo(path, 0o666)
+        elif what == "directory":
+            path.mkdir()
+        elif what.endswith("link"):
+            path.symlink_to(user.home / "etc" if what == "link" else "/nowhere")
+        else:
+            path.write_bytes(b"x" * size)
+            path.chmod(0o600 if what == "closed" else 0o666)
+            os.utime(path, (time.time() + 1e6,) * 2)  # a lock of the future never expires
+        os.chown(path, bob.uid, bob.uid, follow_symlinks=False)
+    assert str(blobs) in start(user, registry)
+
+
+@pytest.mark.parametrize("what", ["closed", "link", "fifo", "file"])
+@pytest.mark.parametrize("which", ["sha256", "tmp"])
+def test_what_bob_makes_of_the_directories(
+    user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
+) -> None:
+    """Issue 10, 8: a parent of mode 0755, or none at all; nothing is written where a link of his leads."""
+    path = blobs / which
+    target = user.home / "precious"
+    target.mkdir()
+    user.own(target)
+    if what == "closed":
+        path.mkdir(0o755)
+    elif what == "link":
+        path.symlink_to(target)
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.touch()
+    os.chown(path, bob.uid, bob.uid, follow_symlinks=False)
+    before = target.stat().st_mtime_ns
+    assert str(blobs) in start(user, registry)
+    assert list(target.iterdir()) == [] and target.stat().st_mtime_ns == before
+
+
+def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
+    user: User, bob: User, blobs: pathlib.Path, registry: Server
+) -> None:
+    """Issue 10, 8: private layers in a directory of everybody's; also where bob has made the victim's before."""
+    bob.run("mkdir", "-m", "777", f"{blobs}/user-{UID}")
+    assert str(blobs) not in start(user, registry, ENROOT_SHARED_BLOBS_FOR="user")
+    kept = [path for path in blobs.rglob("sha256/*") if len(path.name) == 64]
+    assert len(kept) == 3 and all(path.stat().st_uid == UID for path in kept)
+    for path in kept:
+        bob.run("cat", str(path), status=1)
+    before = [registry.fetched(f"sha256:{path.name}") for path in kept]
+    start(user, registry, ENROOT_SHARED_BLOBS_FOR="user", ENROOT_CACHE_PATH=f"{user.home}/other-node")
+    assert [registry.fetched(f"sha256:{path.name}") for path in kept] == before
+
+    assert str(blobs) not in start(bob, registry, ENROOT_SHARED_BLOBS_FOR="group")
+    (group,) = blobs.glob("group-*")
+    assert group.stat().st_mode & 0o7777 == 0o3770 and group.stat().st_gid == bob.uid
+    user.run("ls", str(group), status=2)
+    stolen = f"group-{UID}"
+    bob.run("mkdir", "-m", "777", f"{blobs}/{stolen}")
+    assert stolen in start(user, registry, ENROOT_SHARED_BLOBS_FOR="group", ENROOT_CACHE_PATH=f"{user.home}/third")
+    assert list((blobs / stolen).iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["tree", "squashfs"])
+def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server, form: str) -> None:
+    """Issue 10, 8: it works where its images are files, and says so where they are trees."""
+    require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
+    store = blobs / "store"
+    env = {**user.environ, "ENROOT_CACHE_PATH": str(store), "ENROOT_STORE_FORM": form, "TMPDIR": str(blobs)}
+    env |= {f"ENROOT_{name}_PATH": str(blobs / name) for name in ("DATA", "RUNTIME")}
+    image = f"docker://{registry.host}/test/shared:1"
+    subprocess.run([f"{PREFIX}/bin/penroot", "create", "-n", "w", image], env={**env, "HOME": "/root"}, check=True)
+    subprocess.run(["chmod", "-R", "a+rX", str(store)], check=True)
+    words = ("start", "--rw", image, "sh", "-c", "cat /number; echo 1 > /etc/new")
+    if form == "tree":
+        said = user.penroot(*words, env={"ENROOT_CACHE_PATH": str(store)}, status=1).stderr
+        assert "belongs to uid 0 and has trees of files" in said and "ENROOT_STORE_FORM=squashfs" in said
+    else:
+        assert user.penroot(*words, env={"ENROOT_CACHE_PATH": str(store)}).stdout == "7"
