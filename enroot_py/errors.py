@@ -35,6 +35,10 @@ class RegistryError(PenrootError):
     """A registry refused, failed or was not reached."""
 
 
+class Unreachable(RegistryError):
+    """The registry does not answer, or not with sense: a stored image may do instead."""
+
+
 class RefusedError(RegistryError):
     """A registry has answered for good: it has no such image, or none for this user."""
 

@@ -13,7 +13,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.client import IncompleteRead
 from urllib.parse import unquote, urlencode
 
@@ -22,7 +22,7 @@ from urllib3 import exceptions
 
 from enroot_py import __version__, addresses, connections, credentials, log, manifests, registries
 from enroot_py.addresses import Address
-from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryError
+from enroot_py.errors import ConfigError, ImageError, RefusedError, RegistryError, Unreachable
 from enroot_py.manifests import Descriptor, Manifest
 from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, Reference
 from enroot_py.settings import Settings
@@ -33,15 +33,14 @@ _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manif
 _MAX_CONFIG = 8 << 20
 _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
 _MAX_TAG = 128
+_MAX_URLS = 4
 _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says so
 _MAX_REDIRECTS = 5
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
 _CHUNK = 1 << 18
+_READS = 20_000  # with fewer than _PIECE bytes each, a body costs us more than its sender
+_PIECE = 100
 _AT_ONCE = 1.0  # seconds that a read takes at most once something has come
-
-
-class Unreachable(RegistryError):
-    """The registry does not answer, or not with sense: a stored image may do instead."""
 
 
 class _Transient(Exception):
@@ -55,12 +54,13 @@ class _Transient(Exception):
 class Registry:
     """The repository of ``reference``. Nothing is asked before the first method is called.
 
-    Methods raise RegistryError, as Unreachable where the registry gives no answer,
-    and ImageError for an answer that is not what its digest promised.
+    ``heard`` is called with each answer. Methods raise RegistryError, as Unreachable where the registry
+    gives no answer, and ImageError for an answer that is not what its digest promised.
     """
 
-    def __init__(self, reference: Reference, settings: Settings) -> None:
+    def __init__(self, reference: Reference, settings: Settings, heard: Callable[[], None] = lambda: None) -> None:
         self._reference = reference
+        self._heard = heard
         self._settings = settings
         self._site = registries.site(reference.registry, settings)
         self._environ = {**settings.passed_on, **os.environ}
@@ -98,9 +98,9 @@ class Registry:
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
                 hint="the registry or a proxy before it is broken, or lies: the image was not used",
             )
-        return manifests.image_of(digest, data, self._named, arch, self._reference)
+        return manifests.image_of(digest, data, self, arch, self._reference)
 
-    def _named(self, digest: str) -> bytes:
+    def named(self, digest: str) -> bytes:
         """A manifest or index by its digest, which is checked."""
         data = self._small(self._manifest_path(digest), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
         if manifests.digest(data) != digest:
@@ -122,6 +122,29 @@ class Registry:
     def blob(self, descriptor: Descriptor) -> "Blob":
         """A blob as a stream, which resumes where a connection broke. The caller checks its digest."""
         return Blob(self, self._blob_path(descriptor), descriptor, self._settings)
+
+    def elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+        """A blob from where its manifest says that it is kept; by TLS only, and without a login."""
+        failures = []
+        passing: _Transient | None = None
+        for url in descriptor.urls[:_MAX_URLS]:
+            try:
+                address = addresses.read(url)
+                if address.scheme != "https":
+                    raise ValueError("it is not one of https")
+                response = self._follow("GET", address, headers)
+                if response.status in (200, 206, 416):
+                    return response
+                self._refuse(response, address.origin)
+            except _Transient as e:
+                passing = e
+            except (ValueError, RegistryError) as e:
+                failures.append(f"{addresses.shown(url)}: {e}")
+        if passing is not None:
+            raise passing
+        raise RegistryError(
+            f"the blob {descriptor.digest} is not in the registry, but elsewhere: {'; '.join(failures)}"
+        )
 
     # -- requests
 
@@ -240,7 +263,7 @@ class Registry:
         headers = {"User-Agent": f"penroot/{__version__}", "Accept-Encoding": "identity", **headers}
         proxy = self._proxy(address)
         try:
-            return self._pool(address, proxy).request(
+            response = self._pool(address, proxy).request(
                 method,
                 str(address),
                 body=body,
@@ -251,6 +274,8 @@ class Registry:
                 preload_content=False,
                 decode_content=False,
             )
+            self._heard()
+            return response
         except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
             if self.base or not self._is_own(address):  # it has answered before: this may pass
                 raise self._passing(address, e) from e
@@ -550,7 +575,15 @@ class Blob:
 
     def _open(self) -> "_Body":
         headers = {"Range": f"bytes={self._at}-"} if self._at and self._ranges else {}
-        response = self._registry._get(self._path, headers, patience=self._patience)
+        try:
+            response = self._registry._get(self._path, headers, patience=self._patience)
+        except Unreachable:
+            raise
+        except RegistryError as e:
+            if not self._descriptor.urls:
+                raise
+            log.debug(f"{e}; asking where else its manifest says it is")
+            response = self._registry.elsewhere(self._descriptor, headers)
         body = _Body(response)
         if self._at and response.status == 206:
             start = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
@@ -708,6 +741,8 @@ class _Body:
     def __init__(self, response: "urllib3.response.BaseHTTPResponse") -> None:
         self.response = response
         self._failure: _Transient | None = None
+        self._reads = 0
+        self._bytes = 0
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
         """Up to ``size`` bytes: what comes within a second, or first after that; none at the end."""
@@ -719,6 +754,11 @@ class _Body:
             while size > 0 and (data := self.response.read1(size, decode_content=decode)):
                 parts.append(data)
                 size -= len(data)
+                self._bytes += len(data)
+                self._reads += 1
+                if self._reads > _READS and self._bytes < _PIECE * self._reads:
+                    self._failure = _Transient(f"{self._reads} pieces for {self._bytes} bytes")
+                    break
                 if time.monotonic() > until:
                     break
         except (exceptions.HTTPError, OSError) as e:

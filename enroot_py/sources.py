@@ -5,6 +5,7 @@ specification, "Image Layout"; Docker's image specification v1.2, "Combined Imag
 Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
 """
 
+import errno
 import io
 import json
 import os
@@ -12,9 +13,9 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from enroot_py import log, manifests, run
+from enroot_py import linux, log, manifests, run
 from enroot_py.errors import ImageError, RegistryError
 from enroot_py.manifests import Descriptor, Manifest
 from enroot_py.reference import LocalImage, Reference, parse
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MAX_DOCUMENT = 8 << 20  # bytes of an index, manifest or config
+_MAX_MEMBERS = 100_000  # of an archive: it has a few for each layer
+_MAX_GLOBAL = 1000  # pax records that hold for all members
 _TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-Defined Annotation Keys"
 _ENGINES = {"dockerd://": "docker", "podman://": "podman"}
 
@@ -52,15 +55,20 @@ class Source(Protocol):
     def blob(self, descriptor: Descriptor) -> Blob: ...
 
 
-def open_source(reference: Reference | LocalImage, settings: Settings) -> Source:
-    """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError."""
+def open_source(
+    reference: Reference | LocalImage, settings: Settings, heard: Callable[[], None] = lambda: None
+) -> Source:
+    """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError.
+
+    ``heard`` is called with each answer of a registry.
+    """
     if isinstance(reference, Reference):
         from enroot_py import registries
         from enroot_py.registry import Registry
 
         mirrors = registries.site(reference.registry, settings).mirrors
         places = [registries.mirrored(reference, mirror) for mirror in mirrors] + [reference]
-        every = [Registry(place, settings) for place in places]
+        every = [Registry(place, settings, heard) for place in places]
         return Mirrored(every) if mirrors else every[0]
     if reference.scheme == "oci:":
         return Layout(reference, _Directory(reference.place))
@@ -108,12 +116,15 @@ class Section:
 class _WholeFile(Section):
     """A file of its own."""
 
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, 0, os.fstat(fd).st_size)
+
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
 
 class _Directory:
-    """The files of an OCI layout in a directory."""
+    """The files of an OCI layout in a directory. No link in it leads out of it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -121,15 +132,31 @@ class _Directory:
     def open(self, name: str) -> Section:
         path = f"{self._path}/{name}"
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for its writer
+            directory = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return _WholeFile(_regular(name, directory))
+            finally:
+                os.close(directory)
         except OSError as e:
-            hint = "" if os.path.exists(f"{self._path}/index.json") else f"{self._path} is no OCI layout"
-            raise ImageError(f"cannot read {path}: {e.strerror}", hint=hint) from e
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise ImageError(f"cannot read {path}: not a file")
-        return _WholeFile(fd, 0, found.st_size)
+            why, hint = e.strerror, ""
+            if e.errno == errno.EXDEV:
+                why, hint = "it is a link that leads out of the layout", f"cp -rL {self._path} makes one without links"
+            elif not os.path.exists(f"{self._path}/index.json"):
+                hint = f"{self._path} is no OCI layout"
+            raise ImageError(f"cannot read {path}: {why}", hint=hint) from e
+
+
+def _regular(path: str, beneath: int | None = None) -> int:
+    """Open a regular file, of ``beneath`` or what is in that directory; a FIFO is not waited for. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if beneath is None:
+        fd = os.open(path, flags)
+    else:
+        fd = linux.openat2(beneath, path, flags, 0, linux.RESOLVE_BENEATH | linux.RESOLVE_NO_MAGICLINKS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a file", path)
+    return fd
 
 
 class _Archive:
@@ -140,9 +167,17 @@ class _Archive:
         self._what = str(reference)
         self._members: dict[str, tuple[int, int]] = {}
         links: dict[str, str] = {}
+        at = -1
         try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
+            with tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
+                for count, member in enumerate(iter(tar.next, None)):
+                    tar.members.clear()  # type: ignore[attr-defined]  # else all of them are kept
+                    # A negative size leads back, for ever: CVE-2025-8194.
+                    if member.size < 0 or member.offset <= at or count > _MAX_MEMBERS:
+                        raise ValueError("members without end")
+                    if len(tar.pax_headers) > _MAX_GLOBAL:  # each member is given all of them
+                        raise ValueError("too many global headers")
+                    at = member.offset
                     name = os.path.normpath(member.name)
                     if member.isreg():
                         self._members[name] = member.offset_data, member.size
@@ -163,13 +198,27 @@ class _Archive:
         return Section(self._file.fileno(), *where)
 
 
+class _Headers:
+    """A tar file of which its headers alone are read, and none of any size."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.tell = file.tell
+        self.seek = file.seek
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MAX_DOCUMENT:
+            raise ValueError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+
 def _plain(reference: LocalImage, settings: Settings) -> IO[bytes]:
     """The archive of a reference, open; a compressed one is decompressed to a file without a name."""
     from enroot_py import tar
 
     path = reference.place
     try:
-        file = open(path, "rb")  # noqa: SIM115 - it is returned
+        file = os.fdopen(_regular(path), "rb")
         start = file.read(8)
         file.seek(0)
         if tar.compression(start) == "none":
@@ -270,18 +319,18 @@ class Layout:
                 f"{self._reference}: {'no such image' if wanted else 'more than one image'} in there",
                 hint=f"there is: {some}; write {self._reference.scheme}{self._reference.place}:NAME",
             )
-        digest = (
-            str(entries[0].get("digest")) if len(entries) == 1 else manifests.choose(entries, arch, self._reference)
-        )
-        return manifests.image_of(digest, self._checked(digest), self._checked, arch, self._reference)
+        if len(entries) > 1:
+            return manifests.image_in(entries, "", self, arch, self._reference)
+        digest = str(entries[0].get("digest"))
+        return manifests.image_of(digest, self.named(digest), self, arch, self._reference)
 
     def config(self, manifest: Manifest) -> bytes:
-        return self._checked(manifest.config.digest)
+        return self.named(manifest.config.digest)
 
     def blob(self, descriptor: Descriptor) -> Section:
         return self._files.open(_blob_name(descriptor.digest))
 
-    def _checked(self, digest: str) -> bytes:
+    def named(self, digest: str) -> bytes:
         data = _document(self._files, _blob_name(digest))
         if manifests.digest(data) != digest:
             raise ImageError(f"{self._reference}: the blob {digest} has the digest {manifests.digest(data)}")

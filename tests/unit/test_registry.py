@@ -65,7 +65,7 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
 )
 def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
     found = [platform(name, number) for number, name in enumerate(there)]
-    assert int(manifests.choose(found, arch, "an image")) == chosen
+    assert [int(digest) for digest, _ in manifests.choose(found, arch, "an image")] == [chosen]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,71 @@ def test_what_is_no_manifest_is_an_error(document: object) -> None:
         manifests.manifest(D, D, data, manifests.parse(data, "an image"), "an image")
 
 
+class Shelf:
+    """Documents by digest, with a count of what is looked at."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.looks = 0
+
+    def put(self, document: object) -> str:
+        data = json.dumps(document).encode()
+        self.kept[manifests.digest(data)] = data
+        return manifests.digest(data)
+
+    def image(self, **config: object) -> str:
+        return self.put({"schemaVersion": 2, "config": {**CONFIG, "digest": self.put(config)}, "layers": []})
+
+    def index(self, *digests: str) -> str:
+        return self.put({"schemaVersion": 2, "manifests": [{"digest": digest} for digest in digests]})
+
+    def named(self, digest: str) -> bytes:
+        self.looks += 1
+        return self.kept[digest]
+
+    def config(self, manifest: manifests.Manifest) -> bytes:
+        return self.kept[manifest.config.digest]
+
+    def find(self, digest: str, arch: str | None = None) -> str:
+        return manifests.image_of(digest, self.kept[digest], self, arch, "an image").digest
+
+
 def test_document_of_two_meanings_is_refused() -> None:
-    data = json.dumps({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []}).encode()
+    shelf = Shelf()
+    digest = shelf.put({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []})
     with pytest.raises(ImageError, match="an index and an image"):
-        manifests.image_of(D, data, lambda digest: data, None, "an image")
+        shelf.find(digest)
+
+
+def test_entry_without_a_platform_is_what_its_config_says() -> None:
+    shelf = Shelf()
+    arm, amd = shelf.image(os="linux", architecture="arm64"), shelf.image(os="linux", architecture="amd64")
+    windows, nothing = shelf.image(os="windows", architecture="amd64"), shelf.image()
+    assert shelf.find(shelf.index(arm, windows, amd), "amd64") == amd
+    assert shelf.find(shelf.index(arm, amd), "arm64") == arm
+    assert shelf.find(shelf.index(shelf.index(amd)), "amd64") == amd
+    assert shelf.find(shelf.index(nothing), "amd64") == nothing
+    with pytest.raises(ImageError, match="no image for linux/ppc64le") as caught:
+        shelf.find(shelf.index(arm, windows), "ppc64le")
+    assert "linux/arm64, windows/amd64" in caught.value.hint
+
+
+def test_indexes_without_end_are_left() -> None:
+    shelf = Shelf()
+    wide = shelf.index(*(shelf.image(os="linux", architecture="arm64", n=n) for n in range(1000)))
+    deep = wide
+    for _ in range(9):
+        deep = shelf.index(*[deep] * 1000)
+    for digest in (wide, deep):
+        with pytest.raises(ImageError, match="more than"):
+            shelf.find(digest, "amd64")
+    assert shelf.looks < 50
+
+
+@pytest.mark.parametrize("size", [1 << 63, 10**4000, 1e300, True, -1, None])
+def test_size_that_no_blob_has_is_refused(size: object) -> None:
+    with pytest.raises(ValueError, match="bad size"):
+        manifests.descriptor({**LAYER, "size": size})
 
 
 @pytest.mark.parametrize(
