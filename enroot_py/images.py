@@ -5,8 +5,8 @@ import stat
 import time
 
 from enroot_py import log
-from enroot_py.errors import ImageError, PenrootError, RegistryError
-from enroot_py.reference import LocalImage, Reference, parse
+from enroot_py.errors import ImageError, PenrootError, RegistryError, Unreachable
+from enroot_py.reference import ENGINES, LocalImage, Reference, parse
 from enroot_py.store import Image, Name, Store, architecture, cannot_write
 
 TYPE_CHECKING = False
@@ -54,16 +54,15 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
         known = None  # it meant another image then
     digest = known.digest if known else wanted.digest  # that of a manifest, perhaps pulled by its tag
     stored = store.image(digest) if digest else None
-    if stored is not None and (wanted.digest or known is not None and _is_current(reference, known, settings)):
+    if stored is not None and wanted.digest:
         return stored
-
-    from enroot_py.registry import Unreachable
-    from enroot_py.sources import open_source
-
-    source = open_source(wanted, settings)
     try:
-        if stored is not None and known is not None and known.given and source.digest() == known.given:
+        if stored is not None and known is not None and _is_current(reference, known, settings):
             return stored
+
+        from enroot_py.sources import open_source
+
+        source = open_source(wanted, settings if stored is None else _hurried(settings))
         manifest = source.manifest(arch)
     except RegistryError as e:
         if wanted != reference:
@@ -74,10 +73,13 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
         if e.hint:
             log.hint(e.hint)
         return stored
+    base = source.base
+    if stored is not None and not isinstance(reference, LocalImage):
+        source = open_source(wanted, settings)  # to fetch it takes its time
     image = store.image(manifest.digest) or _fetch(store, source, reference, manifest, settings)
     if manifest.named == manifest.digest:  # no index said what it is for
         _check_platform(image, reference, arch)
-    store.name(reference, arch, Name(manifest.digest, manifest.named, source.base))
+    store.name(reference, arch, Name(manifest.digest, manifest.named, base or source.base))
     return image
 
 
@@ -104,12 +106,21 @@ def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> 
 
 
 def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> bool:
-    """Whether the registry of a stored image says at once that its tag still means the same."""
-    if isinstance(reference, LocalImage) or not known.given:
+    """Whether the registry or engine of a stored image says that its name still means the same. Raises PenrootError."""
+    if not known.given:
         return False
+    if isinstance(reference, LocalImage):
+        from enroot_py.sources import open_source
+
+        return reference.scheme in ENGINES and open_source(reference, settings).digest() == known.given
     from enroot_py import tags
 
-    return tags.at_once(reference, known.base, settings) == known.given
+    return tags.now(reference, known.base, settings) == known.given
+
+
+def _hurried(settings: "Settings") -> "Settings":
+    """For a registry that need not be waited for, as there is an image to go on with."""
+    return settings.replace("a stored image", connect_timeout=2, stall_timeout=5, transfer_retries=0)
 
 
 def _pinned(reference: "AnyImage", agreed: str) -> "AnyImage":
@@ -123,7 +134,6 @@ def _disagreement(
     error: RegistryError, reference: "AnyImage", agreed: str, known: "Name | None", settings: "Settings"
 ) -> PenrootError:
     """Why the image that others of a step have agreed on cannot be had here, where the tag is another one now."""
-    from enroot_py.registry import Unreachable
     from enroot_py.sources import open_source
 
     here = known.given if known else ""

@@ -5,21 +5,101 @@ answers no more than a header. To import http.client alone takes longer than the
 interpreter's own start, and registry.py four times as long again.
 """
 
+import _signal
 import os
+import sys
+import time
 
-from enroot_py import __version__, log, registries
+from enroot_py import __version__, errors, log, registries
 from enroot_py.reference import DOCKER_HUB, MANIFEST_TYPES, is_local
 from enroot_py.store import is_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _collections_abc import Callable
     from _socket import socket
+    from typing import NoReturn
 
     from enroot_py.reference import Reference
     from enroot_py.settings import Settings
 
+_SILENCE = 2.0  # seconds without an answer, where there is something to go on with
+_CHECK = 10.0  # seconds for all answers that it takes, with a login more than one
 _MOST = 1 << 16  # bytes of an answer without a body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def now(reference: "Reference", base: str, settings: "Settings") -> str:
+    """The digest of a tag whose image is stored: what does not answer soon is not waited for.
+
+    ``base`` is where its registry was reached last. Raises Unreachable, and other RegistryError.
+    """
+    # In a process of its own, as nothing else ends a name server's silence; a thread could not stay behind, for
+    # a process with threads gets no user namespace: unshare(2).
+    result, answer = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _ask(reference, base, settings, answer)
+    os.close(answer)
+    try:
+        with open(result, "rb") as f:
+            kind, _, said = f.read().decode("utf-8", "surrogateescape").partition("\0")
+    finally:
+        for group in (pid, -pid):  # with the programs that know logins
+            try:
+                os.kill(group, _signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _, status = os.waitpid(pid, 0)
+    if kind == "digest":
+        return said
+    if kind:
+        message, _, hint = said.partition("\0")
+        error: type[errors.PenrootError] = getattr(errors, kind, errors.PenrootError)
+        raise error(message, hint=hint)
+    if os.WIFSIGNALED(status):
+        raise errors.Unreachable(f"{reference.registry} does not answer within {_SILENCE:.0f} s")
+    raise RuntimeError("a process that asks a registry failed, see above")
+
+
+def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -> "NoReturn":
+    try:
+        os.setpgid(0, 0)
+        for number in (_signal.SIGTERM, _signal.SIGINT):
+            _signal.signal(number, _signal.SIG_DFL)
+        heard = hurry(_CHECK)
+        # Of two addresses, the second one is to have its chance.
+        once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
+        digest = at_once(reference, base, once)
+        heard()
+        if not digest:
+            from enroot_py.sources import open_source
+
+            digest = open_source(reference, once, heard).digest()
+        said = f"digest\0{digest}"
+    except errors.PenrootError as e:
+        said = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        said = ""
+    os.write(answer, said.encode("utf-8", "surrogateescape"))
+    sys.stderr.flush()
+    os._exit(0 if said else 1)
+
+
+def hurry(seconds: float) -> "Callable[[], None]":
+    """End this process after ``seconds``, or sooner when what this returns is not called: an answer has come."""
+    until = time.monotonic() + seconds
+
+    def heard() -> None:
+        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, min(_SILENCE, until - time.monotonic())))
+
+    _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
+    heard()
+    return heard
 
 
 def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
@@ -94,8 +174,8 @@ def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socke
     raise error
 
 
-def resolve(reference: "Reference", settings: "Settings") -> str:
-    """The digest of a tag, or "" where its registry does not tell. Raises PenrootError."""
+def resolve(reference: "Reference", settings: "Settings", heard: "Callable[[], None]" = lambda: None) -> str:
+    """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
     host = reference.registry
     if host != DOCKER_HUB and not registries.site(host, settings).mirrors:  # Docker's wants a token
         # Nothing secret is sent, and what speaks TLS says so: then the real client asks.
@@ -105,4 +185,4 @@ def resolve(reference: "Reference", settings: "Settings") -> str:
             return digest
     from enroot_py.sources import open_source
 
-    return open_source(reference, settings).digest()
+    return open_source(reference, settings, heard).digest()

@@ -91,16 +91,13 @@ def resolve(job: "Job", tag: "Reference") -> str:
     Ends the process where that takes too long: the plugin then goes on without. Raises
     RefusedError; a node may have another login or mirror, so it asks all the same.
     """
-    import _signal
-
     from enroot_py import settings as enroot_settings
     from enroot_py import tags
     from enroot_py.errors import PenrootError, RefusedError
 
-    _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
-    _signal.alarm(_PATIENCE)
+    heard = tags.hurry(_PATIENCE)
     try:
-        return tags.resolve(tag, enroot_settings.load(job.host()))
+        return tags.resolve(tag, enroot_settings.load(job.host()), heard)
     except RefusedError:
         raise
     except PenrootError as e:

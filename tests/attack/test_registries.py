@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import json
+import os
+import pathlib
+import shutil
+import socket
+import ssl
+import tarfile
+import tempfile
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +25,8 @@ import pytest
 from tests import images
 from tests.attack.conftest import User
 from tests.images import OCI, Image, Layer, entry
+from tests.kernel.conftest import require
+from tests.kernel.registry import authority
 
 SECRET = "hunter2"
 NAME = "team/app"
@@ -52,6 +64,7 @@ class Server:
     host: str
     answer: Callable[[Request], Reply]
     seen: list[Request] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)  # of the connections
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -64,7 +77,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(answer: Callable[[Request], Reply] = lambda request: Reply(404), bind: str = "127.0.0.1") -> Iterator[Server]:
+def serve(
+    answer: Callable[[Request], Reply] = lambda request: Reply(404),
+    bind: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -73,6 +90,7 @@ def serve(answer: Callable[[Request], Reply] = lambda request: Reply(404), bind:
 
         def do_GET(self) -> None:
             headers = {key.lower(): value for key, value in self.headers.items()}
+            server.sockets.append(self.connection)
             server.seen.append(Request(self.command, self.path, headers))
             reply = server.answer(server.seen[-1])
             with contextlib.suppress(OSError):
@@ -91,6 +109,8 @@ def serve(answer: Callable[[Request], Reply] = lambda request: Reply(404), bind:
 
     listener = ThreadingHTTPServer((bind, 0), Handler)
     listener.daemon_threads = True
+    if tls is not None:
+        listener.socket = tls.wrap_socket(listener.socket, server_side=True)
     server = Server(f"{bind}:{listener.server_address[1]}", answer)
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -310,3 +330,406 @@ def test_no_secret_is_seen(user: User) -> None:
         assert server.logins == {f"me:{SECRET}", "t0ken"}
         everything = said + started.stdout + started.stderr + seen.read_text()
         assert "DEBUG" in said and SECRET not in everything and "t0ken" not in everything
+
+
+# -- 12, 20: patience
+
+
+@contextlib.contextmanager
+def silent(bind: str = "127.0.0.4") -> Iterator[str]:
+    """A place that takes no connection and refuses none, as one whose packets are dropped: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((bind, 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield "{}:{}".format(*listener.getsockname())
+
+
+def seconds(user: User, *arguments: str, **options: object) -> tuple[float, str]:
+    """How long a command takes, and what it says on stderr."""
+    began = time.monotonic()
+    done = user.penroot(*arguments, **options)
+    return time.monotonic() - began, done.stderr
+
+
+@pytest.fixture
+def stored(user: User) -> Iterator[Server]:
+    """A registry from which an image is stored."""
+    with serve(bind="127.0.0.2") as server:
+        server.answer = registry_of(images.busybox())
+        user.penroot("create", "-n", "first", server.uri)
+        yield server
+
+
+def hang(server: Server) -> Callable[[Request], Reply]:
+    def answer(request: Request) -> Reply:
+        server.over.wait()
+        return Reply(503)
+
+    return answer
+
+
+def trickle(server: Server) -> Callable[[Request], Reply]:
+    """An answer whose headers come a byte at a time."""
+
+    def answer(request: Request) -> Reply:
+        with contextlib.suppress(OSError):
+            while not server.over.wait(0.2):
+                server.sockets[-1].sendall(b"H")
+        return Reply(503)
+
+    return answer
+
+
+def challenge_and_hang(server: Server) -> Callable[[Request], Reply]:
+    """Who asks for a token, and does not give one."""
+    wait = hang(server)
+    challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
+    return lambda request: wait(request) if "/token" in request.path else challenge
+
+
+def move_and_hang(server: Server) -> Callable[[Request], Reply]:
+    """Who says that the tag is another image now, and does not tell which."""
+    wait = hang(server)
+    moved = Reply(200, {"Docker-Content-Digest": "sha256:" + "0" * 64})
+    return lambda request: moved if request.method == "HEAD" else wait(request)
+
+
+@pytest.mark.parametrize(
+    ("how", "most"),
+    [(hang, 5), (trickle, 5), (challenge_and_hang, 6), (move_and_hang, 9)],
+    ids=["hangs", "trickles", "gives no token", "says that the tag has moved"],
+)
+def test_stored_image_does_not_wait_for_a_registry_that_hangs(
+    user: User, stored: Server, how: Callable[[Server], Callable[[Request], Reply]], most: float
+) -> None:
+    """12: a start of a stored image waits 154 s."""
+    stored.answer = how(stored)
+    took, said = seconds(user, "start", stored.uri, "true")
+    assert took < most and "using the stored image" in said
+
+
+def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> None:
+    """20: packets to the registry are dropped: 90 s for each start. By a proxy, or a mirror, likewise."""
+    with silent() as nobody:
+        took, said = seconds(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
+        assert took < 5 and "using the stored image" in said
+        say(user, "registries.conf", f"{stored.host} mirror={nobody}\n")
+        assert seconds(user, "start", stored.uri, "true")[0] < 5
+
+
+def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> None:
+    """20: the name server does not answer, and nothing in a process can end its silence."""
+    require(os.geteuid() == 0, "only root can be a name server")
+    with serve(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
+        uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
+        dns.bind(("127.0.0.77", 53))
+        hosts, resolver = user.home / "hosts", user.home / "resolv.conf"
+        hosts.write_text("127.0.0.1 registry.test\n")
+        resolver.write_text("nameserver 127.0.0.77\n")
+        inside = f'mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf && exec "$@"'
+        prefix = ("unshare", "--mount", "sh", "-c", inside, "-")
+        env = {"ENROOT_ALLOW_HTTP": "yes"}
+        user.penroot("create", "-n", "named", uri, prefix=prefix, env=env)
+        hosts.write_text("")
+        took, said = seconds(user, "start", uri, "true", prefix=prefix, env=env)
+        assert took < 5 and "using the stored image" in said
+
+
+def test_proxy_that_refuses_is_named(user: User) -> None:
+    """12: a proxy refuses CONNECT, and the registry is said to be down; its password is not told."""
+    with serve(lambda request: Reply(403), bind="127.0.0.3") as proxy:
+        env = {"https_proxy": f"http://me:{SECRET}@{proxy.host}"}
+        said = user.penroot("digest", "docker://registry.test/x:1", status=1, env=env).stderr
+        assert f"through the proxy {proxy.host}: Tunnel connection failed: 403" in said and SECRET not in said
+        assert proxy.seen[0].headers["proxy-authorization"]
+
+
+def test_networks_in_no_proxy(user: User) -> None:
+    """12: no_proxy=10.0.0.0/8, as sites have it, and each registry of the site is asked through the proxy."""
+    with serve(registry_of(image_of()), bind="127.0.0.2") as server, serve(bind="127.0.0.3") as proxy:
+        for proxied, through in (("127.0.0.0/29", False), ("10.0.0.0/8, 127.0.0.2", False), ("127.0.0.128/25", True)):
+            before = len(proxy.seen)
+            env = {"http_proxy": proxy.host, "https_proxy": proxy.host, "no_proxy": proxied}
+            user.penroot("digest", server.uri, env=env, status=int(through))
+            assert (len(proxy.seen) > before) == through
+
+
+# -- where a registry may send us
+
+
+@pytest.fixture
+def address() -> str:
+    """An address of this machine that is none of loopback, for a registry that is elsewhere."""
+    with socket.socket(type=socket.SOCK_DGRAM) as s, contextlib.suppress(OSError):
+        s.connect(("192.0.2.1", 9))  # nothing is sent
+        return str(s.getsockname()[0])
+    require(False, "this machine has no network")
+    raise AssertionError
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
+def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: str, target: str) -> None:
+    """A redirect or a realm at localhost, or at the metadata of a cloud: what listens there lets us in."""
+    env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
+    with serve(lambda request: Reply(200, {}, b"{}")) as here, serve(bind=address) as away:
+        there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
+        for reply in (
+            Reply(307, {"Location": there}),
+            Reply(401, {"WWW-Authenticate": f'Bearer realm="{there}"'}),
+        ):
+            away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
+            said = user.penroot("digest", away.uri, status=1, env=env).stderr
+            assert here.seen == [] and "an address of this machine" in said
+        # A registry on this machine may, as those of a site's own do.
+        here.answer = registry_of(image_of())
+        with serve(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
+            user.penroot("digest", near.uri, env=env)
+
+
+def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
+    """Redirects in a circle, to other schemes, and from https to http; cookies are not kept."""
+    with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as other:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        for target in ("", "?again", f"http://{server.host}/", f"//{server.host}/x", "./.", "http:"):
+            server.answer = lambda request, target=target: Reply(307, {"Location": target, "Set-Cookie": "a=b"})  # type: ignore[misc]
+            del server.seen[:]
+            user.penroot("digest", server.uri, status=1, env=env)
+            assert len(server.seen) <= 20 and not any("cookie" in request.headers for request in server.seen)
+        for scheme in ("file", "ftp", "gopher", "data", "javascript"):
+            server.answer = lambda request, scheme=scheme: Reply(
+                307, {"Location": f"{scheme}://{other.host}/etc/passwd"}
+            )  # type: ignore[misc]
+            said = user.penroot("digest", server.uri, status=1, env=env).stderr
+            assert "bad address" in said and other.seen == []
+
+
+def test_redirect_from_https_to_http_is_refused(user: User) -> None:
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
+    try:
+        directory.chmod(0o755)
+        ca, tls = authority(directory)
+        with serve(bind="127.0.0.3") as other, serve(tls=tls) as server:
+            credentials(user, server.host, other.host)
+            env = {"SSL_CERT_FILE": str(ca), "ENROOT_TRANSFER_RETRIES": "0", "ENROOT_ALLOW_HTTP": "yes"}
+            for reply in (
+                Reply(307, {"Location": f"http://{other.host}/x"}),
+                Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{other.host}/x"'}),
+                Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/x"'}),
+            ):
+                server.answer = lambda request, reply=reply: reply  # type: ignore[misc]
+                said = user.penroot("digest", server.uri, status=1, env=env).stderr
+                assert "not secure" in said and other.seen == [] and server.logins == set()
+    finally:
+        shutil.rmtree(directory)
+
+
+# -- answers that never end, or are not what they say
+
+
+@pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
+def test_answer_without_end_is_left(user: User, what: str) -> None:
+    """A registry holds a process, or its memory, for as long as it likes."""
+
+    def answer(request: Request) -> Reply:
+        if what == "tags" and "/tags/" in request.path:
+            return Reply(200, {}, b'{"tags": 5}' if len(server.seen) < 9 else b"[" * (1 << 20))
+        if what == "tags":
+            return Reply(404)
+        if what == "a token" and "/token" not in request.path:
+            return Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
+        start, more = {
+            "100 Continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+            "a status": (b"HTTP/1.1 200 ", b"x"),
+            "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+        }.get(what, (b"HTTP/1.1 200 OK\r\n\r\n", b"{" * 100))
+        with contextlib.suppress(OSError):
+            server.sockets[-1].sendall(start)
+            while not server.over.is_set():
+                server.sockets[-1].sendall(more * 5000)
+        return Reply(raw=b" ")
+
+    with serve(answer, bind="127.0.0.2") as server:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        limits = ("prlimit", "--as=600000000")
+        took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=limits)
+        assert took < 20 and "Traceback" not in said and len(said) < 2000
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
+@pytest.mark.parametrize("path", ["/manifests/", "/token"])
+def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
+    """A manifest or a token of 2 GB, in 2 MB of gzip, or in some bytes of gzip in gzip."""
+    # What is flushed can be repeated; the sum at the end is never reached.
+    pack = zlib.compressobj(1, zlib.DEFLATED, 15 if encoding == "deflate" else 31)
+    head = pack.compress(b"{") + pack.flush(zlib.Z_FULL_FLUSH)
+    bomb = head + (pack.compress(bytes(1 << 24)) + pack.flush(zlib.Z_FULL_FLUSH)) * 120
+    for _ in range(encoding.count(",")):
+        bomb = gzip.compress(bomb)
+
+    def answer(request: Request) -> Reply:
+        if path in request.path:
+            return Reply(200, {"Content-Encoding": encoding}, bomb)
+        return Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
+
+    with serve(answer, bind="127.0.0.2") as server:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
+        assert took < 20 and "Traceback" not in said and "MemoryError" not in said
+
+
+# -- 13: what an index does not say, and layers that are elsewhere
+
+
+def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
+    """13: an index whose entries say no platform gives an image of another machine."""
+    other = Image(image_of().layers, {}, OCI, architecture="riscv64")
+    ours = image_of()
+    entries = [{"mediaType": OCI["manifest"], "digest": i.digest(), "size": len(i.manifest())} for i in (other, ours)]
+
+    def index_of(*some: object) -> Callable[[Request], Reply]:
+        index = json.dumps({"schemaVersion": 2, "mediaType": OCI["index"], "manifests": some}).encode()
+        of_other, of_ours = registry_of(other), registry_of(ours)
+
+        def answer(request: Request) -> Reply:
+            if request.path.endswith("/1"):
+                return Reply(200, {"Content-Type": OCI["index"]}, index)
+            if other.digest() in request.path or images.digest(other.config()) in request.path:
+                return of_other(request)
+            return of_ours(request)
+
+        return answer
+
+    with serve(index_of(*entries), bind="127.0.0.2") as server:
+        assert user.penroot("digest", server.uri).stdout.strip() == ours.digest()
+        assert user.penroot("digest", "--arch", "riscv64", server.uri).stdout.strip() == other.digest()
+        server.answer = index_of(entries[0])
+        assert "there is: linux/riscv64" in user.penroot("digest", server.uri, status=1).stderr
+
+
+def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
+    """13: a layer with ``urls`` fails; from there only by TLS, without a login, and with its digest."""
+    image = images.busybox()
+    document = json.loads(image.manifest())
+    layer = image.layers[0]
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
+    try:
+        directory.chmod(0o755)
+        ca, tls = authority(directory)
+        with serve(tls=tls) as elsewhere, serve(bind="127.0.0.2") as server:
+            credentials(user, elsewhere.host, "127.0.0.1", server.host)
+            env = {"SSL_CERT_FILE": str(ca), "ENROOT_TRANSFER_RETRIES": "0"}
+            has = registry_of(image)
+
+            def answer(request: Request) -> Reply:
+                if request.path.endswith(images.digest(layer.blob)):
+                    return Reply(404)
+                if "/manifests/" in request.path:
+                    return Reply(200, {"Content-Type": OCI["manifest"]}, json.dumps(document).encode())
+                return has(request)
+
+            def named(*urls: str) -> None:
+                document["layers"][0]["urls"] = urls
+                document["layers"][0]["mediaType"] = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+
+            server.answer = answer
+            elsewhere.answer = lambda request: Reply(200, {}, layer.blob + b"!")
+            named(f"https://{elsewhere.host}/layer")
+            user.penroot("create", "-n", "box", server.uri, env=env, status=1)
+            elsewhere.answer = lambda request: Reply(200, {}, layer.blob)
+            for url in (f"http://{elsewhere.host}/x", f"https://me:pw@{elsewhere.host}/x", "file:///etc/passwd"):
+                named(url)
+                said = user.penroot("create", "-n", "box", server.uri, env=env, status=1).stderr
+                assert "not in the registry, but elsewhere" in said and "pw@" not in said
+            named("https://127.0.0.1:1/gone", f"https://{elsewhere.host}/layer")
+            user.penroot("create", "-n", "box", server.uri, env=env)
+            assert elsewhere.seen and elsewhere.logins == set()
+    finally:
+        shutil.rmtree(directory)
+
+
+# -- images that are here
+
+
+def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
+    blobs = [*(layer.blob for layer in image.layers), image.config(), image.manifest()]
+    index = {"digest": image.digest(), "size": len(image.manifest()), "mediaType": OCI["manifest"]}
+    images.write_layout(place, blobs, json.dumps({"schemaVersion": 2, "manifests": [index]}).encode())
+    return place
+
+
+@pytest.mark.parametrize("name", ["index.json", "config", "layer", "blobs"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolute: bool) -> None:
+    """A layout of somebody else: index.json, or a blob, is a link to a file of its reader."""
+    image = images.busybox()
+    layout = layout_of(user.home / "layout", image)
+    path = {
+        "config": f"blobs/sha256/{images.digest(image.config())[7:]}",
+        "layer": f"blobs/sha256/{images.digest(image.layers[0].blob)[7:]}",
+    }.get(name, name)
+    outside = user.home / "outside"
+    (layout / path).rename(outside)
+    inside = "../" * path.count("/")
+    (layout / path).symlink_to(outside if absolute else f"{inside}../outside")
+    user.own(user.home)
+    said = user.penroot("create", "-n", "box", f"oci:{layout}", status=1).stderr
+    assert "leads out of the layout" in said and "cp -rL" in said
+    outside.rename(layout / "inside")  # a link that stays inside is none of that
+    (layout / path).unlink()
+    (layout / path).symlink_to(inside + "inside")
+    user.penroot("create", "-n", "box", f"oci:{layout}")
+
+
+def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None:
+    """A FIFO as an archive or a blob holds its reader."""
+    os.mkfifo(user.home / "fifo")
+    user.own(user.home / "fifo")
+    for scheme in ("docker-archive", "oci-archive"):
+        assert "not a file" in user.penroot("create", f"{scheme}:{user.home}/fifo", status=1).stderr
+        assert "not a file" in user.penroot("create", f"{scheme}:/dev/zero", status=1).stderr
+
+
+@pytest.mark.parametrize("how", ["back", "a large header", "global headers", "members"])
+def test_archive_without_end_is_left(user: User, how: str) -> None:
+    """An archive whose headers lead back, are of gigabytes, or are without number."""
+    path = user.home / "hostile.tar"
+    with path.open("wb") as f:
+        if how == "back":
+            member = tarfile.TarInfo("a")
+            member.pax_headers = {"size": "-1024"}
+            f.write(member.tobuf(tarfile.PAX_FORMAT) * 2)
+        elif how == "a large header":
+            header = tarfile.TarInfo("a")
+            header.type, header.size = tarfile.XHDTYPE, 3 << 30
+            f.write(header.tobuf(tarfile.USTAR_FORMAT))
+            f.truncate(4 << 30)
+        elif how == "global headers":
+            for number in range(4):
+                records = {f"k{number}.{key}": "v" for key in range(1000)}
+                f.write(tarfile.TarInfo.create_pax_global_header(records) + tarfile.TarInfo("a").tobuf())
+        else:
+            f.write(tarfile.TarInfo("a").tobuf() * 150_000)
+        f.write(bytes(1024))
+    user.own(path)
+    limits = ("prlimit", "--as=1000000000")
+    took, said = seconds(user, "create", f"docker-archive:{path}", status=1, prefix=limits)
+    assert took < 30 and "not a tar archive" in said and "Traceback" not in said
+
+
+def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
+    """manifest.json names a config or a layer by a path of the host."""
+    config = json.dumps({"rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}).encode()
+    for target in ("/etc/passwd", "../../../../../../etc/passwd", "link"):
+        described = json.dumps([{"Config": "config", "Layers": [target]}]).encode()
+        for document in (described, json.dumps([{"Config": target, "Layers": []}]).encode()):
+            members = [entry("manifest.json", document), entry("config", config), images.symlink("link", "/etc/passwd")]
+            path = user.home / "odd.tar"
+            path.write_bytes(images.tar(members))
+            said = user.penroot("create", f"docker-archive:{path}", status=1).stderr
+            assert "in the archive" in said and "root:" not in said and "Traceback" not in said
