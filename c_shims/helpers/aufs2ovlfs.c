@@ -76,11 +76,13 @@ int main(int argc, char **argv)
 	AUTO_CLOSE fd = -1;
 	struct stat is;
 
-	if (argc != 2 || argv[1][0] == '-') {
-		fprintf(stderr, "Usage: %s DIR\n\nTurn AUFS whiteouts of an unpacked layer into those of overlayfs.\n",
-			program_invocation_short_name);
-		return argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) ? EXIT_SUCCESS : EXIT_FAILURE;
+	if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+		printf("Usage: %s DIR\n\nTurn AUFS whiteouts of an unpacked layer into those of overlayfs.\n",
+		       program_invocation_short_name);
+		return EXIT_SUCCESS;
 	}
+	if (argc > 2 || argv[1][0] == '-')
+		errx(EXIT_FAILURE, "one directory, and no options: %s --help", program_invocation_short_name);
 	fd = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &is) < 0)
 		err(EXIT_FAILURE, "cannot open %s", argv[1]);

@@ -21,8 +21,8 @@ int main(int argc, char **argv)
 	bool root = geteuid() == 0;
 
 	if (argc < 3) {
-		fprintf(stderr, "Usage: %s DIR[:DIR...] IMAGE [mksquashfs options]\n", program_invocation_short_name);
-		return argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) ? EXIT_SUCCESS : EXIT_FAILURE;
+		printf("Usage: %s DIR[:DIR...] IMAGE [mksquashfs options]\n", program_invocation_short_name);
+		return EXIT_SUCCESS;
 	}
 	if (!mountpoint)
 		mountpoint = "/mnt";

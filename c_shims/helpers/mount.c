@@ -417,18 +417,16 @@ int main(int argc, char **argv)
 			if (*end || !*value)
 				errx(EXIT_FAILURE, "--pass must be a number, not '%s'", value);
 		} else if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
-			argc = at;
-			break;
+			at = argc;
 		} else {
 			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
 		}
 	}
 	if (at >= argc) {
-		fprintf(argv[at] ? stdout : stderr,
-			"Usage: %s [--root DIR] [--pass N] FSTAB...\n\n"
-			"Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin.\n",
-			program_invocation_short_name);
-		return argv[at] ? EXIT_SUCCESS : EXIT_FAILURE;
+		printf("Usage: %s [--root DIR] [--pass N] FSTAB...\n\n"
+		       "Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin.\n",
+		       program_invocation_short_name);
+		return EXIT_SUCCESS;
 	}
 	root = open_root(directory);
 	umask(022);

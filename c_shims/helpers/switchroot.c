@@ -27,10 +27,10 @@
 
 static const char exact_mark[] = "# penroot-exact: ";
 
-static void __attribute__((noreturn)) usage(FILE *to, int status)
+/* On stdout and with success also where arguments are missing: as enroot's. */
+static void __attribute__((noreturn)) usage(void)
 {
-	fprintf(to,
-		"Usage: %s [options] [--] ROOTFS [COMMAND] [ARG...]\n\n"
+	printf("Usage: %s [options] [--] ROOTFS [COMMAND] [ARG...]\n\n"
 		" Options:\n"
 		"   --login           use a login shell\n"
 		"   --norc            leave out the command script of the image, /etc/rc\n"
@@ -40,7 +40,7 @@ static void __attribute__((noreturn)) usage(FILE *to, int status)
 		"   --env KEY=VALUE   one variable more\n"
 		"   --workdir DIR     working directory inside\n",
 		program_invocation_short_name);
-	exit(status);
+	exit(EXIT_SUCCESS);
 }
 
 /* "\n" and "\\" of imagefiles.environment(): values that one line cannot hold. */
@@ -262,7 +262,7 @@ int main(int argc, char **argv)
 			break;
 		}
 		if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h"))
-			usage(stdout, EXIT_SUCCESS);
+			usage();
 		if (!strcmp(argv[at], "--login")) {
 			login = true;
 			at++;
@@ -287,7 +287,7 @@ int main(int argc, char **argv)
 		}
 	}
 	if (!argv[at])
-		usage(stderr, EXIT_FAILURE);
+		usage();
 	if (rcfile)
 		script = keep_script(rcfile);
 	if (envfile)

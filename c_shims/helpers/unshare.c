@@ -28,10 +28,10 @@ static const struct {
 	{"--mount", "mnt", CLONE_NEWNS},
 };
 
-static void __attribute__((noreturn)) usage(FILE *to, int status)
+/* On stdout and with success also where arguments are missing: as enroot's. */
+static void __attribute__((noreturn)) usage(void)
 {
-	fprintf(to,
-		"Usage: %s [options] [--] COMMAND [ARG...]\n\n"
+	printf("Usage: %s [options] [--] COMMAND [ARG...]\n\n"
 		"Run a command in new namespaces: by default as root of a user namespace, with\n"
 		"a mount namespace of its own.\n\n"
 		" Options:\n"
@@ -39,9 +39,10 @@ static void __attribute__((noreturn)) usage(FILE *to, int status)
 		"   --remap-root      be root in the new user namespace, not oneself\n"
 		"   --target PID      join the namespaces of a process, its cgroup namespace too\n"
 		"   --envfd FD        take the environment from lines KEY=VALUE of a file descriptor\n"
+		"   --envfile FILE    the same from a file\n"
 		"   --workdir DIR     change to a directory\n",
 		program_invocation_short_name);
-	exit(status);
+	exit(EXIT_SUCCESS);
 }
 
 static void create(int flags, bool remap)
@@ -106,13 +107,12 @@ static void join(const char *target, int flags)
 		fork_and_forward();
 }
 
-static void load_environment(const char *number)
+static void load_environment(int fd, const char *origin)
 {
-	int fd = atoi(number);
-	char *lines = read_all(fd, NULL), *line;
+	char *lines = fd < 0 ? NULL : read_all(fd, NULL), *line;
 
 	if (!lines)
-		err(EXIT_FAILURE, "cannot read file descriptor %s", number);
+		err(EXIT_FAILURE, "cannot read %s", origin);
 	close(fd);
 	clearenv();
 	while ((line = strsep(&lines, "\n")))
@@ -122,7 +122,7 @@ static void load_environment(const char *number)
 
 int main(int argc, char **argv)
 {
-	const char *target = NULL, *envfd = NULL, *workdir = NULL, *value;
+	const char *target = NULL, *envfd = NULL, *envfile = NULL, *workdir = NULL, *value;
 	bool remap = false;
 	int flags = 0, at = 1;
 
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
 			break;
 		}
 		if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h"))
-			usage(stdout, EXIT_SUCCESS);
+			usage();
 		if (!strcmp(argv[at], "--remap-root")) {
 			remap = true;
 			at++;
@@ -147,6 +147,10 @@ int main(int argc, char **argv)
 		}
 		if ((value = option(argv, &at, "--envfd"))) {
 			envfd = value;
+			continue;
+		}
+		if ((value = option(argv, &at, "--envfile"))) {
+			envfile = value;
 			continue;
 		}
 		if ((value = option(argv, &at, "--workdir"))) {
@@ -161,7 +165,7 @@ int main(int argc, char **argv)
 		at++;
 	}
 	if (!argv[at])
-		usage(stderr, EXIT_FAILURE);
+		usage();
 	if (target) {
 		AUTO_CLOSE directory = workdir ? open(workdir, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
@@ -182,7 +186,9 @@ int main(int argc, char **argv)
 			err(EXIT_FAILURE, "cannot change to %s", workdir);
 	}
 	if (envfd)
-		load_environment(envfd);
+		load_environment(atoi(envfd), envfd);
+	if (envfile)
+		load_environment(open(envfile, O_RDONLY | O_CLOEXEC), envfile);
 	execvp(argv[at], argv + at);
 	err(errno == ENOENT ? 127 : 126, "cannot run %s", argv[at]);
 }

@@ -40,6 +40,13 @@ usage() {
        --uts            Run the container in a new UTS namespace'
 }
 
+# A mistake in the options is answered as enroot's bundles do: with the usage, and success.
+mistake() {
+    usage
+    printf '[ERROR] %s\n' "$1" >&2
+    exit 0
+}
+
 info() {
     [ -z "$checksum" ] || printf 'Checksum: %s\n' "$checksum"
     printf '%s: %s\n' Compression "$compression" Description "${description:-none}" 'Runtime version' "$version" \
@@ -91,10 +98,7 @@ add_env() {
     esac
     case $1 in
     *=*) value=${1#*=} ;;
-    *)
-        eval "[ -n \"\${$key+set}\" ]" || return 0
-        eval "value=\$$key"
-        ;;
+    *) eval "value=\${$key-}" ;;
     esac
     quote "$key=$value"
     env_words="$env_words --env $quoted"
@@ -132,7 +136,7 @@ absolute() {
 }
 
 need() {
-    [ "$2" -ge 2 ] || fail "option $1 needs a value"
+    [ -n "$2" ] || mistake "option $1 needs a value"
 }
 
 keep='' extract='' quiet='' conf='' rc='' root='' rw='' pid='' net='' ipc='' uts='' env_words=''
@@ -173,15 +177,15 @@ while [ $# -gt 0 ]; do
     --net) net=y ;;
     --ipc) ipc=y ;;
     --uts) uts=y ;;
-    -c | --conf) need "$1" $# && conf=$2 && shift ;;
-    -e | --env) need "$1" $# && add_env "$2" && shift ;;
-    -m | --mount) need "$1" $# && add_mount "$2" && shift ;;
-    --rc) need "$1" $# && rc=$2 && shift ;;
+    -c | --conf) need "$1" "${2-}" && conf=$2 && shift ;;
+    -e | --env) need "$1" "${2-}" && add_env "$2" && shift ;;
+    -m | --mount) need "$1" "${2-}" && add_mount "$2" && shift ;;
+    --rc) need "$1" "${2-}" && rc=$2 && shift ;;
     --)
         shift
         break
         ;;
-    -?*) usage >&2 && fail "unknown option: $1" ;;
+    -?*) mistake "unknown option: $1" ;;
     *) break ;;
     esac
     shift

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from enroot_py import ENROOT_VERSION
 from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
@@ -40,7 +41,9 @@ def test_on_the_path_of_users_under_both_names(user: User) -> None:
     user.environ["PATH"] = f"{user.home}/bin:/usr/bin:/bin"
     assert user.run("enroot-unshare", "sh", "-c", "id -u").stdout == "0\n"
     assert user.run("enroot-nsenter", "--user", "id", "-u").stdout == f"{UID}\n"
-    assert user.run("enroot", "version").stdout == user.run("penroot", "version").stdout
+    assert user.run("enroot", "version").stdout == f"{ENROOT_VERSION}\n"
+    for name in (*tools[1:], "nsenter"):
+        assert user.run(f"enroot-{name}").stdout.startswith(f"Usage: enroot-{name} ")
 
 
 def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
