@@ -11,7 +11,7 @@ from enroot_py.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
 # Where a loader looks, ld.so(8), for libraries of distributions.
 _LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
@@ -121,6 +121,19 @@ def fitted(
         if inside.get(copy) and inside[copy] == environ.get(name):
             found[copy] = found.get(name, inside[copy])
     return found
+
+
+_EVERYWHERE = frozenset(("native", "hash"))
+
+
+def copies(fit: "Mapping[str, str]", libraries: Libraries, has: "Container[str]") -> "dict[str, str]":
+    """What is in ``fit`` by the names of pyxis's hook, which scripts look for, less what the step ``has``.
+
+    Under these PMIx gives up for a component that it has not: only such as every PMIx has, or where none is.
+    """
+    found = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
+    alone = not libraries.have(*_OPEN_MPI)
+    return {copy: value for copy, value in found.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
 
 
 def security(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":

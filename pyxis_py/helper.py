@@ -198,7 +198,9 @@ def check(job: Job, channel: Channel) -> None:
     except RefusedError as e:
         # Where the nodes have the container already, no image is needed: they know, and say it.
         digest = "" if request.name else REFUSED
-        for line in (f"{request.origins['image']}={request.image}: {e}", e.hint):
+        why = str(e).removeprefix(f"{request.image}: ")
+        said = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
+        for line in (said, e.hint):
             if digest and line:
                 channel.log("ERROR", line)
     channel.send((("ok", ""), *((("resolved", f"{request.image} {digest}"),) if digest else ())))

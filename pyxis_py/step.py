@@ -156,7 +156,9 @@ class Step:
             log.warn(why)
         if not pmix.used(self.job.environ):
             return {}
-        return pmix.fitted(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
+        fitted = pmix.fitted(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
+        offers = {name: self.job.environ[name] for name in pmix.FITTED if name in self.job.environ}
+        return {**pmix.copies({**offers, **fitted}, libraries, {**self.job.environ, **inside}), **fitted}
 
     def _check_pmix(self) -> None:
         if why := pmix.check_root(self.job.environ, self.job.tasks):

@@ -175,7 +175,7 @@ def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str
     done = lab.run(["srun", "-N2", "--ntasks-per-node=2", f"--container-image={image}", "true"], check=False)
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
-    assert said[0] == f"srun: error: pyxis: --container-image={image}: {why}"
+    assert said[0] == f"srun: error: pyxis: failed to import docker image: {image}: {why} (--container-image)"
     assert len(said) == 2  # and a hint
     assert_nothing_left(lab)
 

@@ -76,6 +76,27 @@ def test_what_a_hook_has_made_of_an_offer_is_fitted_too() -> None:
     assert "PMIX_MCA_gds" not in found  # a word of the image or the user, not a copy
 
 
+@pytest.mark.parametrize(
+    ("image", "fit", "shown"),
+    [
+        ((), {"PMIX_SECURITY_MODE": "munge,native"}, {"PMIX_MCA_psec": "munge,native"}),
+        (("libpmix.so.2",), {"PMIX_SECURITY_MODE": "munge,native"}, {}),
+        (
+            ("libpmix.so.2",),
+            {"PMIX_SECURITY_MODE": "native", "PMIX_GDS_MODULE": "ds21,hash"},
+            {"PMIX_MCA_psec": "native"},
+        ),
+        (("libmpi.so.40",), {"PMIX_GDS_MODULE": "hash"}, {"PMIX_MCA_gds": "hash"}),
+        ((), {}, {}),
+    ],
+)
+def test_copies_are_shown_where_they_do_no_harm(
+    image: tuple[str, ...], fit: dict[str, str], shown: dict[str, str]
+) -> None:
+    assert pmix.copies(fit, libraries(*image), ()) == shown
+    assert pmix.copies(fit, libraries(*image), ("PMIX_MCA_psec", "PMIX_MCA_gds")) == {}
+
+
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     given = {**MUNGE, "PMIX_SECURITY_MODE": offered}
