@@ -78,7 +78,7 @@ class Context:
         finally:
             os.close(fd)
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Replace a file, unless it says the same already. Raises HookError where that would be one of the host's."""
         try:
             if paths.read(self.root, path) == content:
@@ -86,7 +86,7 @@ class Context:
         except OSError:
             pass  # there is none, or something that is no file
         try:
-            paths.write(self.root, path, content)
+            paths.write(self.root, path, content, mode)
         except paths.Foreign as e:
             raise HookError(f"cannot write {path} in the container: {e.strerror}", hint=_LINKS) from e
 

@@ -1,8 +1,10 @@
 """User database: the caller exists inside, with a home directory.
 
-Entries of the image stay, except those that the caller's replace and _apt:
-without that user apt does not try to drop privileges that nobody has. What the
-image says of new users, in /etc/login.defs and /etc/default/useradd, holds.
+Entries of the image stay, except those of the caller's name and _apt: without that
+user apt does not try to drop privileges that nobody has. Who is in neither of the
+shadow files that an image has is added, with no password: to PAM he would be
+no user. Nothing comes from those of the host. What the image says of new users, in
+/etc/login.defs and /etc/default/useradd, holds.
 """
 
 import grp
@@ -32,8 +34,14 @@ def run(context: "Context") -> None:
     group = ["root:x:0:", f"nogroup:x:{OVERFLOW}:"]
     if user.pw_gid:
         group.append(f"{group_name(user.pw_gid)}:x:{user.pw_gid}:")
-    context.write("/etc/passwd", merge(passwd, context.read("/etc/passwd")))
-    context.write("/etc/group", merge(group, context.read("/etc/group")))
+    for database, shadow, ours, unknown in (
+        ("/etc/passwd", "/etc/shadow", passwd, ":*:::::::"),
+        ("/etc/group", "/etc/gshadow", group, ":*::"),
+    ):
+        merged = merge(ours, context.read(database))
+        context.write(database, merged)
+        if entries := context.read(shadow):
+            context.write(shadow, completed(entries, merged, unknown), 0o600)
     if not context.exists(user.pw_dir):
         welcome(context)
 
@@ -57,15 +65,18 @@ def group_name(gid: int) -> str:
 
 
 def merge(ours: "list[str]", theirs: bytes) -> bytes:
-    """Our entries first; of theirs those whose name and number are still free."""
-    names = {entry.split(":")[0] for entry in ours} | {"_apt"}
-    numbers = {entry.split(":")[2] for entry in ours}
-    kept = []
-    for line in os.fsdecode(theirs).splitlines():
-        fields = line.split(":")
-        if len(fields) > 2 and fields[0] not in names and fields[2] not in numbers:
-            kept.append(line)
-    return os.fsencode("\n".join(ours + kept) + "\n")
+    """Our entries first, so that they are found by number; of theirs those whose name is still free."""
+    names = {os.fsencode(entry.split(":")[0]) for entry in ours} | {b"_apt"}
+    kept = [line for line in theirs.split(b"\n") if line.count(b":") > 1 and line.split(b":")[0] not in names]
+    return b"\n".join([*map(os.fsencode, ours), *kept, b""])
+
+
+def completed(entries: bytes, database: bytes, unknown: str) -> bytes:
+    """A shadow file, shadow(5) or gshadow(5), with ``unknown`` behind each name of the ``database`` that it lacks."""
+    known = {line.split(b":")[0] for line in entries.split(b"\n")}
+    names = [line.split(b":")[0] for line in database.split(b"\n")[:-1]]
+    lines = [name + unknown.encode() for name in names if name not in known and name[:1] not in b"+-"]
+    return b"\n".join([entries.rstrip(b"\n"), *lines, b""]) if lines else entries
 
 
 def welcome(context: "Context") -> None:

@@ -42,9 +42,54 @@ def test_the_caller_is_in_passwd_before_others(context: Callable[..., hooks.Cont
     (tmp_path / "etc/passwd").write_text("root:x:0:0::/r:/s\nme:x:7:7::/:/\nother:x:1234:1::/:/\ndaemon:x:1:1::/:/\n")
     load("10-shadow").run(context())
     lines = (tmp_path / "etc/passwd").read_text().splitlines()
-    assert [line.split(":")[0] for line in lines] == ["root", "nobody", "me", "daemon"]
+    assert [line.split(":")[0] for line in lines] == ["root", "nobody", "me", "other", "daemon"]
     assert lines[2] == "me:x:1234:1234:Me:/home/me:/bin/sh"
     assert (tmp_path / "home/me").is_dir()
+
+
+def test_groups_of_the_image_with_the_number_of_the_callers_stay(
+    context: Callable[..., hooks.Context], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/group").write_text("root:x:0:\nwheel:x:0:other\nstaff:x:1234:other\n")
+    load("10-shadow").run(context())
+    lines = (tmp_path / "etc/group").read_text().splitlines()
+    assert lines[0].startswith("root:x:0")
+    assert lines[2].split(":")[2] == "1234"
+    assert lines[3:] == ["wheel:x:0:other", "staff:x:1234:other"]
+
+
+def test_who_is_in_no_shadow_file_is_added(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for name, text in {
+        "passwd": "root:x:0:0::/r:/s\napp:x:7:7::/:/\n",
+        "shadow": "root:*:19000:0:99999:7:::\napp:!$6$x:19000::::::",
+        "group": "app:x:7:\n",
+        "gshadow": "app:!::\n",
+    }.items():
+        (tmp_path / "etc" / name).write_text(text)
+    (tmp_path / "etc/shadow").chmod(0)  # as in images of Fedora; root and the owner of the namespace read it
+    load("10-shadow").run(context())
+    assert (tmp_path / "etc/shadow").read_text().splitlines() == [
+        "root:*:19000:0:99999:7:::",
+        "app:!$6$x:19000::::::",
+        "nobody:*:::::::",
+        "me:*:::::::",
+    ]
+    assert (tmp_path / "etc/shadow").stat().st_mode & 0o777 == 0o600
+    names = [line.split(":")[0] for line in (tmp_path / "etc/group").read_text().splitlines()]
+    assert [line.split(":")[0] for line in (tmp_path / "etc/gshadow").read_text().splitlines()] == [
+        "app",
+        *(name for name in names if name != "app"),
+    ]
+    before = (tmp_path / "etc/shadow").read_bytes()
+    load("10-shadow").run(context())
+    assert (tmp_path / "etc/shadow").read_bytes() == before
+
+
+def test_an_image_without_shadow_files_gets_none(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
+    load("10-shadow").run(context())
+    assert not list((tmp_path / "etc").glob("*shadow*"))
 
 
 def test_apt_has_no_user_of_its_own(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
