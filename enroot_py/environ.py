@@ -1,15 +1,16 @@
 """The environment of a container: the image's, then the site's, then the user's.
 
 Nothing of the caller's environment comes in by itself, but for ranks of MPI what
-tells them who they are.
+tells them who they are, and what a line of these says by name, as ``${VAR}``. The line of an
+image gets no secret of the caller's in this way: see is_secret().
 """
 
 from _collections_abc import Mapping
 
-from enroot_py import configs, paths
-from enroot_py.errors import ConfigError, UsageError
+from enroot_py import configs, log, paths
+from enroot_py.errors import UsageError
 from enroot_py.imagefiles import decode_environment
-from enroot_py.settings import Settings, expand, sysconf_path
+from enroot_py.settings import Settings, sysconf_path
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
@@ -17,9 +18,37 @@ _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def of_image(root: int) -> "dict[str, str]":
-    """Variables of the image's /etc/environment, each value exactly as it stands."""
-    return decode_environment(paths.text(root, "/etc/environment"))
+_SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
+_SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
+
+
+def of_image(root: int, host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``."""
+    text = paths.text(root, "/etc/environment")
+    if "${" in text:
+        host = _without_secrets(text, host)
+    found = decode_environment(text, lambda value: unquoted(substitute(value, host)))
+    return {key: value for key, value in found.items() if not key.startswith("ENROOT_")}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable has the name that secrets have, or is a URL with a password."""
+    upper = name.upper()
+    words = upper.split("_")
+    if len(words) > 1 and not _SECRET_WORDS.isdisjoint(words) or any(part in upper for part in _SECRET_PARTS):
+        return True
+    user, at, _ = value.partition("://")[2].partition("/")[0].rpartition("@")
+    return bool(at) and ":" in user
+
+
+def _without_secrets(text: str, host: "Mapping[str, str]") -> "dict[str, str]":
+    left = dict(host)
+    for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
+        del left[name]
+        log.warn(
+            f"/etc/environment of the image asks for {name}, which looks like a secret: --env {name} would give it"
+        )
+    return left
 
 
 def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
@@ -32,13 +61,27 @@ def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
             if not line or line.startswith("#"):
                 continue
             key, equals, value = line.partition("=")
-            if not equals or not key:
-                raise ConfigError(f"{origin}:{number}: {line!r} is not KEY=VALUE")
-            try:
-                environ[key] = unquoted(expand(value, host))
-            except ValueError as e:
-                raise ConfigError(f"{origin}:{number}: {e}") from None
+            if not equals or not is_name(key):
+                log.warn(f"{origin}:{number}: {line!r} is not KEY=VALUE, and means nothing")
+            elif not key.startswith("ENROOT_"):
+                environ[key] = unquoted(substitute(value, host, defaults=True))
     return environ
+
+
+def substitute(text: str, variables: "Mapping[str, str]", *, defaults: bool = False) -> str:
+    """Replace ``${NAME}``, of an unset variable by nothing, and with ``defaults`` ``${NAME:-DEFAULT}`` too.
+
+    All else that has a meaning in a shell stands as it is, as it does for enroot.
+    """
+    out, *parts = text.split("${")
+    for part in parts:
+        inner, close, rest = part.partition("}")
+        name, dash, default = inner.partition(":-") if defaults else (inner, "", "")
+        if close and is_name(name):
+            out += (variables.get(name) or default) + rest
+        else:
+            out += "${" + part
+    return out
 
 
 def unquoted(value: str) -> str:

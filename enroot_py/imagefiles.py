@@ -5,7 +5,7 @@
 enroot(1), image format; OCI image specification, "Image Configuration".
 
 A value in /etc/environment stands as it is, with newlines made spaces. Where that, or what
-enroot does to the line (it replaces ``${VAR}`` and strips outer quotes and spaces), changes
+a start does to the line (it replaces ``${VAR}`` and strips outer quotes and spaces), changes
 the value, a comment that enroot skips comes first and says it exactly, with ``\\\\`` and
 ``\\n`` for a backslash and a newline::
 
@@ -18,17 +18,17 @@ line is believed. On the start path: no re, no json.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from enroot_py.rc import Exec
 
 _EXACT = "# penroot-exact: "
 
 
-def decode_environment(text: str) -> "dict[str, str]":
+def decode_environment(text: str, read: "Callable[[str], str] | None" = None) -> "dict[str, str]":
     """The variables of an image's /etc/environment; lines that are not ``KEY=VALUE`` mean nothing.
 
-    ``${VAR}`` is not replaced.
+    ``read`` makes of a value what it means, unless the comment before it says it exactly.
     """
     environ: dict[str, str] = {}
     exact = ""
@@ -40,7 +40,10 @@ def decode_environment(text: str) -> "dict[str, str]":
         key, equals, value = line.partition("=")
         if equals and key:
             meant = _unescape(exact)
-            environ[key] = meant[len(key) + 1 :] if meant.startswith(key + "=") and _flat(meant) == line else value
+            if meant.startswith(key + "=") and _flat(meant) == line:
+                environ[key] = meant[len(key) + 1 :]
+            else:
+                environ[key] = read(value) if read else value
         exact = ""
     return environ
 

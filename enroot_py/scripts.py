@@ -207,6 +207,8 @@ def _environ(context: hooks.Context, out: str) -> "dict[str, str]":
     path = f"{exported.get('PATH') or _PATH}:/usr/sbin:/sbin"
     exported.update(
         ENROOT_VERSION=ENROOT_VERSION,
+        PENROOT_UID=str(context.user.pw_uid),
+        PENROOT_GID=str(context.user.pw_gid),
         ENROOT_PID=str(os.getpid()),
         ENROOT_ROOTFS=context.mount_point,
         ENROOT_ENVIRON=out + "/environ",

@@ -439,7 +439,7 @@ def enter(
 
         masks.cover(root)
     origins: dict[str, str] = {}
-    _update(context.environ, origins, environ.of_image(root), "/etc/environment of the image")
+    _update(context.environ, origins, environ.of_image(root, context.host), "/etc/environment of the image")
     _update(context.environ, origins, of_site, "environ.d")
     if scripts is not None and conf:
         before = dict(context.environ)

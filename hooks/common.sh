@@ -38,21 +38,21 @@ common::realpath() { # common::realpath PATH
 
 common::getpwent() { # the caller's line of passwd(5), on the host
     local uid
-    uid=$(common::id /proc/self/uid_map)
-    getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::id /proc/self/gid_map)"
+    uid=$(common::id uid)
+    getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::id gid)"
 }
 
 common::getgrent() { # the caller's line of group(5), on the host
     local gid
-    gid=$(common::id /proc/self/gid_map)
+    gid=$(common::id gid)
     getent group "${gid}" || printf 'group%s:x:%s:\n' "${gid}" "${gid}"
 }
 
-common::id() { # common::id MAP: the caller's number on the host
-    local inside outside
-    read -r inside outside _ < "$1"
+common::id() { # common::id uid|gid: the caller's number on the host
+    local inside outside known=PENROOT_${1^^}
+    read -r inside outside _ < "/proc/self/${1}_map"
     # Where an image is mounted, the namespace outside is one in which he is root.
-    if [ "${outside}" -eq 0 ]; then outside=${inside}; fi
+    if [ "${outside}" -eq 0 ]; then outside=${!known:-${inside}}; fi
     printf '%s\n' "${outside}"
 }
 

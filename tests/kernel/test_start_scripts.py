@@ -146,6 +146,38 @@ def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathl
     assert user.start("-c", str(conf), "box", *show) == "one two|it''s|\"x||three four|'as it is'\n"
 
 
+def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text(
+        'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_DATA_PATH=/x\nMINE=[${GITHUB_TOKEN}]\n'
+        "# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\n"
+    )
+    own = {"DISPLAY": ":0", "WORD": "w", "GITHUB_TOKEN": "ghp_x"}
+    done = user.penroot("start", "box", "env", env=own)
+    got = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert {key: got[key] for key in ("DISPLAY", "QUOTED", "BARE", "EXACT", "UNSET", "MINE")} == {
+        "DISPLAY": ":0",
+        "QUOTED": "a w b",
+        "BARE": "$WORD $(id)",
+        "EXACT": "${WORD}",
+        "UNSET": "[]",
+        "MINE": "[]",
+    }
+    assert "ENROOT_DATA_PATH" not in got
+    assert "ghp_x" not in done.stdout
+    assert "asks for GITHUB_TOKEN, which looks like a secret: --env GITHUB_TOKEN would give it" in done.stderr
+    given = user.start("-e", "GITHUB_TOKEN", "box", "sh", "-c", "echo $GITHUB_TOKEN", env=own)
+    assert given == "ghp_x\n"
+
+
+def test_commands_in_files_of_the_site_are_words(user: User, rootfs: pathlib.Path) -> None:
+    fragment = user.home / "etc/environ.d/50-site.env"
+    fragment.parent.mkdir(parents=True)
+    fragment.write_text("A=$(hostname) `id` $HOME ${HOME\nB=${WORD} ${NONE:-else}\nexport C=1\nENROOT_X=1\n")
+    done = user.penroot("start", "box", "sh", "-c", 'echo "$A|$B|$C|$ENROOT_X"', env={"WORD": "w"})
+    assert done.stdout == "$(hostname) `id` $HOME ${HOME|w else||\n"
+    assert f"[WARN] {fragment}:3: 'export C=1' is not KEY=VALUE, and means nothing" in done.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
 @pytest.mark.parametrize("kind", ["container", "image"])
 def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, options: tuple[str, ...]) -> None:
