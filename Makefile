@@ -54,7 +54,10 @@ define SCRIPT
 import sys
 
 sys.path.insert(0, "$(LIBDIR)")
-from $(1) import main
+try:
+    from $(1) import main
+except (ImportError, OSError) as e:
+    sys.exit(f"[ERROR] cannot load penroot from $(LIBDIR): {e}\n[HINT] let it be read: chmod -R a+rX; or make install")
 
 main()
 endef

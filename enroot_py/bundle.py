@@ -173,7 +173,13 @@ def _compression(image: str) -> str:
 
 def _config(source: str, image: str, description: str, target: str) -> str:
     """What the driver knows of this bundle, as assignments of sh(1)."""
-    size = int(run.run([find("penroot-runfile"), "size", source, "0"], error=ImageError))
+    try:
+        size = int(run.run([find("penroot-runfile"), "size", source, "0"], error=ImageError))
+    except ImageError as e:
+        what = str(e).partition(" failed: ")[2]
+        if "is damaged" not in what:
+            raise
+        raise ImageError(what.replace("the image", f"the image {image}", 1), hint="import or copy it again") from e
     values = {
         "description": description,
         "version": __version__,

@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+_LARGEST = 16 << 20  # bytes
+_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 
 
@@ -36,6 +38,43 @@ def opened(path: str) -> "BinaryIO | None":
     if stat.S_ISREG(mode):
         raise ConfigError(f"{path} can be written by others (mode {mode & 0o7777:o})", hint=f"chmod o-w {path}")
     raise ConfigError(f"{path} is not a regular file", hint="a file of settings is text")
+
+
+def content(path: str) -> "bytes | None":
+    """What is in the file ``path``, or None where there is none. Raises ConfigError."""
+    file = opened(path)
+    if file is None:
+        return None
+    with file:
+        return limited(file, path)
+
+
+def limited(file: "BinaryIO", path: str) -> bytes:
+    """What is in a file of text that people write: nobody writes so much that it fills the memory."""
+    regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    if not regular or os.fstat(file.fileno()).st_size <= _LARGEST:
+        data = file.read() if regular else file.read(_LARGEST + 1)
+        if len(data) <= _LARGEST:
+            return data
+    raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB", hint="it is to be a file of text")
+
+
+def check_regular(path: str) -> None:
+    """Raises ConfigError for what no text is in, OSError where there is nothing."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        raise ConfigError(f"{path} is not a regular file of up to {_LARGEST >> 20} MiB", hint="it is to be text")
+
+
+def script(path: str) -> bytes:
+    """A file that the user has named: regular, or a pipe of a shell's own, as of ``<(command)``. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode) and os.path.realpath(path) != os.devnull:
+            if os.path.isdir(path) or not path.startswith(_PIPES):
+                raise OSError(errno.EINVAL, "is not a regular file", path)
+            os.set_blocking(fd, True)
+        return limited(file, path)
 
 
 def names(directory: str) -> "list[str]":
@@ -98,8 +137,7 @@ def fragments(directories: "tuple[str, ...]", suffix: str, shipped: "Mapping[str
         for name in sorted(found | set(shipped) if index == 0 else found):
             if name in found:
                 path = f"{directory}/{name}"
-                if (file := opened(path)) is not None:
-                    with file:
-                        yield path, os.fsdecode(file.read())
+                if (data := content(path)) is not None:
+                    yield path, os.fsdecode(data)
             else:
                 yield name, shipped[name]

@@ -67,3 +67,11 @@ class CommandError(PenrootError):
     """The command in the container cannot be executed (126) or found (127)."""
 
     exit_code = 126
+
+
+def cause(error: BaseException) -> "PenrootError | None":
+    """What is wrong with the image that this process has mounted, if ``error`` comes of that: squashfuse.why()."""
+    import sys
+
+    squashfuse = sys.modules.get("enroot_py.squashfuse")
+    return squashfuse.why(error) if squashfuse else None

@@ -207,6 +207,7 @@ def _load(path: str) -> "Callable[[Context], None]":
     # does not take names such as 10-home.
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
+        configs.check_regular(path)
         code = SourceFileLoader(path, path).get_code(path)
         assert code is not None
         exec(code, module)

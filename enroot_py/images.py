@@ -608,7 +608,7 @@ def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dic
     if found.image:
         texts = {name: squashfs.read(found.image, "etc/" + name) for name in ("rc", "rc.local", "environment")}
     else:
-        texts = {name: _text(f"{found.directory}/etc/{name}") for name in ("rc", "rc.local", "environment")}
+        texts = {name: _text(found.directory, f"/etc/{name}") for name in ("rc", "rc.local", "environment")}
     run = rc.parse(texts["rc"], texts["rc.local"])
     mark = "# enroot-provenance: "
     return {
@@ -629,12 +629,19 @@ def _environment(text: str) -> "dict[str, str]":
     return decode_environment(text)
 
 
-def _text(path: str) -> str:
+def _text(directory: str, path: str) -> str:
+    """A file in a container's directory, whose links lead nowhere else; "" where it has none. Raises ImageError."""
+    from enroot_py import paths
+
+    root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with open(path, "rb") as f:
-            return os.fsdecode(f.read())
+        return os.fsdecode(paths.read(root, path))
     except FileNotFoundError:
         return ""
+    except OSError as e:
+        raise ImageError(f"cannot read {path} of the container in {directory}: {e.strerror}") from e
+    finally:
+        os.close(root)
 
 
 def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> "dict[str, Any]":

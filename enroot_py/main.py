@@ -3,12 +3,16 @@
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.errors import PenrootError
+
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
     import _signal
 
-    from enroot_py.errors import PenrootError
+    from enroot_py.errors import PenrootError, cause
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
@@ -16,28 +20,34 @@ def main() -> None:
         _plug()
     try:
         status = _run(sys.argv[1:])
-        if sys.stdout is not None:
-            sys.stdout.flush()  # or what cannot be written is told at exit, not by us
+        sys.stdout.flush()  # or what cannot be written is told at exit, not by us
         sys.exit(status)
     except PenrootError as e:
-        from enroot_py import called_as, log
+        from enroot_py import called_as
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        log.error(str(e))
-        if e.hint:
-            log.hint(e.hint)
-        sys.exit(e.exit_code)
+        said = cause(e) or e
+        _say(said)
+        sys.exit(said.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our stdout is gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
+    except ImportError as e:
+        if os.environ.get("PENROOT_DEBUG"):
+            raise
+        _say(PenrootError(f"penroot is not whole: {e}", hint=f"make install again; see {os.path.dirname(__file__)}"))
+        sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        _failed(e)
+        if of_image := cause(e):
+            _say(of_image)
+        else:
+            _failed(e)
         sys.exit(1)
 
 
@@ -57,8 +67,8 @@ def _plug() -> None:
                 os.close(fd)
             else:
                 os.set_inheritable(fd, True)
-    sys.stdout = sys.stdout or os.fdopen(os.dup(1), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.dup(2), "w")
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _run(arguments: "list[str]") -> int:
@@ -77,6 +87,14 @@ def _run(arguments: "list[str]") -> int:
 
     os.umask(os.umask(0o077) & 0o077)  # what is made here, its owner can use
     return cli(arguments)
+
+
+def _say(error: "PenrootError") -> None:
+    from enroot_py import log
+
+    log.error(str(error))
+    if error.hint:
+        log.hint(error.hint)
 
 
 def _failed(error: OSError) -> None:

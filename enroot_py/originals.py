@@ -55,10 +55,7 @@ def _idle(path: str) -> str:
 
 
 def _is_original(path: str, name: str) -> bool:
-    file = configs.opened(path)
-    assert file is not None
-    with file:
-        line = f"{blake2b(file.read(), digest_size=16).hexdigest()}  {name}.sh\n"
+    line = f"{blake2b(configs.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(STANDARD + "/originals.b2sum") as known:
         return line in known.read()
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enroot_py import filesystems, log, workers
 from enroot_py.errors import PenrootError
 
+_SHOWN = 10  # lines
+
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
     """Absolute path of ``program``, looked up in ``path`` or PATH; PenrootError naming the package that has it."""
@@ -28,10 +30,12 @@ def run(
     before: Callable[[], None] | None = None,
     timeout: float | None = None,
     tolerate: Callable[[int, list[str]], bool] | None = None,
+    warnings: bool = False,
 ) -> str:
     """Run ``command`` to its end and return its stdout, unless it goes to the descriptor ``stdout``.
 
     The process that becomes it calls ``before``, and is killed after ``timeout`` seconds, or when we are.
+    With ``warnings`` what it wrote to stderr is shown where it succeeds.
 
     Raises ``error`` when it fails, and ``tolerate`` does not take its status and lines for a success: with what it
     wrote, to stderr if it did: the line that begins with its own name, which a usage text may follow, or else the
@@ -78,4 +82,11 @@ def run(
         own = [line.partition(": ")[2] for line in lines if line.startswith(prefixes)]
         why = "; ".join(own[:1] or lines[-2:]) if lines else f"exit status {done.returncode}"
         raise error(f"{command[0]} failed: {why}", hint="command: " + " ".join(command))
+    if warnings:  # what it could not do, and does not count as a failure
+        name = os.path.basename(command[0])
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        for line in lines[:_SHOWN]:
+            log.warn(f"{name}: {line}")
+        if len(lines) > _SHOWN:
+            log.warn(f"{name}: {len(lines) - _SHOWN} more lines")
     return done.stdout or ""

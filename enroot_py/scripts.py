@@ -9,7 +9,7 @@ from _collections_abc import Mapping
 from _signal import SIG_DFL, SIGCONT, SIGKILL, SIGPIPE, SIGXFSZ, signal
 from errno import ENOEXEC
 
-from enroot_py import ENROOT_VERSION, environ, hooks, linux, log, mounts
+from enroot_py import ENROOT_VERSION, configs, environ, hooks, linux, log, mounts
 from enroot_py.errors import ConfigError, HookError
 from enroot_py.settings import SETTINGS, assignment, base_directories, check_key, expand, sysconf_path
 
@@ -25,8 +25,7 @@ def directives(conf: str, host: "Mapping[str, str]") -> "dict[str, tuple[str, st
     Raises ConfigError.
     """
     try:
-        with open(conf, "rb") as f:
-            text = os.fsdecode(f.read())
+        text = os.fsdecode(configs.script(conf))
     except OSError as e:
         raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="--conf names a bash script") from e
     variables = {**base_directories(host), **host}

@@ -380,11 +380,7 @@ def _read_yaml(
 
 def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str, str, str]]":
     """Yield (key, value, origin) of each line ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
-    file = configs.opened(path)
-    if file is None:
-        return
-    with file:
-        lines = os.fsdecode(file.read()).splitlines()
+    lines = os.fsdecode(configs.content(path) or b"").splitlines()
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):

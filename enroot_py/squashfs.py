@@ -21,6 +21,8 @@ STDOUT = "-"
 _MAGIC = b"hsqs"
 _SUPERBLOCK = 96  # bytes
 _QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 each make nothing quicker
+# What unsquashfs says of an image that is not what it was.
+_DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
@@ -211,7 +213,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings
         f.writelines(_pattern(path) + b"\n" for path in _left_out(used, root))
     command += ["-wildcards", "-ef", _SCRATCH + "/excluded", "-e", "dev/*", ".enroot"]
     environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
-    _run_tool(command, environ=environ, stdin=fd)
+    _run_tool(command, environ=environ, stdin=fd, warnings=True)
 
 
 def _left_out(used: str, root: str) -> "Iterator[bytes]":
@@ -269,16 +271,22 @@ def _pseudo_name(path: str) -> bytes:
     return b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
-def _run_tool(command: "list[str]", **how: "Any") -> None:
-    """Run a program of squashfs-tools. Raises ImageError; OSError for a full disk, which it only says in words."""
+def _run_tool(command: "list[str]", image: str = "", **how: "Any") -> str:
+    """Run a program of squashfs-tools, on an image that is read; returns its stdout.
+
+    Raises ImageError; OSError for a full disk, which it only says in words.
+    """
     from enroot_py import run
 
     try:
-        run.run(command, error=ImageError, **how)
+        return run.run(command, error=ImageError, **how)
     except ImageError as e:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if os.strerror(number) in str(e):
                 raise OSError(number, os.strerror(number)) from e
+        if image and any(word in str(e) for word in _DAMAGE):
+            why = str(e).partition(" failed: ")[2]
+            raise ImageError(f"the image {image} is damaged: {why}", hint="import or copy it again") from e
         raise
 
 
@@ -288,7 +296,7 @@ def read(path: str, name: str) -> str:
 
     check(path)
     try:
-        return run.run([run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name], error=ImageError)
+        return _run_tool([run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name], path)
     except ImageError as e:
         # unsquashfs before 4.5 has no -cat.
         if "no matches" in str(e) or "invalid option" in str(e):
@@ -307,13 +315,13 @@ def unpack(path: str, directory: str, settings: "Settings | None" = None) -> Non
     _, threads = memory.share(memory.left(), processors(settings) if settings else len(os.sched_getaffinity(0)))
     command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
     command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
-    _run_tool(command, tolerate=_are_devices)
+    _run_tool(command, path, tolerate=_are_devices, warnings=True)
     _settle(directory)
 
 
 def _are_devices(status: int, lines: "list[str]") -> bool:
     """Whether all that unsquashfs could not make are device nodes, which only root can, and no container needs."""
-    return status == 2 and all(" device " in line and "superuser" in line for line in lines)
+    return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
 
 
 def _settle(directory: str) -> None:

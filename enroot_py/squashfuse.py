@@ -1,5 +1,6 @@
 """Squashfs images by FUSE: we mount, and hand the descriptor to squashfuse. Source: fuse(4), squashfuse(1)."""
 
+import errno
 import os
 
 from enroot_py import linux, mounts, paths, rootfs
@@ -17,6 +18,8 @@ _ENVIRON = {
 }
 UNHEARD = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP")
 
+_served = ""  # the image that this process has mounted
+
 
 class Server:
     """The process that serves a squashfs image to /dev/fuse, and what it serves as a detached mount.
@@ -29,7 +32,8 @@ class Server:
 
     def __init__(self, image: str) -> None:
         """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us."""
-        self.image = image
+        global _served
+        self.image = _served = image
         program = installed("squashfuse_ll", "squashfuse")
         if not program:
             raise ImageError(
@@ -71,8 +75,13 @@ class Server:
             _, status = os.waitpid(starter, 0)
         except ChildProcessError:  # a new PID namespace came between: it is our parent's
             status = 0
+        if os.WIFSIGNALED(status):
+            raise _killed(self.image)
         if status:
-            raise ImageError(f"cannot mount {self.image}: squashfuse failed", hint=f"unsquashfs -s {self.image}")
+            raise ImageError(
+                f"cannot mount {self.image}: squashfuse failed",
+                hint=f"it is damaged, or of a compression that squashfuse does not know: unsquashfs -s {self.image}",
+            )
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Have it decompress a program that will run, while this process goes on.
@@ -91,6 +100,45 @@ class Server:
                 return
             except OSError:  # it is not there, or no file: who executes it will say so
                 continue
+
+
+def why(error: BaseException) -> "ImageError | None":
+    """What is wrong with the image that this process has mounted, if that is why it failed with ``error``."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    if not _served or seen is None:
+        return None
+    if seen.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+        return _killed(_served)
+    if seen.errno == errno.EIO or seen.errno == errno.ENOENT and _loses_names():
+        return _damaged(_served)
+    return None
+
+
+def _loses_names() -> bool:
+    """Whether a directory of the container lists what then cannot be found: squashfuse says so of a damaged inode."""
+    if not os.listdir("/"):
+        return True  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+    for directory in ("/", "/bin", "/usr", "/usr/bin", "/etc"):
+        try:
+            for name in os.listdir(directory):
+                os.lstat(f"{directory}/{name}")
+        except OSError as e:
+            if e.errno == errno.EIO or e.filename != directory:
+                return True
+    return False
+
+
+def _killed(image: str) -> ImageError:
+    return ImageError(
+        f"the image {image} cannot be read any more: squashfuse, which served it, was killed",
+        hint="out of memory? see --mem and dmesg",
+    )
+
+
+def _damaged(image: str) -> ImageError:
+    return ImageError(f"the image {image} is damaged: squashfuse cannot read it", hint="import or copy it again")
 
 
 def _spawn(command: "list[str]", fuse: int) -> int:

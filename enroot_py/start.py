@@ -254,8 +254,7 @@ def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) 
 
 def read_script(path: str) -> str:
     try:
-        with open(path, "rb") as f:
-            return os.fsdecode(f.read())
+        return os.fsdecode(configs.script(path))
     except OSError as e:
         raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
 

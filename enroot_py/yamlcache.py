@@ -32,7 +32,7 @@ def read(path: str, directory: str) -> "Entries":
             return list(_entries(kept[1:]))
         from enroot_py import yamlconf
 
-        found = yamlconf.parse(path, f.read())
+        found = yamlconf.parse(path, configs.limited(f, path))
         _keep(cached, directory, now, found)
         return found
 

@@ -14,7 +14,7 @@ import select
 import sys
 
 from enroot_py import log
-from enroot_py.errors import ContainerError, PenrootError, RefusedError
+from enroot_py.errors import ContainerError, PenrootError, RefusedError, cause
 from pyxis_py.job import REFUSED, Job
 
 TYPE_CHECKING = False
@@ -523,8 +523,11 @@ def _build(step: "Step", source: "Source", channel: Channel, proc: int) -> "NoRe
         channel.socket.recv(1)
         status = 0
     except PenrootError as e:
-        _tell(channel, e)
+        _tell(channel, cause(e) or e)
     except BaseException as e:
+        if why := cause(e):
+            _tell(channel, why)
+            os._exit(status)
         # A bug of ours: where it is goes to the user too.
         frame = e.__traceback__
         while frame is not None and frame.tb_next is not None:

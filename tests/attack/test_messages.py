@@ -1,0 +1,197 @@
+"""What is broken, closed or hostile is told in one line with a way out: no traceback, no wait, no wrong hint."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User
+from tests.slurm.lab import Lab
+from tests.slurm.steps import ON_N1, sh
+
+FILES = (
+    "enroot.conf",
+    "penroot.yaml",
+    "enroot.conf.d/x.conf",
+    "environ.d/x.env",
+    "mounts.d/x.fstab",
+    "hooks.d/x.sh",
+    "hooks.d/x.py",
+)
+
+
+def make(kind: str, path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        with open(path, "wb") as f:
+            f.truncate(5 << 30)
+    path.chmod(0o755)
+
+
+def told(user: User, *words: str) -> str:
+    """What a command that fails says: within seconds, within 1 GB, in words."""
+    limits = ("prlimit", f"--as={1 << 30}", "timeout", "10")
+    done = user.penroot(*words, status=1, prefix=limits)
+    assert "Traceback" not in done.stderr
+    assert "[ERROR]" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_text_where_settings_are_is_told(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
+    """Line 22: a FIFO as enroot.conf hangs; so did other kinds of files, in other places."""
+    if name == "hooks.d/x.sh" and kind != "huge":
+        pytest.skip("only what can be executed is a hook")
+    make(kind, user.home / "etc" / name)
+    user.own(user.home / "etc")
+    assert os.path.basename(name) in told(user, "start", "box", "true")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "huge"])
+@pytest.mark.parametrize("words", ["start --conf x box true", "start --rc x box", "batch x"])
+def test_what_is_no_script_is_told(user: User, rootfs: pathlib.Path, words: str, kind: str) -> None:
+    """Line 22: scripts that the command line names."""
+    make(kind, user.home / "x")
+    user.own(user.home / "x")
+    assert "x" in told(user, *words.split())
+
+
+def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
+    """What the mend must not break: --rc <(command)."""
+    assert user.run("bash", "-c", "penroot start --rc <(echo echo piped) box").stdout == "piped\n"
+
+
+def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
+    """Line 22: inspect reads /etc/rc, which the container has made."""
+    make("fifo", rootfs / "etc/rc")
+    assert "/etc/rc" in told(user, "inspect", "box")
+    (rootfs / "etc/rc").unlink()
+    secret = user.home / "secret"
+    secret.write_text("# enroot-provenance: secret\n")
+    (rootfs / "etc/rc").symlink_to(secret)
+    assert "secret" not in user.penroot("inspect", "box").stdout
+
+
+DAMAGE = {"inodes": (64, 0, 200), "names": (72, 0, 200), "fragments": (80, -8, 16), "ids": (48, -4, 8)}
+
+
+@pytest.mark.parametrize("where", [*DAMAGE, "root", "data"])
+def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path, where: str) -> None:
+    """Line 13: "cannot run sh: No such file or directory" of a start, a command line of unsquashfs else."""
+    data = bytearray(image.read_bytes())
+    if where == "root":  # where its inode is
+        data[64:72] = b"\xff" * 8
+    elif where == "data":
+        data[2000:5000] = b"\xff" * 3000
+    else:
+        pointer, offset, size = DAMAGE[where]
+        at = int.from_bytes(data[pointer : pointer + 8], "little") + offset
+        data[at : at + size] = b"\xff" * size
+    image.write_bytes(data)
+    for words in (("create", "-n", "x"), ("start",), ("bundle",), ("inspect",)):
+        if where == "data" and words[0] in ("bundle", "inspect"):
+            continue  # they do not read it
+        assert f"{image.name} is damaged" in told(user, *words, str(image), *(["sh"] if words[0] == "start" else []))
+    assert sorted(os.listdir(user.data)) == ["box"]
+
+
+KILL = """
+import os, signal
+
+def run(context):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as f:
+                if f.read().startswith("/usr/bin/squashfuse") and os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                    os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            continue
+    os.listdir(f"/proc/self/fd/{context.root}/opt")
+"""
+
+
+def test_a_killed_squashfuse_is_told_as_that(user: User, image: pathlib.Path) -> None:
+    """Line 22: "Transport endpoint is not connected"."""
+    hook = user.home / "etc/hooks.d/11-kill.py"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(KILL)
+    user.own(user.home / "etc")
+    said = told(user, "start", str(image), "true")
+    assert "squashfuse, which served it, was killed" in said
+    assert "--mem" in said
+
+
+def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
+    """Line 22: "the container could not be built: OSError(107, ...), a bug in penroot"."""
+    hooks = "/home/alice/.config/enroot/hooks.d"
+    try:
+        lab.run(["srun", *ON_N1, "--container-image=registry:5000#minimal:1", "--container-save=k.sqsh", "true"])
+        lab.run(f"mkdir -p {hooks}; cat > {hooks}/11-kill.py", input=KILL)
+        done = lab.run(["srun", *ON_N1, "--container-image=./k.sqsh", *sh("echo ran")], check=False)
+    finally:
+        lab.run(f"rm -rf {hooks} k.sqsh")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "squashfuse, which served it, was killed" in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["prefix", "package"])
+def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
+    """Line 22: a traceback of Python's own."""
+    place = user.home / "opt"
+    shutil.copytree(f"{PREFIX}/lib/penroot", place / "lib/penroot")
+    text = pathlib.Path(PREFIX, "bin/penroot").read_text()
+    (place / "bin").mkdir()
+    (place / "bin/penroot").write_text(text.replace(f"{PREFIX}/lib/penroot", f"{place}/lib/penroot"))
+    (place / "bin/penroot").chmod(0o755)
+    if broken == "prefix":
+        (place / "lib").chmod(0o700)  # root's
+    else:
+        shutil.rmtree(place / "lib/penroot/click")
+    done = user.run(f"{place}/bin/penroot", "list", status=1)
+    assert "Traceback" not in done.stderr
+    assert f"{place}/lib/penroot" in done.stderr
+    assert "make install" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["version", "list", "inspect box", "start --help", "help", "info", "export -o - box"])
+def test_a_closed_stdout_is_told(user: User, rootfs: pathlib.Path, words: str) -> None:
+    """Line 13: a traceback, or success although nothing was printed."""
+    done = user.run("sh", "-c", f"exec penroot {words} >&-", status=1)
+    assert "Traceback" not in done.stderr
+    assert "cannot write the output" in done.stderr
+
+
+def test_nothing_is_written_into_what_takes_the_number_of_a_closed_descriptor(user: User, image: pathlib.Path) -> None:
+    """Line 13: the next file that is opened is number 1, and what programs print goes into it."""
+    for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
+        user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")
+    assert user.start("x.sqsh", "echo", "whole") == "whole\n"
+    assert user.start("x", "echo", "whole") == "whole\n"
+
+
+@pytest.mark.parametrize("words", ["create -n x {image}", "export -o y.sqsh box", "bundle -o y.run {image}", "info"])
+def test_a_umask_that_takes_all_from_the_owner(user: User, image: pathlib.Path, words: str) -> None:
+    """Line 13: "Permission denied", and a hint to the owner of the directory, who it was."""
+    user.run("sh", "-c", f"umask 777; penroot {words.format(image=image)}")
+    user.run("sh", "-c", f"umask 777; penroot start {image} sh -c 'test $(umask) = 0777'")
+
+
+@pytest.mark.parametrize(
+    "words", ["create -n x {image}", "export -o x.sqsh box", "bundle {image}", "start {image} true"]
+)
+def test_a_user_who_may_have_no_more_processes_is_told_so(user: User, image: pathlib.Path, words: str) -> None:
+    """Line 13: RLIMIT_NPROC: "must be a directory of your own", or no hint."""
+    done = user.run("bash", "-c", f"ulimit -u 0; exec penroot {words.format(image=image)}", status=1)
+    assert "Traceback" not in done.stderr
+    assert "ulimit -u" in done.stderr
+    assert "directory of your own" not in done.stderr
