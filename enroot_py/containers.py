@@ -65,7 +65,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     Raises ContainerError where there is none or its image is gone.
     """
     path = f"{settings.data_path}/{check_name(name)}"
-    check_place(settings, name)
+    check_place(settings.data_path, name)
     try:
         found = record(name, settings)
     except OSError as e:
@@ -173,15 +173,15 @@ def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
         ) from e
 
 
-def check_place(settings: Settings, name: str = "") -> None:
+def check_place(data_path: str, name: str = "") -> None:
     """Raises ContainerError where others can change what is under the data path, or in the container ``name``."""
-    path = f"{settings.data_path}/{name}" if name else settings.data_path
+    path = f"{data_path}/{name}" if name else data_path
     try:
         try:
             trusted.place(path)
         except PermissionError as e:
             # The root of an image may be open to everybody, which is nothing where nobody comes so far.
-            if not name or e.filename != path or trusted.place(settings.data_path).st_mode & 0o011:
+            if not name or e.filename != path or trusted.place(data_path).st_mode & 0o011:
                 raise
             trusted.place(path, closed_to=0)
     except (FileNotFoundError, NotADirectoryError):
@@ -314,7 +314,7 @@ class _made:
 
     def _publish(self) -> None:
         """Give the directory its name; what had that is deleted afterwards, and back if this fails."""
-        old = _set_aside(self.name, self.settings) if self.force else None
+        old = set_aside(self.name, self.settings.data_path) if self.force else None
         try:
             os.rename(self.temporary, self.path)
         except OSError:
@@ -333,7 +333,7 @@ def _way_out(error: OSError, path: str) -> str:
 
 def names(settings: Settings) -> "list[str]":
     """Names of the containers there are, sorted."""
-    check_place(settings)
+    check_place(settings.data_path)
     try:
         found = os.listdir(settings.data_path)
     except FileNotFoundError:
@@ -360,14 +360,14 @@ def sweep(settings: Settings) -> None:
 
 def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container; False where there is none of that name. Raises ContainerError."""
-    trash = _set_aside(name, settings)
+    trash = set_aside(name, settings.data_path)
     if trash is None:
         return False
     trash.delete()
     return True
 
 
-class _Trash:
+class Trash:
     """A container that has lost its name. Who sweeps leaves it alone while we are at it."""
 
     def __init__(self, path: str, trash: str) -> None:
@@ -397,19 +397,19 @@ class _Trash:
             os.close(self._lock)
 
 
-def _set_aside(name: str, settings: Settings) -> "_Trash | None":
+def set_aside(name: str, data_path: str) -> "Trash | None":
     """Take a container's name from it; None where there is none. Raises ContainerError."""
     from enroot_py import making
 
-    path = f"{settings.data_path}/{check_name(name)}"
-    check_place(settings)
+    path = f"{data_path}/{check_name(name)}"
+    check_place(data_path)
     if not os.path.lexists(path):
         return None  # rename(2) would tell of a read-only file system first
     place = _mounted_beneath(path)
     if place:
         raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
     try:
-        return _Trash(path, making.hidden(path, making.TRASH))
+        return Trash(path, making.hidden(path, making.TRASH))
     except FileNotFoundError:
         return None
     except OSError as e:

@@ -9,7 +9,7 @@ import errno
 import os
 from _collections_abc import Iterator, Sequence
 
-from enroot_py.errors import ImageError
+from enroot_py.errors import ConfigError, ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,11 +122,47 @@ def _print(lowerdirs: "Sequence[str]", image: str, used: str, settings: "Setting
         return file.tell()
 
 
+# What mksquashfs(1) knows, up to 4.7, that shapes the image and nothing else, by how many words follow. What is not
+# here runs programs (-p, -pf, and exec() in an -action), reads or writes other files, or is what write() says itself.
+_OPTIONS = {
+    0: (
+        "-reproducible -not-reproducible -no-exports -exports -no-sparse -no-xattrs -xattrs -noI -noId -noD -noF "
+        "-noX -no-compression -no-tailends -tailends -no-fragments -always-use-fragments -no-duplicates "
+        "-no-hardlinks -all-root -root-owned -keep-as-directory -one-file-system -one-file-system-x "
+        "-noInodeCompression -noIdTableCompression -noDataCompression -noFragmentCompression -noXattrCompression "
+        "-Xhc -noappend -no-recovery -quiet -no-progress -progress -exit-on-error -nopad -wildcards"
+    ),
+    1: (
+        "-comp -b -mkfs-time -fstime -all-time -root-time -root-mode -root-uid -root-gid -force-uid -force-gid "
+        "-force-file-mode -force-dir-mode -uid-gid-offset -mem -mem-percent -processors -throttle -limit "
+        "-xattrs-exclude -xattrs-include -small-readers -block-readers -read-queue -write-queue -fragment-queue "
+        "-Xcompression-level -Xwindow-size -Xstrategy -Xalgorithm -Xbcj -Xdict-size"
+    ),
+}
+_WORDS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
+
+
+def check_options(settings: "Settings") -> "list[str]":
+    """ENROOT_SQUASH_OPTIONS as words. Raises ConfigError for what does more than shape the image."""
+    words = settings.squash_options.split()
+    at = 0
+    while at < len(words):
+        if words[at] not in _WORDS:
+            raise ConfigError(
+                f"ENROOT_SQUASH_OPTIONS: {words[at]} is not allowed",
+                hint="options of mksquashfs that say how an image is compressed are: "
+                "none that runs programs or touches other files",
+            )
+        at += 1 + _WORDS[words[at]]
+    return words
+
+
 def check_writing(output: str, settings: "Settings") -> None:
-    """Whether an image can be written here, and to ``output``. Raises ImageError."""
+    """Whether an image can be written here, and to ``output``. Raises ImageError, ConfigError."""
     from enroot_py import memory
 
     check_output(output, settings)
+    check_options(settings)
     if why := memory.refusal():
         raise ImageError(why[0], hint=why[1])
 
@@ -202,7 +238,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings
         raise ImageError(f"cannot mount an overlay of {len(lowerdirs)} layers: {e.strerror}") from e
     command = [mksquashfs, root, "/proc/self/fd/0", "-noappend", "-no-recovery", "-no-progress", "-quiet"]
     command += ["-exit-on-error", "-all-root", "-processors", str(threads)]
-    command += settings.squash_options.split()
+    command += check_options(settings)
     if "-mem" not in command:
         command += ["-mem", f"{buffers >> 20}M"]
     if modes:

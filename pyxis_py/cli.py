@@ -14,7 +14,7 @@ from enroot_py.run import find, run
 from pyxis_py import options, settings
 from pyxis_py.settings import PLUGIN
 
-SOURCES = ("plugin.c", "coprocess.c", "enter.c")
+SOURCES = ("plugin.c", "coprocess.c", "cgroup.c", "enter.c")
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -pthread".split()
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))

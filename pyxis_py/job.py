@@ -66,6 +66,11 @@ class Job:
         return self.numbers["uid"]
 
     @property
+    def ending(self) -> "dict[str, bool]":
+        """How a step has ended, of a request to finish it: Step.finish."""
+        return {how: self.numbers[how] != 0 for how in ("failed", "killed")}
+
+    @property
     def is_batch(self) -> bool:
         """Whether this is the batch script of a job."""
         return self.numbers.get("stepid") == _BATCH

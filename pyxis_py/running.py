@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import sys
+import time
 
 from enroot_py.errors import PenrootError
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from pyxis_py.job import Job
 
 _NEW = ".new"  # behind the name of a socket that does not listen yet
+_TICK = 0.02  # seconds
+
+
+class BusyError(PenrootError):
+    """Another step holds the lock of a container."""
 
 
 class Peer:
@@ -74,23 +80,26 @@ class Registry:
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
 
-    def lock(self, name: str) -> int:
+    def lock(self, name: str, seconds: float | None = None) -> int:
         """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
-        Raises PenrootError.
+        Raises PenrootError; BusyError where that takes longer than ``seconds``: who has it may be stopped.
         """
+        deadline = None if seconds is None else time.monotonic() + seconds
         directory = f"{self.path}/{name}"
         while True:
             try:
                 self._make(directory)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                _flock(fd, deadline)
                 # Whoever had it may have removed the directory.
                 if os.stat(directory).st_ino == os.fstat(fd).st_ino:
                     return fd
                 os.close(fd)
             except FileNotFoundError:
                 continue
+            except BlockingIOError:
+                raise BusyError(f"another step has held {directory} for {seconds:.0f} s") from None
             except OSError as e:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
@@ -196,6 +205,19 @@ class Registry:
                 self._forget(name, step)
 
 
+def _flock(fd: int, deadline: float | None) -> None:
+    """Raises BlockingIOError."""
+    while deadline is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_TICK)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
 def note(runtime_path: str, uid: int, container: str, directory: str) -> None:
     """Say, before it is made, that a step or a container of a job is to go with it: the epilog removes what is left.
 
@@ -223,11 +245,16 @@ def erase(runtime_path: str, uid: int, container: str) -> None:
         raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
 
 
-def noted(runtime_path: str, uid: int, jobid: int) -> "list[tuple[str, str]]":
-    """Container and directory of all that a job was to leave behind."""
-    directory = f"{runtime_path}/{uid}"
-    found = []
-    for name in os.listdir(directory):
-        if name.startswith((f"pyxis_{jobid}.", f"pyxis_{jobid}_")):
-            found.append((name, os.readlink(f"{directory}/{name}")))
-    return found
+def noted(runtime_path: str, uid: int, jobid: int) -> "list[str]":
+    """The names under which a job has noted what it was to leave behind."""
+    prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
+    return [name for name in os.listdir(f"{runtime_path}/{uid}") if name.startswith(prefixes)]
+
+
+def noted_directory(runtime_path: str, uid: int, container: str) -> str:
+    """What was noted to go with it: note(). Raises PenrootError."""
+    link = f"{runtime_path}/{uid}/{container}"
+    try:
+        return os.readlink(link)
+    except OSError as e:
+        raise PenrootError(f"cannot read the link {link}: {e.strerror}") from e

@@ -32,6 +32,8 @@ _OF_TASKS = ("SLURM_", "PMI_", "PMIX_")
 _BOOT = ".step"  # in a container that goes with a step: the node and its boot
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
 _NAME_MAX = 255  # bytes: limits.h
+_PATIENCE = 2  # seconds that the end of a step waits for another one
+_TOLD = 10  # failures of the epilog
 
 
 def boot_id() -> str:
@@ -228,11 +230,14 @@ class Step:
     def begin(self) -> None:
         """Before anything is made: note what there will be to remove, should this process be killed.
 
-        Raises ImageError where the container could not be saved at the end: no callback of Slurm
+        Raises ImageError, ConfigError where the container could not be saved at the end: no callback of Slurm
         after the last task changes the status with which srun exits, and the work would be lost.
         """
         if self.request.save and self.request.wants_container:
+            from enroot_py import squashfs
+
             self._check_save(self.request.save)
+            squashfs.check_options(self.settings)
         if self.request.wants_container:
             self._note(self._step_name)
             # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
@@ -404,33 +409,45 @@ class Step:
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
         return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
 
-    def finish(self, failed: bool) -> None:
+    def finish(self, *, failed: bool, killed: bool) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
-        ``failed``: not every task of the node has entered, so there is nothing to save.
+        ``failed``: not every task of the node has entered, so there is nothing to save. ``killed``: nor is there
+        time for that.
         """
         if not self.request.wants_container:
             return
         if not self._goes_with_steps:
             self.registry.remove(self.name, self.job)
-            self._leave(failed)
+            self._leave(failed, killed)
             return
         # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
+        saves = self.request.save and not failed and not killed
         try:
-            lock = self.registry.lock(self.name)
+            lock = self.registry.lock(self.name, None if saves else _PATIENCE)
+        except running.BusyError as e:
+            # Whoever has it may be suspended with its job: the epilog removes the container, which is noted.
+            log.warn(f"the container {self.name} is left to the end of the job: {e}")
+            self.registry.remove(self.name, self.job)
+            return
         except PenrootError as e:
             log.warn(f"{e}: no other step has found this container since")
-            self._leave(failed)
+            self._leave(failed, killed)
             return
         try:
-            self._leave(failed)
+            self._leave(failed, killed)
         finally:
             self.registry.remove(self.name, self.job)
             os.close(lock)
 
-    def _leave(self, failed: bool) -> None:
+    def _leave(self, failed: bool, killed: bool) -> None:
         try:
             if self.request.save and not failed:
+                if killed:
+                    raise ImageError(
+                        f"--container-save={self.request.save}: the container is not saved: its step was killed",
+                        hint="it is saved when the last task ends by itself",
+                    )
                 self._save(self.request.save)
         finally:
             if self.plugin.importer and self.request.image and not is_file(self.request.image, self.job.cwd):
@@ -508,17 +525,53 @@ def _try_to_write(directory: str) -> "OSError | None":
 
 
 def clean_up(job: "Job") -> None:
-    """After a job: remove the containers that were to go with it. Raises PenrootError."""
+    """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
+
+    What takes time comes last: should it be ended before, what is left of a container has lost its name.
+    """
+    from enroot_py import making
+
     plugin = plugin_settings.load(job.arguments)
     registry = running.Registry(plugin.runtime_path, job.uid)
-    registry.forget_job(job.jobid)
-    for name, path in running.noted(plugin.runtime_path, job.uid, job.jobid):
-        if path.startswith("/"):
-            directory, container = os.path.split(path)
-            settings = enroot_settings.load(job.environ).replace("epilog", data_path=directory)
-            if not registry.others(container, job.jobid, -1):  # of another job, which has noted it too
-                _remove(container, settings)
-        running.erase(plugin.runtime_path, job.uid, name)
+    failures = _Failures()
+    trash: list[containers.Trash] = []
+    places: set[str] = set()
+    with failures:
+        registry.forget_job(job.jobid)
+    for name in running.noted(plugin.runtime_path, job.uid, job.jobid):
+        with failures:
+            path = running.noted_directory(plugin.runtime_path, job.uid, name)
+            if path.startswith("/"):
+                directory, container = os.path.split(path)
+                places.add(directory)
+                if not registry.others(container, job.jobid, -1):  # of another job, which has noted it too
+                    found = containers.set_aside(container, directory)
+                    trash += [found] if found else []
+            running.erase(plugin.runtime_path, job.uid, name)
+    for each in trash:
+        with failures:
+            each.delete()
+    for directory in places:
+        with failures:
+            making.sweep(directory)
+    if failures.lines:
+        raise PenrootError("\n".join(failures.lines[:_TOLD]))
+
+
+class _Failures:
+    """What failed of several things, of which each is to be done whatever becomes of the others."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: "BaseException | None", traceback: object) -> bool:
+        if isinstance(error, (PenrootError, OSError)):
+            self.lines.append(str(error))
+            return True
+        return False
 
 
 def _remove(name: str, settings: "Settings") -> None:

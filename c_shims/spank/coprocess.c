@@ -18,7 +18,14 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
+#ifndef F_ADD_SEALS
+#include <linux/fcntl.h>
+#endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424 /* on every architecture, Linux 5.1 */
+#endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434 /* on every architecture, Linux 5.3 */
 #endif
@@ -30,6 +37,7 @@
 #endif
 
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
+enum { LOG_SIZE = 64 << 10, LAST_WAIT = 1000 };
 
 void request_free(struct request *request)
 {
@@ -93,19 +101,39 @@ int request_finish(struct request *request)
 	return 0;
 }
 
+int64_t in_milliseconds(int64_t milliseconds)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000 + milliseconds;
+}
+
+/* What poll(2) is to wait at most. */
+static int patience(int64_t until)
+{
+	if (until == FOREVER)
+		return -1;
+	int64_t left = until - in_milliseconds(0);
+	return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
+}
+
 /* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first: of one that is not our child the
  * socket may be on its way to it, and then nobody else closes that. */
 static int await(const struct coprocess *process, int fd, short events)
 {
 	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->end, .events = POLLIN } };
+	int ready;
 
-	while (poll(either, 2, -1) < 0) {
-		if (errno != EINTR)
-			return -1;
-	}
-	if (either[0].revents)
+	do {
+		/* Also of one that always has something to say. */
+		int left = patience(process->until);
+		ready = left ? poll(either, 2, left) : 0;
+	} while (ready < 0 && errno == EINTR);
+	if (ready > 0 && either[0].revents)
 		return 0;
-	errno = ECONNRESET;
+	if (ready >= 0)
+		errno = ready ? ECONNRESET : ETIMEDOUT;
 	return -1;
 }
 
@@ -159,15 +187,15 @@ static int receive_exactly(struct answer *answer, const struct coprocess *proces
 		struct msghdr header = {
 			.msg_iov = &iov,
 			.msg_iovlen = 1,
-			.msg_control = control.bytes,
-			.msg_controllen = sizeof(control.bytes),
+			.msg_control = process->wary ? NULL : control.bytes,
+			.msg_controllen = process->wary ? 0 : sizeof(control.bytes),
 		};
 		ssize_t n = recvmsg(process->socket, &header, MSG_CMSG_CLOEXEC);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
 			return -1;
-		if (keep_fds(answer, &header) < 0)
+		if (!process->wary && keep_fds(answer, &header) < 0)
 			return -1;
 		if (n == 0) {
 			errno = ECONNRESET;
@@ -187,7 +215,7 @@ int answer_receive(struct answer *answer, const struct coprocess *process)
 	if (receive_exactly(answer, process, &length, sizeof(length)) < 0)
 		return -1;
 	answer->length = le32toh(length);
-	if (answer->length == 0 || answer->length > MESSAGE_LIMIT) {
+	if (answer->length == 0 || answer->length > (process->wary ? WARY_LIMIT : MESSAGE_LIMIT)) {
 		errno = EBADMSG;
 		return -1;
 	}
@@ -235,9 +263,14 @@ static int close_from(unsigned int first)
 	return 0;
 }
 
+/* Its real group is another one until it sets that right itself: of a process that executes a program as such nobody but
+ * root looks at memory or descriptors (ptrace(2); begin_new_exec() in the kernel's fs/exec.c), so no other process of the
+ * user can make this one, which may be in no job's cgroup, do what he wants. */
 static int become(const struct credentials *as)
 {
-	if (setgroups((size_t)as->group_count, as->groups) < 0 || setresgid(as->gid, as->gid, as->gid) < 0 ||
+	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
+
+	if (setgroups((size_t)as->group_count, as->groups) < 0 || setresgid(nobody, as->gid, as->gid) < 0 ||
 	    setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
 	/* No way back, whatever the kernel thinks of securebits and capabilities. */
@@ -298,7 +331,15 @@ static int place_fds(int socket, int control, int log)
 /* Nothing of the caller goes on but the cgroup, the limits and the user. */
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
-	static const char start[] = "import sys; sys.path.insert(0, '" PENROOT_LIB "'); from pyxis_py.helper import main; main()";
+	/* One line for what an installation can lack; a traceback would be of a bug. */
+	static const char start[] =
+		"import sys\n"
+		"sys.path.insert(0, '" PENROOT_LIB "')\n"
+		"try:\n"
+		"    from pyxis_py.helper import main\n"
+		"except (ImportError, OSError) as e:\n"
+		"    sys.exit(f'" PENROOT_PYTHON " cannot load penroot from " PENROOT_LIB ": {e}')\n"
+		"main()\n";
 	char *const argv[] = { PENROOT_PYTHON, "-IS", "-c", (char *)start, (char *)verb, NULL };
 	/* Hooks and importers find programs where slurmd does: never where the job says. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
@@ -310,6 +351,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 		(void)snprintf(search, sizeof(search), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
 	reset_scheduling();
 	if (place_fds(socket, control, log) == 0) {
+		log = STDERR_FILENO;
 		reset_signals();
 		(void)umask(022);
 		failed = "become the user";
@@ -321,7 +363,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 			}
 		}
 	}
-	(void)dprintf(STDERR_FILENO, "cannot %s: %s\n", failed, strerror(errno));
+	(void)dprintf(log, "cannot %s: %s\n", failed, strerror(errno));
 	_exit(127);
 }
 
@@ -341,16 +383,20 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	int pair[2];
 
 	*process = COPROCESS_NONE;
-	process->log = (int)syscall(SYS_memfd_create, "penroot-log", 1U /* MFD_CLOEXEC */);
-	if (process->log < 0)
+	/* Of this size for good: it is memory, and nobody's. */
+	process->log = (int)syscall(SYS_memfd_create, "penroot-log", 3U /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
+	if (process->log < 0 || ftruncate(process->log, LOG_SIZE) < 0 ||
+	    fcntl(process->log, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
 		return -1;
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		return -1;
 	pid_t pid = fork();
 	if (pid == 0) {
 		/* Nobody's child: to the user's program it would be one that it never made. */
-		if (detached && (setsid() < 0 || (pid = fork()) < 0))
+		if (detached && (setsid() < 0 || (pid = fork()) < 0)) {
+			(void)dprintf(process->log, "cannot fork: %s\n", strerror(errno));
 			_exit(127);
+		}
 		if (pid == 0)
 			execute(verb, pair[1], control, process->log, as);
 		_exit(0);
@@ -362,15 +408,36 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	if (detached)
 		return wait_for(pid);
 	process->pid = pid;
+	process->end = (int)syscall(SYS_pidfd_open, pid, 0);
 	return 0;
 }
 
 int coprocess_wait(struct coprocess *process)
 {
 	pid_t pid = process->pid;
+	bool killed = false;
 
 	process->pid = -1;
-	return pid < 0 ? 0 : wait_for(pid);
+	if (pid < 0)
+		return 0;
+	if (process->until == FOREVER)
+		return wait_for(pid);
+	while (waitpid(pid, NULL, WNOHANG) == 0) {
+		int left = patience(process->until);
+		if (left == 0 && killed)
+			break; /* it waits for a file system that does not answer, and ends with that */
+		if (left == 0) {
+			(void)kill(pid, SIGKILL);
+			process->until = in_milliseconds(LAST_WAIT);
+			killed = true;
+			continue;
+		}
+		/* Without pidfd_open(2), a short sleep. */
+		struct pollfd end = { .fd = process->end, .events = POLLIN };
+		(void)poll(&end, 1, left < 20 ? left : 20);
+	}
+	errno = ETIMEDOUT;
+	return killed ? -1 : 0;
 }
 
 /* When a process began; 0 where it is gone, or /proc hides it from us. */
@@ -412,7 +479,15 @@ static int open_process(const struct identity *who)
 
 int coprocess_wait_end(const struct coprocess *process)
 {
-	return await(process, process->end, POLLIN);
+	struct pollfd end = { .fd = process->end, .events = POLLIN };
+
+	if (await(process, process->end, POLLIN) == 0)
+		return 0;
+	int why = errno;
+	(void)syscall(SYS_pidfd_send_signal, process->end, SIGKILL, NULL, 0);
+	(void)poll(&end, 1, LAST_WAIT);
+	errno = why;
+	return -1;
 }
 
 /* Send one descriptor; it waits until there is room, or the process is gone. */
@@ -444,11 +519,12 @@ static int send_fd(const struct coprocess *process, int control, int fd)
 	return 0;
 }
 
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who)
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until)
 {
 	int pair[2];
 
 	*process = COPROCESS_NONE;
+	process->until = until;
 	process->end = open_process(who);
 	if (process->end < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		return -1;
@@ -464,7 +540,8 @@ bool coprocess_each_log_line(const struct coprocess *process, void (*print)(cons
 {
 	char text[4096];
 	char *rest = text;
-	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_END);
+	/* How far it has written: the offset is of the file that we share. */
+	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_CUR);
 
 	/* The end of it says why: a traceback has its message in the last line. */
 	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;

@@ -8,11 +8,12 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { MESSAGE_LIMIT = 64 << 20, FDS_LIMIT = 8 };
+enum { MESSAGE_LIMIT = 64 << 20, WARY_LIMIT = 64 << 10, FDS_LIMIT = 8 };
 
 /* Who the process is to be: only slurmstepd, which is root, has to change. */
 struct credentials {
@@ -22,14 +23,21 @@ struct credentials {
 	int group_count;
 };
 
-/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and
- * if it is none, a pidfd, which becomes readable when it ends. */
+/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and a pidfd,
+ * which becomes readable when it ends. Where we are root and it is the user's, we wait for nothing of it longer than
+ * `until`, and are `wary`: we take short answers, and no descriptors: to close one may last, of a file of his FUSE. */
 struct coprocess {
 	int socket;
 	int log;
 	pid_t pid;
 	int end;
+	int64_t until;
+	bool wary;
 };
+
+/* A moment to wait until; FOREVER is none. */
+#define FOREVER INT64_C(0)
+int64_t in_milliseconds(int64_t milliseconds);
 
 #define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1, .end = -1 })
 
@@ -74,7 +82,7 @@ void request_add_number(struct request *request, const char *key, unsigned long 
 int request_finish(struct request *request);
 int request_send(const struct request *request, const struct coprocess *process);
 
-/* Receive one answer. ECONNRESET when the process is gone. */
+/* Receive one answer. ECONNRESET when the process is gone, ETIMEDOUT when it has taken too long. */
 int answer_receive(struct answer *answer, const struct coprocess *process);
 
 /* The pairs in turn: start with *at = 0. False after the last one. */
@@ -85,14 +93,15 @@ bool answer_next(const struct answer *answer, size_t *at, const char **key, cons
  * nobody's child and has its own session, so that it outlives the task. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Wait for the end of a process that is our child. */
+/* Wait for the end of a process that is our child. One that has taken too long is killed: ETIMEDOUT. */
 int coprocess_wait(struct coprocess *process);
 
 /* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
  * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who);
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until);
 
-/* Wait until the connected process has left its cgroup, which is after its sockets are closed. */
+/* Wait until the connected process has left its cgroup, which is after its sockets are closed; it is killed where
+ * it takes too long. */
 int coprocess_wait_end(const struct coprocess *process);
 
 /* What it wrote to stderr, line by line; false if that is nothing. */

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -26,6 +27,7 @@
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
+#include "cgroup.h"
 #include "coprocess.h"
 #include "enter.h"
 #include "options.h"
@@ -49,6 +51,15 @@ static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm 
  * limit leaves room for some copies of all of them in the 2 MiB that arguments and environment have: execve(2). */
 enum { VALUE_LIMIT = 128 * 1024 - 256, VALUES_LIMIT = 256 * 1024 };
 
+/* How long root waits for what the user's processes do, in milliseconds: after a step was killed, and for the epilog of a
+ * job, together less than Slurm's patience; at a normal end without anything to save, before another process does it. */
+enum { KILLED_WAIT = 3000, EPILOG_WAIT = 5000, END_WAIT = 10000 };
+
+/* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step. */
+enum { LINE_LIMIT = 2048, TASK_LIMIT = 48 << 10, ROOT_LIMIT = 8 << 10 };
+
+enum { NAMES_LIMIT = 100000 };
+
 extern char **environ;
 
 struct given_option {
@@ -65,6 +76,8 @@ struct shared {
 	atomic_bool reported; /* one task has said what is wrong */
 	atomic_uint entered;
 	struct identity helper; /* pid 0: it has said that there is no container to enter */
+	bool saves;           /* there is something to save at the end */
+	char cgroups[CGROUPS_SIZE]; /* of the helper, whose end is that of the step at the latest */
 	char cwd[PATH_MAX];
 };
 
@@ -75,6 +88,8 @@ static struct {
 	bool is_task; /* this process is a task, or would have become one */
 	bool reports; /* and the one of this node that says what is wrong */
 	bool finished;
+	bool killed;      /* the task that ended last was killed */
+	size_t log_size;  /* bytes that this process has said */
 	char *failure; /* found as root in slurmstepd, raised in the task: see init_step */
 	unsigned int exited;
 	struct shared *shared;
@@ -95,7 +110,55 @@ static void set_node(bool shown)
 	node = shown ? hostname : "";
 }
 
-#define SAY(say, text) say("pyxis: %s%s%s", node, *node ? ": " : "", text)
+/* The length of the character that a text begins with; 0 where it is none that a log or terminal should get. */
+static size_t plain(const unsigned char *text)
+{
+	size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
+
+	for (size_t i = 1; i < length; i++) {
+		if ((text[i] & 0xc0) != 0x80)
+			return 0;
+	}
+	/* Control characters, those of Latin-1 too: a line is one, and moves no cursor. */
+	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0) ? 0 : length;
+}
+
+/* Print one line by a function of Slurm's. In the log of slurmd, which is for all, as much as a step may need, and no
+ * more: what the user is to see of a task goes on to him alone. */
+static void say(void (*print)(const char *format, ...), const char *who, const char *text)
+{
+	char line[LINE_LIMIT];
+	size_t length = 0, limit = step.is_task ? TASK_LIMIT : ROOT_LIMIT;
+
+	for (const char *at = text; *at && length < sizeof(line) - 8;) {
+		size_t size = plain((const unsigned char *)at);
+		if (size)
+			memcpy(line + length, at, size);
+		else
+			line[length] = '?';
+		length += size ? size : 1;
+		at += size ? size : 1;
+		if (*at && length >= sizeof(line) - 8) {
+			memcpy(line + length, "...", 3);
+			length += 3;
+			break;
+		}
+	}
+	line[length] = '\0';
+	const char *colon = *who ? ": " : "";
+	if (spank_context() != S_CTX_REMOTE && spank_context() != S_CTX_JOB_SCRIPT) {
+		print("pyxis: %s%s%s", who, colon, line);
+		return;
+	}
+	/* What Slurm puts before it counts too. */
+	step.log_size += length + 128;
+	if (step.log_size <= limit)
+		print("pyxis: %s%s%s", who, colon, line);
+	else if (step.log_size - length - 128 <= limit)
+		print("pyxis: %s%smore is not logged", who, colon);
+	if (step.log_size > limit && step.is_task && print != slurm_info)
+		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
+}
 
 /* What fails for one task mostly fails for all: one of them says it. */
 static void print_error(const char *text)
@@ -103,7 +166,7 @@ static void print_error(const char *text)
 	if (step.is_task && !step.reports)
 		step.reports = !atomic_exchange(&step.shared->reported, true);
 	if (!step.is_task || step.reports)
-		SAY(slurm_error, text);
+		say(slurm_error, node, text);
 }
 
 static __attribute__((format(printf, 1, 2))) int fail(const char *format, ...)
@@ -123,11 +186,11 @@ static void print_log(const char *level, const char *text)
 	if (strcmp(level, "error") == 0)
 		print_error(text);
 	else if (strcmp(level, "warn") == 0)
-		SAY(slurm_spank_log, text);
+		say(slurm_spank_log, node, text);
 	else if (strcmp(level, "tell") == 0)
-		slurm_spank_log("pyxis: %s", text);
+		say(slurm_spank_log, "", text);
 	else
-		SAY(slurm_info, text);
+		say(slurm_info, node, text);
 }
 
 /* Options */
@@ -316,19 +379,26 @@ static int ask(const struct coprocess *process, const struct request *request, s
 		      fail("the helper process of the container ended without an answer: killed? see --mem and dmesg");
 }
 
-/* One question to a process that is started for it, as the user `as` or as who we are. */
-static int consult(const char *verb, struct request *request, const struct credentials *as)
+/* Ask a process of the user's that root has started, and wait for its end. */
+static int consult(struct coprocess *process, const char *verb, const struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (coprocess_start(&process, verb, -1, as, false) < 0)
-		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
-	int rc = ask(&process, request, &answer);
-	close_fd(&process.socket);
-	if (coprocess_wait(&process) < 0)
-		return fail("waitpid: %s", strerror(errno));
+	int rc = ask(process, request, &answer);
+	close_fd(&process->socket);
+	if (coprocess_wait(process) < 0)
+		return fail("a process for the %s has not ended in time, and was killed", verb);
 	return rc;
+}
+
+/* Start one; it does nothing before it is asked. */
+static int engage(struct coprocess *process, const char *verb, int64_t until)
+{
+	if (coprocess_start(process, verb, -1, &step.job, false) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	process->wary = true;
+	process->until = until;
+	return 0;
 }
 
 /* Submit: a mistake ends srun, salloc or sbatch before anything is queued. For srun the process goes on
@@ -684,6 +754,8 @@ static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
 		shared->cwd[0] = '\0';
 	if (begin_task(&request, sp, "step", ac, av, shared->cwd) < 0)
 		return -1;
+	if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
+		return fail("cannot read /proc/self/cgroup: %s", strerror(errno));
 	shared->started = true;
 	shared->helper = (struct identity){ 0 };
 	if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
@@ -693,6 +765,7 @@ static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
 	const char *who = answer_get(answer, "helper");
 	if (!who) /* nothing to join */
 		return 0;
+	shared->saves = answer_get(answer, "saves") != NULL;
 	if (sscanf(who, "%d %llu", &shared->helper.pid, &shared->helper.started) != 2 || shared->helper.pid <= 0)
 		return fail("the helper does not say who it is: %s", who);
 	return 0;
@@ -708,7 +781,7 @@ static int find_container(spank_t sp, int ac, char **av, struct answer *answer)
 		return 0;
 	if (begin_task(&request, sp, "join", ac, av, step.shared->cwd) < 0)
 		return -1;
-	if (coprocess_connect(&process, step.control[0], &step.shared->helper) < 0)
+	if (coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER) < 0)
 		return fail("the helper process of the container is gone: %s", strerror(errno));
 	return ask(&process, &request, answer);
 }
@@ -814,22 +887,64 @@ static int init_task(spank_t sp, int ac, char **av)
 	return 0;
 }
 
-/* Let the helper finish. SILENT if it is dead, or dies of it. */
-static int finish_by_helper(const struct request *request)
+/* Let the helper finish. SILENT if it does not: with ESRCH if it was dead before. */
+static int finish_by_helper(const struct request *request, int64_t until)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper) < 0)
+	errno = ESRCH;
+	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper, until) < 0)
 		return SILENT;
+	/* It was the helper that said who it is. What is in the step's cgroups ends with the step. */
+	if (!cgroup_holds(step.shared->helper.pid, step.shared->cgroups, step.job.uid)) {
+		errno = ESRCH;
+		return SILENT;
+	}
+	process.wary = true;
 	int rc = converse(&process, request, &answer);
+	int why = errno;
 	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
+	process.until = in_milliseconds(rc == SILENT ? 0 : KILLED_WAIT);
 	if (coprocess_wait_end(&process) < 0)
-		slurm_info("pyxis: cannot wait for the helper process: %s", strerror(errno));
+		slurm_info("pyxis: %s: the helper process has not ended, and was killed", node);
+	errno = why;
 	return rc;
 }
 
-/* The end of the step, in slurmstepd as root: what was started is finished as the user. */
+/* What the end of the step is to be told; `failed`: there is nothing to save. */
+static int begin_finish(struct request *request, spank_t sp, int ac, char **av, bool failed)
+{
+	if (begin_step(request, sp, "finish", ac, av, step.shared->cwd) < 0)
+		return -1;
+	request_add_number(request, "failed", failed);
+	request_add_number(request, "killed", step.killed);
+	if (request_finish(request) < 0)
+		return fail("cannot write a message: %s", strerror(errno));
+	return 0;
+}
+
+/* Where the helper does not, another process finishes, in the same cgroups: so it ends when Slurm ends the step. */
+static int finish_by_another(spank_t sp, int ac, char **av, bool failed, int64_t until)
+{
+	cleanup(request_free) struct request request = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (engage(&process, "finish", until) < 0)
+		return -1;
+	if (cgroup_move(process.pid, step.shared->cgroups) < 0) {
+		/* They go with the last process of a step that never began. */
+		failed = true;
+		if (until == FOREVER)
+			process.until = in_milliseconds(KILLED_WAIT);
+	}
+	if (begin_finish(&request, sp, ac, av, failed) < 0)
+		return -1;
+	return consult(&process, "end of the step", &request);
+}
+
+/* The end of the step, in slurmstepd as root: what was started is finished as the user. A save at a normal end lasts as
+ * long as it lasts, or until Slurm ends the step; after a kill there is no time for anything. */
 static int finish(spank_t sp, int ac, char **av)
 {
 	cleanup(request_free) struct request request = { 0 };
@@ -837,13 +952,23 @@ static int finish(spank_t sp, int ac, char **av)
 	if (step.finished || !step.shared->started)
 		return 0;
 	step.finished = true;
-	if (begin_step(&request, sp, "finish", ac, av, step.shared->cwd) < 0)
+	int64_t until = in_milliseconds(step.killed ? KILLED_WAIT : END_WAIT);
+	bool failed = atomic_load(&step.shared->entered) < step.local_tasks;
+	bool saves = step.shared->saves && !failed && !step.killed;
+	if (begin_finish(&request, sp, ac, av, failed) < 0)
 		return -1;
-	request_add_number(&request, "failed", atomic_load(&step.shared->entered) < step.local_tasks);
-	if (request_finish(&request) < 0)
-		return fail("cannot write a message: %s", strerror(errno));
-	int rc = finish_by_helper(&request);
-	return rc == SILENT ? consult("finish", &request, &step.job) : rc;
+	int rc = finish_by_helper(&request, saves ? FOREVER : until);
+	if (rc != SILENT)
+		return rc;
+	if (errno != ESRCH && saves) {
+		(void)fail("the container is not saved: what saved it was killed");
+		failed = step.killed = true;
+		until = in_milliseconds(KILLED_WAIT);
+	}
+	/* Where there is no time left, the rest is the epilog's. */
+	if (step.killed && in_milliseconds(0) >= until)
+		return 0;
+	return finish_by_another(sp, ac, av, failed, step.killed ? until : FOREVER);
 }
 
 /* The end of a job, as root. Nothing that goes wrong here may reach slurmd: it would drain the node. */
@@ -859,9 +984,12 @@ static bool anything_left(const char *runtime_path, uid_t uid, uint32_t job_id)
 	DIR *directory = opendir(path);
 	if (!directory)
 		return false;
+	/* Where there are very many the user's process looks. */
+	unsigned int read = 0;
 	for (struct dirent *entry; !found && (entry = readdir(directory));)
-		found = strncmp(entry->d_name, prefix, (size_t)length) == 0 && strchr("._", entry->d_name[length]) &&
-			entry->d_name[length];
+		found = ++read > NAMES_LIMIT ||
+			(strncmp(entry->d_name, prefix, (size_t)length) == 0 && strchr("._", entry->d_name[length]) &&
+			 entry->d_name[length]);
 	(void)closedir(directory);
 	return found;
 }
@@ -914,7 +1042,10 @@ static int clean_up_job(spank_t sp, int ac, char **av)
 	request_add_number(&request, "uid", step.job.uid);
 	if (request_finish(&request) < 0)
 		return fail("cannot write a message: %s", strerror(errno));
-	return consult("epilog", &request, &step.job);
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+	if (engage(&process, "epilog", in_milliseconds(EPILOG_WAIT)) < 0)
+		return -1;
+	return consult(&process, "epilog", &request);
 }
 
 static void free_step(void)
@@ -995,6 +1126,11 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av)
 
 int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 {
+	int status = 0;
+
+	/* Where Slurm ends a step, it kills all that is left of it: so the last one tells. */
+	if (step.active && spank_get_item(sp, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
+		step.killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
 	/* What is still being set up must be dead first: slurm_spank_exit comes after that. */
 	if (!step.active || ++step.exited < step.local_tasks || !step.shared->ready)
 		return 0;

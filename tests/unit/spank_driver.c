@@ -27,7 +27,7 @@ static uid_t uid;
 static gid_t groups[] = { 2001, 44 };
 static uint32_t tasks, step_id = 3;
 static char *script[] = { "/var/spool/slurmd/job00007/slurm_script", NULL };
-static int task_id = -1;
+static int task_id = -1, exit_status;
 
 enum spank_context spank_context(void)
 {
@@ -101,6 +101,7 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	case S_JOB_STEPID: *(uint32_t *)to = step_id; break;
 	case S_JOB_LOCAL_TASK_COUNT: *(uint32_t *)to = tasks ? tasks : 1; break;
 	case S_JOB_TOTAL_TASK_COUNT: *(uint32_t *)to = tasks; break;
+	case S_TASK_EXIT_STATUS: *(int *)to = exit_status; break;
 	case S_JOB_ENV: *(char ***)to = job_env; break;
 	case S_JOB_ARGV:
 		*(int *)to = 1;
@@ -228,6 +229,7 @@ int main(int argc, char **argv)
 		for (uint32_t i = 0; i < tasks; i++) {
 			if (waitpid(pids[i], &status, 0) < 0 || status != 0)
 				worst = 5;
+			exit_status = status;
 			if (slurm_spank_task_exit(NULL, ac, av))
 				worst = 6;
 		}

@@ -1,0 +1,145 @@
+#define _GNU_SOURCE
+#include "cgroup.h"
+#include "coprocess.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int read_file(const char *path, char *text, size_t size)
+{
+	size_t length = 0;
+	cleanup(close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return -1;
+	while (length < size - 1) {
+		ssize_t n = read(fd, text + length, size - 1 - length);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -1;
+		if (n == 0)
+			break;
+		length += (size_t)n;
+	}
+	text[length] = '\0';
+	return 0;
+}
+
+int cgroup_read(pid_t pid, char *text, size_t size)
+{
+	char path[32];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	return read_file(path, text, size);
+}
+
+/* Whether a list with commas has a word. */
+static bool has_word(const char *list, const char *word, size_t length)
+{
+	for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL) {
+		if (strncmp(list, word, length) == 0 && strchr(",\n", list[length]))
+			return true;
+	}
+	return false;
+}
+
+/* Where the hierarchy that has `controllers` (none: version 2) shows the group `path`: its directory. Of several mounts the
+ * last is the one to be seen; each shows what is beneath its root. The fields of a line: proc(5), /proc/PID/mountinfo. */
+static int find_group(const char *controllers, const char *path, char directory[PATH_MAX])
+{
+	FILE *mounts = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL;
+	size_t size = 0, length = strcspn(controllers, ",");
+	bool found = false;
+
+	if (!mounts)
+		return -1;
+	while (getline(&line, &size, mounts) > 0) {
+		char root[PATH_MAX], place[PATH_MAX], type[32], options[1024];
+		char *rest = strstr(line, " - ");
+		if (!rest || sscanf(rest, " - %31s %*s %1022s", type, options) != 2 ||
+		    sscanf(line, "%*s %*s %*s %4095s %4095s", root, place) != 2)
+			continue;
+		(void)strcat(options, "\n");
+		if (length ? strcmp(type, "cgroup") != 0 || !has_word(options, controllers, length) : strcmp(type, "cgroup2") != 0)
+			continue;
+		size_t above = strcmp(root, "/") == 0 ? 0 : strlen(root);
+		if (strncmp(path, root, above) == 0 && strchr("/", path[above]) &&
+		    snprintf(directory, PATH_MAX, "%s%s", place, path + above) < PATH_MAX)
+			found = true;
+	}
+	free(line);
+	(void)fclose(mounts);
+	if (!found)
+		errno = ENOENT;
+	return found ? 0 : -1;
+}
+
+/* Write a process id to cgroup.procs of a group; where it was that of a task that is gone, to that of its step. */
+static int enter_group(pid_t pid, char *directory)
+{
+	char file[PATH_MAX + 16];
+
+	for (;;) {
+		(void)snprintf(file, sizeof(file), "%s/cgroup.procs", directory);
+		cleanup(close_fd) int fd = open(file, O_WRONLY | O_CLOEXEC);
+		if (fd >= 0)
+			return dprintf(fd, "%d\n", (int)pid) < 0 ? -1 : 0;
+		char *last = strrchr(directory, '/');
+		if (errno != ENOENT || !last || strncmp(last, "/task_", 6) != 0)
+			return -1;
+		*last = '\0';
+	}
+}
+
+int cgroup_move(pid_t pid, const char *text)
+{
+	char now[CGROUPS_SIZE], wanted[CGROUPS_SIZE], directory[PATH_MAX];
+	char *rest = wanted;
+
+	if (cgroup_read(pid, now, sizeof(now)) < 0)
+		return -1;
+	errno = EINVAL;
+	if (!*text)
+		return -1;
+	(void)snprintf(wanted, sizeof(wanted), "%s", text);
+	for (char *line; (line = strsep(&rest, "\n")) && *line;) {
+		const char *there = strstr(now, line);
+		if (there && (there == now || there[-1] == '\n') && strchr("\n", there[strlen(line)]))
+			continue;
+		/* ID:CONTROLLERS:PATH, and a controller may be name=systemd. */
+		char *controllers = strchr(line, ':');
+		char *path = controllers ? strchr(++controllers, ':') : NULL;
+		if (!path) {
+			errno = EBADMSG;
+			return -1;
+		}
+		*path++ = '\0';
+		if (find_group(controllers, path, directory) < 0 || enter_group(pid, directory) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+bool cgroup_holds(pid_t pid, const char *text, uid_t uid)
+{
+	char file[32], status[4096], now[CGROUPS_SIZE];
+	unsigned int ids[4];
+
+	(void)snprintf(file, sizeof(file), "/proc/%d/status", (int)pid);
+	if (read_file(file, status, sizeof(status)) < 0 || cgroup_read(pid, now, sizeof(now)) < 0)
+		return false;
+	const char *line = strstr(status, "\nUid:");
+	if (!line || sscanf(line, "\nUid: %u %u %u %u", &ids[0], &ids[1], &ids[2], &ids[3]) != 4)
+		return false;
+	for (int i = 0; i < 4; i++) {
+		if (ids[i] != uid)
+			return false;
+	}
+	return strcmp(now, text) == 0;
+}

@@ -1,0 +1,272 @@
+"""What a user, or what he runs, does to the processes by which root ends his steps and jobs: nothing waits for him."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.waiting import until
+
+KILL_WAIT = 3  # seconds, of the lab's slurm.conf
+HELPER = "[p]yxis_py.helper"
+WRITABLE = (IMAGE, "--container-writable")
+# About a byte of a megabyte of a second: a save that lasts.
+SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_happens(lab: Lab) -> Iterator[None]:
+    """Whatever a test does: nothing is left, and slurmd's log has grown by less than a megabyte."""
+    log = f"{lab.root}/nodes/n1/var/log/slurmd.log"
+    before = os.path.getsize(log)
+    yield
+    on_node(lab, "pkill -CONT -u alice; pkill -KILL -u alice -f '[s]leep 1234'")
+    lab.run("scancel -u alice; rm -f waits.sqsh")
+    gone(lab, 60)
+    assert_nothing_left(lab)
+    assert os.path.getsize(log) - before < 1_000_000
+
+
+def on_node(lab: Lab, script: str, user: str = "root") -> str:
+    return lab.run(script, node="n1", user=user, check=False).stdout
+
+
+def jobs(lab: Lab) -> str:
+    return lab.run(["squeue", "-h", "-u", "alice", "-o", "%i"]).stdout.strip()
+
+
+def gone(lab: Lab, seconds: float) -> None:
+    """No job is there any more, also none that is about to end, and the node can be used."""
+    until(lambda: not jobs(lab), "the job is gone", seconds)
+    assert lab.run("sinfo -h -n n1 -o %T").stdout.strip() in ("idle", "mixed")
+
+
+def start(lab: Lab, *options: str, script: str = "echo up; read line", **how: object) -> subprocess.Popen[str]:
+    step = lab.popen(["srun", *ON_N1, *options, *sh(script)], **how)  # type: ignore[arg-type]
+    expect(step, "up")
+    return step
+
+
+def stop_all(lab: Lab) -> None:
+    """What a user may do from anywhere: stop his own processes, again and again."""
+    on_node(lab, f"(while :; do pkill -STOP -f {HELPER}; done) > /dev/null 2>&1 & echo $! > /tmp/stopping", "alice")
+
+
+def stop_no_more(lab: Lab) -> None:
+    on_node(lab, "kill -KILL $(cat /tmp/stopping); rm -f /tmp/stopping; pkill -CONT -u alice", "alice")
+
+
+def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
+    """Line 6: slurmstepd waited for a helper that was stopped, as long as that was so."""
+    step = start(lab, *WRITABLE)
+    on_node(lab, f"pkill -STOP -f {HELPER}", "alice")
+    began = time.monotonic()
+    end(step)
+    assert step.returncode == 0
+    assert time.monotonic() - began < 20
+    gone(lab, 5)
+
+
+@pytest.mark.parametrize("how", ["cancel", pytest.param("time limit", marks=pytest.mark.soak)])
+def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None:
+    """Line 6: nor a job that is cancelled, or whose time is over, nor its node."""
+    step = start(lab, *WRITABLE, script="echo up; sleep 1234")
+    on_node(lab, f"pkill -STOP -f {HELPER}", "alice")
+    if how == "cancel":
+        lab.run(["scancel", jobs(lab)])
+    else:
+        lab.run(["scontrol", "update", f"JobId={jobs(lab)}", "EndTime=now"], user="root")
+    gone(lab, KILL_WAIT + 15 + (35 if how == "time limit" else 0))  # slurmctld looks twice a minute
+    step.communicate(timeout=30)
+
+
+def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
+    """Line 6: also what finishes the step, and the epilog's process, each at once when it is there."""
+    step = start(lab, *WRITABLE, script="echo up; sleep 1234")
+    stop_all(lab)
+    try:
+        lab.run(["scancel", jobs(lab)])
+        gone(lab, KILL_WAIT + 15)
+    finally:
+        stop_no_more(lab)
+    step.communicate(timeout=30)
+    on_node(lab, "penroot list | xargs -r penroot remove -f; rm -rf /run/pyxis/2001/*", "alice")  # what he kept from us
+
+
+def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
+    """Line 6: its helper is stopped with it."""
+    step = start(lab, *WRITABLE, script="echo up; sleep 1234")
+    job = jobs(lab)
+    lab.run(["scontrol", "suspend", job], user="root")
+    until(lambda: "SUSPENDED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is suspended")
+    lab.run(["scancel", job])
+    gone(lab, KILL_WAIT + 15)
+    step.communicate(timeout=30)
+
+
+def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
+    """Line 6: a suspended job's helper may have the lock of a container's name."""
+    step = start(lab, *WRITABLE)
+    name = on_node(lab, "ls /run/pyxis/2001/running").strip()
+    on_node(lab, f"flock /run/pyxis/2001/running/{name} sleep 1234 > /dev/null 2>&1 &", "alice")
+    until(lambda: on_node(lab, "pgrep -f '[s]leep 1234'"), "the lock is taken")
+    began = time.monotonic()
+    end(step)
+    assert step.returncode == 0
+    assert time.monotonic() - began < 15
+    gone(lab, 10)
+
+
+def saving(lab: Lab) -> str:
+    return on_node(lab, "pgrep -x mksquashfs")
+
+
+def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
+    """Line 6: after scancel another process began to save anew, outside of the job's cgroups."""
+    step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", env=SLOW)
+    assert step.stdin
+    step.stdin.write("go\n")
+    step.stdin.flush()
+    until(lambda: saving(lab), "the container is being saved")
+    time.sleep(0.5)
+    assert saving(lab)
+    lab.run(["scancel", jobs(lab)])
+    gone(lab, KILL_WAIT + 15)
+    step.communicate(timeout=30)
+    assert not saving(lab)
+    assert lab.run("ls -A | grep waits", check=False).stdout == ""
+
+
+def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
+    """Line 6: no save after a kill."""
+    step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; sleep 1234")
+    lab.run(["scancel", jobs(lab)])
+    gone(lab, KILL_WAIT + 15)
+    step.communicate(timeout=30)
+    assert lab.run("ls -A | grep waits", check=False).stdout == ""
+
+
+def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
+    """Line 6: it has no limit but the job's: here one that is longer than all others of root."""
+    seconds = 200 if soak else 11
+    step = start(lab, *WRITABLE, "--container-save=./waits.sqsh")
+    assert step.stdin
+    step.stdin.write("go\n")
+    step.stdin.flush()
+    until(lambda: saving(lab), "the container is being saved")
+    began = time.monotonic()
+    on_node(lab, "pkill -STOP -x mksquashfs")
+    time.sleep(seconds)
+    on_node(lab, "pkill -CONT -x mksquashfs")
+    _, err = step.communicate(timeout=300)
+    assert step.returncode == 0 and time.monotonic() - began >= seconds
+    assert "exported container" in err
+    assert srun(lab, "--container-image=./waits.sqsh", "echo", "whole") == "whole\n"
+
+
+def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab) -> None:
+    """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
+    step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
+    assert step.stdout and step.stdin
+    on_node(lab, f"pkill -KILL -f {HELPER}")
+    step.stdin.write("go\n")
+    step.stdin.flush()
+    until(lambda: saving(lab), "the container is being saved")
+    on_node(lab, "pkill -STOP -x mksquashfs")
+    try:
+        finisher = on_node(lab, f"pgrep -o -f {HELPER}").strip()
+        for process in (finisher, saving(lab).strip()):
+            groups = on_node(lab, f"cat /proc/{process}/cgroup")
+            tracked = [line for line in groups.splitlines() if re.match(r"\d+:freezer:|0::/.", line)]
+            assert any("/step_" in line for line in tracked), groups
+            assert any("/step_" in line for line in groups.splitlines() if ":memory:" in line or "0::/." in line), (
+                groups
+            )
+        looked = lab.run(f"cat /proc/{finisher}/environ; ls /proc/{finisher}/fd", node="n1", check=False)
+        assert looked.returncode != 0 and "Permission denied" in looked.stderr
+    finally:
+        on_node(lab, "pkill -CONT -x mksquashfs")
+    step.communicate(timeout=60)
+    assert lab.run("ls waits.sqsh").stdout == "waits.sqsh\n"
+
+
+def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
+    """Line 6: what could not be removed kept all that came after it."""
+    step = start(lab, *WRITABLE, script="echo up; sleep 1234")
+    job = jobs(lab)
+    names = [f"pyxis_{job}.{number}" for number in range(1, 9)]
+    made = " ".join(f"/run/pyxis/2001/{name}" for name in names)
+    on_node(lab, f"mkdir {made}", "alice")  # what no step has noted so
+    on_node(lab, f"pkill -KILL -f {HELPER}; pkill -KILL slurmstepd; pkill -KILL -u alice")
+    lab.run(["scancel", job])
+    gone(lab, KILL_WAIT + 15)
+    step.communicate(timeout=30)
+    until(lambda: on_node(lab, "ls -A /var/tmp/enroot-data-2001") == "", "the container is removed", 20)
+    assert on_node(lab, "ls /run/pyxis/2001").split() == names
+    on_node(lab, f"rmdir {made}")
+    # Slurm's own, of a slurmstepd that could not clean up.
+    remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
+    until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-p x@f@644@0@0@id",
+        "-pf /home/alice/pseudo",
+        "-action exec(id)@true",
+        "-comp gzip -action-file /home/alice/actions",
+        "-info-file /tmp/x",
+        "-recovery-path /tmp",
+        "-e /",
+    ],
+)
+def test_options_of_mksquashfs_that_run_programs_are_refused(lab: Lab, options: str) -> None:
+    """Line 6: ENROOT_SQUASH_OPTIONS ran programs, at a time when nobody looks after a job's processes."""
+    env = {"ENROOT_SQUASH_OPTIONS": options}
+    said = refused(lab, IMAGE, "--container-save=./waits.sqsh", "echo", "ran", env=env)
+    assert "ENROOT_SQUASH_OPTIONS: -" in said and "is not allowed" in said
+
+
+FLOOD = """
+cat > /etc/rc <<'END'
+#!/bin/sh
+printf 'a\\r\\033[2Jb\\n[2026-11-22T00:00:00.000] error: forged\\n' >&2
+yes 0123456789012345678901234567890123456789012345678901234567890123456789 | head -n 9000 | cat -n
+head -c 300000 /dev/zero | tr '\\0' x
+exec "$@"
+END
+rm -f /etc/rc.local
+"""
+
+
+def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
+    """Line 6: what an entrypoint prints went to slurmd's log as it was, with every control character."""
+    srun(lab, *WRITABLE, "--container-save=./waits.sqsh", *sh(FLOOD))
+    path = f"{lab.root}/nodes/n1/var/log/slurmd.log"
+    before = os.path.getsize(path)
+    step = lab.popen(
+        [
+            "srun",
+            *ON_N1,
+            "--container-image=./waits.sqsh",
+            "--container-entrypoint",
+            "--container-entrypoint-log",
+            "true",
+        ]
+    )
+    _, err = step.communicate(timeout=60)
+    assert "9000\t0123" in err or "9000?0123" in err  # the user has it all
+    with open(path, "rb") as log:
+        log.seek(before)
+        said = log.read()
+    assert len(said) < 100_000
+    assert b"a" in said and b"\x1b" not in said and b"\r" not in said
+    assert not re.search(rb"^\[2026-11-22T00:00:00", said, re.MULTILINE)
