@@ -133,7 +133,8 @@ def is_empty(cgroup: str) -> bool:
 def files(entry: str) -> Iterator[str]:
     kept = {path for pattern in KEPT for path in glob.glob(entry + pattern)}
     for path in sorted({path for pattern in FILES for path in dotglob(entry + pattern)}):
-        if path not in kept or not os.path.isdir(path):
+        # The word by which a data path knows its containers stays when they go, as the directory does.
+        if (path not in kept or not os.path.isdir(path)) and os.path.basename(path) != ".records":
             yield path[len(entry) :]
 
 
