@@ -67,7 +67,7 @@ def write(
         try:
             _publish(source, runtime, output, checksum=checksum, replace=settings.force_override)
         except FileExistsError:
-            raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
+            raise ImageError(f"file already exists: {output}", hint="--force overwrites it") from None
         except OSError as e:
             raise squashfs.cannot_write(output, e) from e
     return output

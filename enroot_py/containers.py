@@ -263,7 +263,7 @@ def refuse_taken(name: str, settings: Settings) -> None:
     """Raises ContainerError where there is something of that name."""
     if os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
         hint = f"use --force, another --name, or: penroot remove {name}"
-        raise ContainerError(f"container exists: {name}", hint=hint)
+        raise ContainerError(f"container already exists: {name}", hint=hint)
 
 
 class _made:

@@ -96,7 +96,7 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
             file.publish(replace=settings.force_override)
             return os.fstat(file.fd).st_size
     except FileExistsError:
-        raise ImageError(f"file exists: {output}", hint="--force overwrites it") from None
+        raise ImageError(f"file already exists: {output}", hint="--force overwrites it") from None
     except OSError as e:
         raise cannot_write(output, e) from e
 
@@ -187,7 +187,7 @@ def check_output(output: str, settings: "Settings") -> None:
         raise cannot_write(output, e) from e
     else:
         if not settings.force_override:
-            raise ImageError(f"file exists: {output}", hint="--force overwrites it")
+            raise ImageError(f"file already exists: {output}", hint="--force overwrites it")
     if not os.access(directory, os.W_OK | os.X_OK):
         why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
         raise cannot_write(output, OSError(why, os.strerror(why)))

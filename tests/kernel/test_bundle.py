@@ -276,7 +276,7 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
     first = bundle.read_bytes()
     user.penroot("bundle", "-f", "-c", "-d", 'It\'s a "test"', "box.sqsh", env={"SOURCE_DATE_EPOCH": "0"})
     assert bundle.read_bytes() == first
-    assert "file exists" in user.penroot("bundle", "box.sqsh", status=1).stderr
+    assert "file already exists" in user.penroot("bundle", "box.sqsh", status=1).stderr
     assert [p.name for p in user.home.iterdir() if p.name.startswith(".")] == []
 
 

@@ -30,7 +30,7 @@ def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tupl
 
 def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
     done = user.penroot("create", str(image), status=1)
-    assert "[ERROR] container exists: box" in done.stderr
+    assert "[ERROR] container already exists: box" in done.stderr
     user.start("--rw", "box", "touch", "/mine")
     user.penroot("create", "--force", str(image))
     assert not (user.data / "box/mine").exists()

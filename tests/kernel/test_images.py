@@ -377,7 +377,7 @@ def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     (user.home / "x.sqsh").write_text("mine")
     done = user.penroot("import", "-o", "x.sqsh", uri, status=1)
-    assert "file exists" in done.stderr and (user.home / "x.sqsh").read_text() == "mine"
+    assert "file already exists" in done.stderr and (user.home / "x.sqsh").read_text() == "mine"
     assert not (user.home / "cache").exists()  # noticed before the work
     user.own(user.home / "x.sqsh")
     env = {"SOURCE_DATE_EPOCH": "1"}
