@@ -1,0 +1,36 @@
+"""Ours does with some hundred command lines what enroot does, or what docs/enroot.md says: tests/parity/lines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.kernel.conftest import require
+from tests.parity.differential import Transcript, documented, outcomes, registry, transcripts
+
+
+@pytest.fixture(scope="module")
+def given() -> dict[str, list[str]]:
+    """What the lines give, by file."""
+    require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
+    files = transcripts()
+    with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
+        outs = pool.map(lambda found: outcomes(found, None, host), files)
+        return {found.path.stem: out for found, out in zip(files, outs, strict=True)}
+
+
+@pytest.mark.parametrize("found", transcripts(), ids=lambda found: found.path.stem)
+def test_lines(found: Transcript, given: dict[str, list[str]]) -> None:
+    for line, out in zip(found.lines, given[found.path.stem], strict=True):
+        assert out == line.expected, f"{found.path.name}:{line.number}: $ {line.command}"
+
+
+def test_there_are_enough_lines_and_each_difference_has_its_reason() -> None:
+    lines = [line for found in transcripts() for line in found.lines]
+    assert len(lines) > 400
+    for line in lines:
+        assert not line.why or line.enroot != line.ours, line.command
+        assert not line.why or documented(line.why), f"docs/enroot.md has no words {line.why!r}: {line.command}"
