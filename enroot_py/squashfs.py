@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 _MAGIC = b"hsqs"
 _SUPERBLOCK = 96  # bytes
+_TEXT = 16 << 20  # bytes of a file of an image that is read into memory
 _QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 each make nothing quicker
 # What unsquashfs says of an image that is not what it was.
 _DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
@@ -328,16 +329,31 @@ def _run_tool(command: "list[str]", image: str = "", **how: "Any") -> str:
 
 def read(path: str, name: str) -> str:
     """A text file in an image, "" where it has none of that name. Raises ImageError."""
+    import resource
+
     from enroot_py import run
 
     check(path)
+    fd = os.memfd_create(name)
     try:
-        return _run_tool([run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name], path)
+        _run_tool(
+            [run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name],
+            path,
+            stdout=fd,
+            before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (_TEXT, _TEXT)),
+        )
+        with open(os.dup(fd), "rb") as f:
+            f.seek(0)
+            return f.read().decode(errors="replace")
     except ImageError as e:
         # unsquashfs before 4.5 has no -cat.
         if "no matches" in str(e) or "invalid option" in str(e):
             return ""
+        if "SIGXFSZ" in str(e):
+            raise ImageError(f"the file {name} of {path} is larger than {_TEXT >> 20} MiB") from e
         raise
+    finally:
+        os.close(fd)
 
 
 def unpack(path: str, directory: str, settings: "Settings | None" = None) -> None:

@@ -33,7 +33,9 @@
 enum {
 	NR_openat2 = 437,
 	RESOLVE_IN_ROOT_ = 0x10,
+	RESOLVE_NO_SYMLINKS_ = 0x04,
 	MAX_SYMLINKS = 40, /* path_resolution(7) */
+	LARGEST = 64 << 20,
 };
 
 void close_fd(int *fd)
@@ -86,6 +88,11 @@ char *read_all(int fd, size_t *length)
 			return data;
 		}
 		used += (size_t)n;
+		if (used > LARGEST) {
+			free(data);
+			errno = EFBIG;
+			return NULL;
+		}
 		if (used + 1 == size) {
 			char *more = realloc(data, size *= 2);
 
@@ -372,11 +379,11 @@ static int walk_in(int root, const char *path, int flags)
 	return found;
 }
 
-int open_in(int root, const char *path, int flags)
+static int resolve_in(int root, const char *path, int flags, uint64_t resolve)
 {
 	struct {
 		uint64_t flags, mode, resolve;
-	} how = {(uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT_};
+	} how = {(uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT_ | resolve};
 	int fd, tries = 0;
 
 	path += strspn(path, "/");
@@ -386,12 +393,139 @@ int open_in(int root, const char *path, int flags)
 	do {
 		fd = (int)syscall(NR_openat2, root, path, &how, sizeof(how));
 	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
-	if (fd < 0 && (errno == ENOSYS || errno == EPERM))
-		return walk_in(root, path, flags);
 	return fd;
 }
 
-static int create_at(int root, const char *path, mode_t type, mode_t mode, int links)
+int open_in(int root, const char *path, int flags)
+{
+	int fd = resolve_in(root, path, flags, 0);
+
+	if (fd < 0 && (errno == ENOSYS || errno == EPERM))
+		return walk_in(root, *path ? path : ".", flags);
+	return fd;
+}
+
+/* What proc(5) says of a mount, in the words of its line of /proc/self/mountinfo. */
+struct shown {
+	char *device, *part, *place, *type;
+};
+
+static bool parse_mountinfo(char *line, int *id, struct shown *shown)
+{
+	char *fields[5] = {0}, *tail = strstr(line, " - ");
+
+	if (!tail)
+		return false;
+	*tail = '\0';
+	tail += 3;
+	for (size_t i = 0; i < LENGTH(fields); i++)
+		if (!(fields[i] = strsep(&line, " ")))
+			return false;
+	*id = atoi(fields[0]);
+	*shown = (struct shown){fields[2], fields[3], fields[4], strsep(&tail, " ")};
+	return true;
+}
+
+static int mount_id(int fd)
+{
+	AUTO_FREE path = text("/proc/self/fdinfo/%d", fd);
+	AUTO_CLOSE info = open(path, O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = info < 0 ? NULL : read_all(info, NULL);
+	const char *found = all ? strstr(all, "mnt_id:") : NULL;
+
+	if (!found)
+		err(EXIT_FAILURE, "cannot read %s", path);
+	return atoi(found + strlen("mnt_id:"));
+}
+
+static bool is_beneath(const char *path, const char *directory)
+{
+	size_t n = strcmp(directory, "/") ? strlen(directory) : 0;
+
+	return !strncmp(path, directory, n) && (!path[n] || path[n] == '/');
+}
+
+bool is_own(int root, int fd)
+{
+	int here = mount_id(fd), base = mount_id(root), id;
+	AUTO_CLOSE info = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+	AUTO_FREE all = here == base || info < 0 ? NULL : read_all(info, NULL);
+	AUTO_FREE copy = all ? strdup(all) : NULL;
+	char *rest = all, *line;
+	struct shown shown, mine = {0}, roots = {0};
+	bool own;
+
+	if (here == base)
+		return true;
+	if (!copy)
+		err(EXIT_FAILURE, "cannot read /proc/self/mountinfo");
+	while ((line = strsep(&rest, "\n"))) {
+		if (!parse_mountinfo(line, &id, &shown))
+			continue;
+		if (id == here)
+			mine = shown;
+		if (id == base)
+			roots = shown;
+	}
+	if (!mine.device || !roots.device)
+		return false;
+	if (!strcmp(mine.device, roots.device)) /* a volume, which shows a part of the container */
+		return is_beneath(mine.part, roots.part);
+	own = !strcmp(mine.type, "tmpfs");
+	for (rest = copy; own && (line = strsep(&rest, "\n"));)
+		if (parse_mountinfo(line, &id, &shown) && !strcmp(shown.device, mine.device))
+			own = is_beneath(shown.place, roots.place);
+	return own;
+}
+
+/* No symlink on the way: this is where the user, or the site, had the tree mounted. */
+static bool is_named(int root, const char *path)
+{
+	AUTO_CLOSE fd = resolve_in(root, path, O_PATH, RESOLVE_NO_SYMLINKS_);
+
+	return fd >= 0;
+}
+
+static bool may_change(int root, const char *path, int fd, enum place place)
+{
+	if (place == ANYWHERE || is_own(root, fd) || (place == NAMED && is_named(root, path)))
+		return true;
+	errno = EXDEV;
+	return false;
+}
+
+static int regular(int fd)
+{
+	struct stat is;
+
+	if (fd >= 0 && (fstat(fd, &is) < 0 || !S_ISREG(is.st_mode))) {
+		close(fd);
+		errno = EINVAL;
+		return -1;
+	}
+	return fd;
+}
+
+int open_regular(const char *path)
+{
+	return regular(open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+int open_regular_in(int root, const char *path)
+{
+	AUTO_CLOSE place = open_in(root, path, O_PATH);
+	struct stat is;
+
+	if (place < 0 || fstat(place, &is) < 0 || !may_change(root, path, place, NAMED))
+		return -1;
+	if (!S_ISREG(is.st_mode)) {
+		errno = EINVAL;
+		return -1;
+	}
+	return regular(open_in(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
+}
+
+static int create_at(int root, const char *path, mode_t type, mode_t mode, enum place place, int links)
 {
 	AUTO_FREE trimmed = strdup(path + strspn(path, "/"));
 	char target[PATH_MAX];
@@ -419,8 +553,8 @@ static int create_at(int root, const char *path, mode_t type, mode_t mode, int l
 		errno = EXDEV; /* beneath a directory that does not exist */
 		return -1;
 	}
-	parent = create_at(root, parent_path, S_IFDIR, 0755, links + 1);
-	if (parent < 0)
+	parent = create_at(root, parent_path, S_IFDIR, 0755, place, links + 1);
+	if (parent < 0 || !may_change(root, parent_path, parent, place))
 		return -1;
 	if ((type == S_IFDIR ? mkdirat(parent, name, mode) : mknodat(parent, name, S_IFREG | mode, 0)) == 0)
 		return openat(parent, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -434,13 +568,13 @@ static int create_at(int root, const char *path, mode_t type, mode_t mode, int l
 	{
 		AUTO_FREE next = *target == '/' ? strdup(target) : text("%s/%s", parent_path, target);
 
-		return next ? create_at(root, next, type, mode, links + 1) : -1;
+		return next ? create_at(root, next, type, mode, place == NAMED ? OWN : place, links + 1) : -1;
 	}
 }
 
-int create_in(int root, const char *path, mode_t type, mode_t mode)
+int create_in(int root, const char *path, mode_t type, mode_t mode, enum place place)
 {
-	return create_at(root, path, type, mode, 0);
+	return create_at(root, path, type, mode, place, 0);
 }
 
 static void append(char **out, size_t *used, const char *from, size_t n)

@@ -17,13 +17,17 @@
 #define AUTO_FREE CLEANUP(free_text) char *
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
+/* Where something is made: on file systems of the container's own; also in a tree of the host that a path without
+ * symlinks leads to; wherever a path leads. */
+enum place { OWN, NAMED, ANYWHERE };
+
 void close_fd(int *fd);
 void free_text(char **text);
 void close_dir(void *dir); /* a DIR ** */
 
 char *text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* All of a file or pipe, with a NUL after it. Returns NULL with errno. */
+/* All of a file or pipe, up to 64 MiB, with a NUL after it. Returns NULL with errno. */
 char *read_all(int fd, size_t *length);
 bool write_all(int fd, const void *data, size_t length);
 
@@ -44,8 +48,14 @@ void release_signals(void);
 
 /* Paths beneath the open directory root: no symlink and no ".." leads out of it. Return -1 with errno. */
 int open_in(int root, const char *path, int flags);
-int create_in(int root, const char *path, mode_t type, mode_t mode);
+int create_in(int root, const char *path, mode_t type, mode_t mode, enum place place);
 int open_root(const char *path);
+/* To read: a regular file of the container's, or of the host's where no symlink leads there. */
+int open_regular_in(int root, const char *path);
+/* The same without a root. */
+int open_regular(const char *path);
+/* Whether an open file is of the root's own mount, or of a tmpfs that is mounted beneath it only: no tree of the host. */
+bool is_own(int root, int fd);
 
 /* ${NAME}, ${NAME:-default} and $NAME replaced from the environment. Ends the program for "${" without "}". */
 char *substitute(const char *text);

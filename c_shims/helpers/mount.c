@@ -107,6 +107,8 @@ static const struct {
 struct entry {
 	const char *origin;
 	int line, pass;
+	bool image; /* of an image's fstab, which reaches nothing of the host */
+	const char *inside; /* a source beneath the root: its path there */
 	char *source, *target, *type, *options;
 	bool is[NOTHING + 1];
 	char create;
@@ -190,6 +192,44 @@ static void parse_options(struct entry *e)
 	}
 }
 
+/* The one variable of an image's fstab. */
+static char *substitute_rootfs(const char *word)
+{
+	static const char variable[] = "${ENROOT_ROOTFS}";
+	const char *rootfs = getenv("ENROOT_ROOTFS");
+
+	if (!rootfs || strncmp(word, variable, strlen(variable)))
+		return strdup(word);
+	return text("%s%s", rootfs, word + strlen(variable));
+}
+
+/* An image mounts a tmpfs, or directories of its own. */
+static void confine(struct entry *e)
+{
+	bool bind = e->is[BIND] || e->is[RBIND], tmpfs = !strcmp(e->type, "tmpfs");
+
+	if (e->is[REMOUNT] || e->is[MOVE] || e->is[DETACH] || bind == tmpfs ||
+	    (bind && (!e->inside || strcmp(e->type, "none"))))
+		errx(EXIT_FAILURE,
+		     "%s:%d: an image may mount a tmpfs and its own directories, not '%s'; "
+		     "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount",
+		     e->origin, e->line, e->source);
+	e->flags |= MS_NOSUID | MS_NODEV;
+	e->attributes |= ATTR_NOSUID | ATTR_NODEV;
+	e->is[RBIND] = false;
+	e->is[BIND] = bind;
+}
+
+static const char *inside(const char *source)
+{
+	const char *rootfs = getenv("ENROOT_ROOTFS");
+	size_t n = rootfs ? strlen(rootfs) : 0;
+
+	if (!n || *rootfs != '/' || strncmp(source, rootfs, n) || (source[n] && source[n] != '/'))
+		return NULL;
+	return source[n] ? source + n : "/";
+}
+
 /* One line to an entry; false where it is blank or a comment. */
 static bool parse(char *line, struct entry *e)
 {
@@ -204,7 +244,9 @@ static bool parse(char *line, struct entry *e)
 			continue;
 		if (n == MAX_FIELDS)
 			errx(EXIT_FAILURE, "%s:%d: more than %d fields; write a space as \\040", e->origin, e->line, MAX_FIELDS);
-		fields[n] = substitute(word);
+		fields[n] = e->image ? substitute_rootfs(word) : substitute(word);
+		if (!fields[n])
+			err(EXIT_FAILURE, "cannot allocate memory");
 		decode(fields[n++]);
 	}
 	/* A frequency means nothing here: a number that stands alone is the pass. */
@@ -235,6 +277,9 @@ static bool parse(char *line, struct entry *e)
 	if (!e->target || !e->type || !e->options)
 		err(EXIT_FAILURE, "cannot allocate memory");
 	parse_options(e);
+	e->inside = inside(e->source);
+	if (e->image)
+		confine(e);
 	return true;
 }
 
@@ -297,13 +342,13 @@ static int reopen(int root, const struct entry *e)
 	return open_in(root, e->target, O_PATH);
 }
 
-static int bind_old(const struct entry *e, int root, int target)
+static int bind_old(const struct entry *e, const char *source, int root, int target)
 {
 	AUTO_FREE under = text("/proc/self/fd/%d", target);
 	AUTO_CLOSE top = -1;
 	AUTO_FREE path = NULL;
 
-	if (mount(e->source, under, NULL, MS_BIND | (e->is[RBIND] ? MS_REC : 0), NULL) < 0)
+	if (mount(source, under, NULL, MS_BIND | (e->is[RBIND] ? MS_REC : 0), NULL) < 0)
 		return -1;
 	top = reopen(root, e);
 	path = text("/proc/self/fd/%d", top);
@@ -315,27 +360,27 @@ static int bind_old(const struct entry *e, int root, int target)
 }
 
 /* With the newer calls read-only covers what is mounted beneath, too. */
-static int bind_source(const struct entry *e, int root, int target)
+static int bind_source(const struct entry *e, const char *source, int root, int target)
 {
 	unsigned int recursive = e->is[RBIND] ? RECURSIVE : 0;
 	AUTO_CLOSE tree = -1;
 
-	tree = (int)syscall(NR_open_tree, AT_FDCWD, e->source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
+	tree = (int)syscall(NR_open_tree, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
 	if (tree < 0 && errno == EINVAL && !recursive) {
 		/* Submounts that the parent namespace locked cannot be left out. */
 		recursive = RECURSIVE;
-		tree = (int)syscall(NR_open_tree, AT_FDCWD, e->source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
+		tree = (int)syscall(NR_open_tree, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
 	}
 	if (tree < 0)
-		return errno == ENOSYS ? bind_old(e, root, target) : -1;
+		return errno == ENOSYS ? bind_old(e, source, root, target) : -1;
 	if ((e->attributes || e->propagation) && set_attributes(tree, recursive, e->attributes, e->propagation) < 0)
-		return errno == ENOSYS ? bind_old(e, root, target) : -1;
+		return errno == ENOSYS ? bind_old(e, source, root, target) : -1;
 	return (int)syscall(NR_move_mount, tree, "", target, "", F_EMPTY_PATH | T_EMPTY_PATH);
 }
 
-static int open_target(const struct entry *e, int root)
+static int open_target(const struct entry *e, const char *source, int root)
 {
-	struct stat is;
+	struct stat is, top;
 	bool directory = e->create == 'd';
 
 	if (!e->create)
@@ -343,30 +388,61 @@ static int open_target(const struct entry *e, int root)
 	if (e->create == 'a') {
 		directory = true;
 		if (e->is[BIND] || e->is[RBIND]) {
-			if (stat(e->source, &is) < 0)
+			if (stat(source, &is) < 0)
 				return -1;
 			directory = S_ISDIR(is.st_mode);
 		}
 	}
-	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644);
+	/* Where the root is the host's own, all of it is. */
+	if (stat("/", &top) == 0 && fstat(root, &is) == 0 && is.st_dev == top.st_dev && is.st_ino == top.st_ino)
+		return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644, ANYWHERE);
+	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644, e->image ? OWN : NAMED);
+}
+
+/* An image does not cover what the host lends, as /proc, nor the root, where the other mounts are. */
+static bool leave_out(const struct entry *e, int root, int target, int source)
+{
+	struct stat is, top;
+	const char *why = NULL;
+
+	if (fstat(target, &is) == 0 && fstat(root, &top) == 0 && is.st_dev == top.st_dev && is.st_ino == top.st_ino)
+		why = "it is the root directory";
+	else if (!is_own(root, target) || (source >= 0 && !is_own(root, source)))
+		why = "it is mounted from the host";
+	if (why)
+		warnx("%s:%d: %s is left out: %s", e->origin, e->line, e->target, why);
+	return why;
 }
 
 static int execute(const struct entry *e, int root)
 {
-	AUTO_CLOSE target = open_target(e, root);
-	AUTO_FREE path = text("/proc/self/fd/%d", target);
+	AUTO_CLOSE from = e->inside ? open_in(root, e->inside, O_PATH) : -1;
+	AUTO_FREE beneath = NULL;
+	const char *source = e->source;
+	AUTO_CLOSE target = -1;
+	AUTO_FREE path = NULL;
 	AUTO_CLOSE top = -1;
 
+	if (from < 0 && e->inside && !strcmp(e->inside, e->target))
+		from = create_in(root, e->inside, S_IFDIR, 0755, OWN); /* a volume that the image has no directory for */
+	if (from < 0 && e->inside)
+		return -1;
+	if (e->inside)
+		source = beneath = text("/proc/self/fd/%d", from);
+	target = open_target(e, source, root);
 	if (target < 0)
 		return -1;
+	path = text("/proc/self/fd/%d", target);
+	if (e->image && leave_out(e, root, target, from))
+		return 0;
 	if (e->is[DETACH])
 		return umount2(path, MNT_DETACH);
 	if (e->is[REMOUNT])
 		return change_existing(e, target);
 	if (e->is[MOVE])
-		return mount(e->source, path, NULL, MS_MOVE, NULL);
+		return mount(source, path, NULL, MS_MOVE, NULL);
 	if (e->is[BIND] || e->is[RBIND])
-		return bind_source(e, root, target);
+		return bind_source(e, source, root, target);
 	if (!strcmp(e->type, "none"))
 		return change_existing(e, target);
 	if (mount(e->source, path, e->type, e->flags, e->data) < 0)
@@ -379,7 +455,7 @@ static int execute(const struct entry *e, int root)
 	return mount(NULL, path, NULL, e->propagation, NULL);
 }
 
-static void mount_fstab(const char *name, int root, int pass)
+static void mount_fstab(const char *name, int root, int pass, bool image)
 {
 	AUTO_CLOSE fd = !strcmp(name, "-") ? dup(STDIN_FILENO) : open(name, O_RDONLY | O_CLOEXEC);
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
@@ -389,10 +465,14 @@ static void mount_fstab(const char *name, int root, int pass)
 	if (!all)
 		err(EXIT_FAILURE, "cannot read %s", name);
 	while ((line = strsep(&rest, "\n"))) {
-		CLEANUP(free_entry) struct entry e = {.origin = strcmp(name, "-") ? name : "stdin", .line = ++number};
+		CLEANUP(free_entry) struct entry e = {
+			.origin = image ? "/etc/fstab of the image" : strcmp(name, "-") ? name : "stdin", .line = ++number, .image = image};
 
 		if (!parse(line, &e) || e.pass != pass || execute(&e, root) == 0)
 			continue;
+		if (!e.is[NOFAIL] && errno == EXDEV)
+			errx(EXIT_FAILURE, "%s:%d: cannot mount on %s: it leads to what is mounted from the host", e.origin, number,
+			     e.target);
 		if (!e.is[NOFAIL])
 			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is[DETACH] ? "detach" : "mount",
 			    e.source, e.target);
@@ -403,13 +483,15 @@ static void mount_fstab(const char *name, int root, int pass)
 
 int main(int argc, char **argv)
 {
-	const char *directory = "/", *value;
+	const char *directory = "/", *value, *image = NULL;
 	AUTO_CLOSE root = -1;
 	int at = 1, pass = 0;
 
 	while (argv[at] && argv[at][0] == '-' && argv[at][1]) {
 		if ((value = option(argv, &at, "--root"))) {
 			directory = value;
+		} else if ((value = option(argv, &at, "--image"))) {
+			image = value;
 		} else if ((value = option(argv, &at, "--pass"))) {
 			char *end;
 
@@ -422,15 +504,18 @@ int main(int argc, char **argv)
 			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
 		}
 	}
-	if (at >= argc) {
-		printf("Usage: %s [--root DIR] [--pass N] FSTAB...\n\n"
-		       "Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin.\n",
+	if (at >= argc && !image) {
+		printf("Usage: %s [--root DIR] [--pass N] [--image FSTAB] FSTAB...\n\n"
+		       "Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin. --image is that of an\n"
+		       "image: it mounts a tmpfs, and directories beneath DIR, which is in ENROOT_ROOTFS.\n",
 		       program_invocation_short_name);
 		return EXIT_SUCCESS;
 	}
 	root = open_root(directory);
 	umask(022);
+	if (image)
+		mount_fstab(image, root, pass, true);
 	for (; argv[at]; at++)
-		mount_fstab(argv[at], root, pass);
+		mount_fstab(argv[at], root, pass, false);
 	return EXIT_SUCCESS;
 }

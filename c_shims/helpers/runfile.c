@@ -6,9 +6,9 @@
  *   size FILE OFFSET           bytes that it takes unpacked
  *   sha256 FILE OFFSET LENGTH  digest of a part of a file
  *   compressions               those that extract can undo
- *   get ROOT PATH              print a file beneath ROOT; no symlink leads out
+ *   get ROOT PATH              print a file beneath ROOT; no symlink leads out; status 3 where there is none
  *   put ROOT PATH              write stdin to it, by rename
- *   mkdir ROOT PATH MODE       make a directory and its parents
+ *   mkdir ROOT PATH MODE       make a directory and its parents; --named: also in a tree of the host
  *   symlink ROOT TARGET PATH   make a symbolic link
  *   exists ROOT PATH           whether there is such a file
  *   substitute                 stdin to stdout, ${VAR} replaced
@@ -44,7 +44,7 @@
 #define CLONE_NEWCGROUP 0x02000000
 #endif
 
-enum { NR_pidfd_open = 434, SPARE = 64 << 20, ABANDONED = 3600, POLL_MS = 200 };
+enum { NR_pidfd_open = 434, SPARE = 64 << 20, ABANDONED = 3600, POLL_MS = 200, NONE = 3 };
 
 static const char prefix[] = "penroot-bundle.", live[] = "live";
 
@@ -243,7 +243,7 @@ static int extract_new(const char *path, long long offset, const char *to, bool 
 		errx(EXIT_FAILURE, "file exists: %s", to);
 	if (*copy) {
 		AUTO_CLOSE root = open_root("/");
-		AUTO_CLOSE parent = create_in(root, copy, S_IFDIR, 0700);
+		AUTO_CLOSE parent = create_in(root, copy, S_IFDIR, 0700, ANYWHERE);
 
 		if (parent < 0)
 			err(EXIT_FAILURE, "cannot create %s", copy);
@@ -526,11 +526,18 @@ static int enter(char **argv)
 static int get(const char *directory, const char *path)
 {
 	AUTO_CLOSE root = open_root(directory);
-	AUTO_CLOSE fd = open_in(root, path, O_RDONLY);
+	AUTO_CLOSE fd = strcmp(directory, "/") ? open_regular_in(root, path) : open(path, O_RDONLY | O_CLOEXEC);
 	size_t length;
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, &length);
 
-	return all && write_all(STDOUT_FILENO, all, length) ? EXIT_SUCCESS : EXIT_FAILURE;
+	if (!all) {
+		if (errno == ENOENT || errno == ENOTDIR)
+			return NONE;
+		if (errno == EINVAL)
+			errx(EXIT_FAILURE, "cannot read %s of the image: it is not a regular file", path);
+		err(EXIT_FAILURE, "cannot read %s of the image", path);
+	}
+	return write_all(STDOUT_FILENO, all, length) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 static int put(const char *directory, const char *path)
@@ -546,20 +553,24 @@ static int put(const char *directory, const char *path)
 	if (!all || !parent_path || !(slash = strrchr(parent_path, '/')))
 		errx(EXIT_FAILURE, "cannot write %s", path);
 	*slash = '\0';
-	parent = create_in(root, parent_path, S_IFDIR, 0755);
+	parent = create_in(root, parent_path, S_IFDIR, 0755, OWN);
+	if (parent >= 0 && !is_own(root, parent))
+		errx(EXIT_FAILURE, "cannot write %s: the image links to what is mounted from the host", path);
 	fd = parent < 0 ? -1 : openat(parent, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (fd < 0 || !write_all(fd, all, length) || renameat(parent, temporary, parent, slash + 1) < 0)
 		err(EXIT_FAILURE, "cannot write %s", path);
 	return EXIT_SUCCESS;
 }
 
-static int make(const char *directory, const char *path, const char *mode)
+static int make(const char *directory, const char *path, const char *mode, enum place place)
 {
 	AUTO_CLOSE root = open_root(directory);
 	AUTO_CLOSE fd = -1;
 
 	umask(0);
-	fd = create_in(root, path, S_IFDIR, (mode_t)strtoul(mode, NULL, 8));
+	fd = create_in(root, path, S_IFDIR, (mode_t)strtoul(mode, NULL, 8), place);
+	if (fd < 0 && errno == EXDEV)
+		errx(EXIT_FAILURE, "cannot create %s: it leads to what is mounted from the host", path);
 	if (fd < 0)
 		err(EXIT_FAILURE, "cannot create %s", path);
 	return EXIT_SUCCESS;
@@ -575,7 +586,9 @@ static int make_symlink(const char *directory, const char *target, const char *p
 	if (!slash)
 		errx(EXIT_FAILURE, "not an absolute path: %s", path);
 	*slash = '\0';
-	parent = create_in(root, parent_path, S_IFDIR, 0755);
+	parent = create_in(root, parent_path, S_IFDIR, 0755, OWN);
+	if (parent >= 0 && !is_own(root, parent))
+		errx(EXIT_FAILURE, "cannot create %s: the image links to what is mounted from the host", path);
 	if (parent < 0 || symlinkat(target, parent, slash + 1) < 0)
 		err(EXIT_FAILURE, "cannot create %s", path);
 	return EXIT_SUCCESS;
@@ -681,8 +694,8 @@ int main(int argc, char **argv)
 		return get(rest[0], rest[1]);
 	if (!strcmp(verb, "put") && argc == 4)
 		return put(rest[0], rest[1]);
-	if (!strcmp(verb, "mkdir") && argc == 5)
-		return make(rest[0], rest[1], rest[2]);
+	if (!strcmp(verb, "mkdir") && (argc == 5 || (argc == 6 && !strcmp(rest[3], "--named"))))
+		return make(rest[0], rest[1], rest[2], argc == 6 ? NAMED : OWN);
 	if (!strcmp(verb, "exists") && argc == 4)
 		return exists(rest[0], rest[1]);
 	if (!strcmp(verb, "symlink") && argc == 5)

@@ -143,7 +143,7 @@ static void drop_privileges(void)
 /* The value of "KEY VALUE" in login.defs(5), else NULL; a static buffer. */
 static const char *login_def(const char *key)
 {
-	AUTO_CLOSE fd = open("/etc/login.defs", O_RDONLY | O_CLOEXEC);
+	AUTO_CLOSE fd = open_regular("/etc/login.defs");
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
 	static char value[4096];
 	char *rest = all, *line;
@@ -164,7 +164,7 @@ static const char *login_def(const char *key)
 /* What login(1) sets and nobody else did. The image's own passwd(5), read here: a static program has no NSS. */
 static void complete_environment(bool login)
 {
-	AUTO_CLOSE fd = open("/etc/passwd", O_RDONLY | O_CLOEXEC);
+	AUTO_CLOSE fd = open_regular("/etc/passwd");
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
 	char *rest = all, *line;
 	const char *value;

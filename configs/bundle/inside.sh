@@ -66,8 +66,13 @@ unquote() {
     done
 }
 
+# A file that an image may have: status 3 says that there is none.
+of_image() {
+    "$runfile" get "$container" "$1" || [ $? = 3 ]
+}
+
 collect_environment() { # --env KEY=VALUE...
-    "$runfile" get "$container" /etc/environment 2>/dev/null || :
+    of_image /etc/environment
     printf '\n'
     for file in "$work"/etc/system/environ.d/*.env "$work"/etc/user/environ.d/*.env; do
         [ ! -f "$file" ] || "$runfile" substitute <"$file" | unquote
@@ -88,7 +93,7 @@ collect_environment() { # --env KEY=VALUE...
 }
 
 collect_mounts() {
-    "$runfile" get "$container" /etc/fstab >"$work/mnt/image.fstab" 2>/dev/null || :
+    of_image /etc/fstab >"$work/mnt/image.fstab"
     {
         [ -z "$pid" ] || printf '%s\n' 'proc /proc proc x-create=dir,rw,nosuid,nodev,noexec 0 -1'
         [ -z "$net" ] || printf '%s\n' 'sysfs /sys sysfs x-create=dir,ro,nosuid,nodev,noexec 0 -1'
@@ -145,6 +150,8 @@ restricted_devices() {
 
 do_mounts() {
     set -- "$1" "$work/mnt/image.fstab"
+    # enroot's way, for who trusts the image.
+    [ "${ENROOT_IMAGE_FSTAB-}" = host ] || set -- "$1" --image "$work/mnt/image.fstab"
     for file in "$work"/etc/system/mounts.d/*.fstab "$work"/etc/user/mounts.d/*.fstab; do
         [ ! -f "$file" ] || set -- "$@" "$file"
     done
@@ -176,7 +183,7 @@ merge() {
 }
 
 from_image() {
-    "$runfile" get "$container" "$1" 2>/dev/null | while IFS= read -r line || [ -n "$line" ]; do
+    { of_image "$1" || :; } | while IFS= read -r line || [ -n "$line" ]; do
         printf '%s:image\n' "$line"
     done
 }
@@ -276,7 +283,7 @@ EOF
         "$runfile" mkdir "$container" "$directory" 0700
         for file in .bashrc .profile .bash_logout .bash_profile; do
             ! "$runfile" exists "$container" "/etc/skel/$file" ||
-                "$runfile" get "$container" "/etc/skel/$file" | "$runfile" put "$container" "$directory/$file"
+                of_image "/etc/skel/$file" | "$runfile" put "$container" "$directory/$file"
         done
     fi
     if [ -n "$root" ]; then
@@ -332,8 +339,16 @@ elif defined rc; then
         printf '\nrc "$@"\n'
     } >"$script"
 fi
-if [ -z "$script" ] && [ -z "$login" ] && [ -n "$image_run" ] && ! "$runfile" exists "$container" "$image_workdir"; then
-    "$runfile" mkdir "$container" "$image_workdir" 0755
+if [ -z "$script$login" ] && [ -z "$image_run" ]; then
+    of_image /etc/rc >/dev/null # a shell would wait for a pipe
+elif [ -z "$script$login" ] && ! "$runfile" exists "$container" "$image_workdir"; then
+    named=
+    while read -r source target _; do # of the host's where the user has mounted that above it
+        case $image_workdir in
+        "${target:-$source}"/*) named=--named ;;
+        esac
+    done <"$work/mnt/options.fstab"
+    "$runfile" mkdir "$container" "$image_workdir" 0755 $named
 fi
 [ -n "$rw" ] || printf 'none / none remount,bind,nosuid,nodev,ro\n' | "$mount" --root "$container" -
 umask "$umask"

@@ -9,7 +9,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -368,3 +368,81 @@ def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str
     limits = ("prlimit", "--as=1500000000", "timeout", "20")
     done = account.penroot("start", "box", "sh", "-c", "echo started", prefix=limits)
     assert done.stdout == "started\n"
+
+
+# Bundles: what an image does when its own file runs it
+
+
+Bundled = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def bundled(user: User, rootfs: pathlib.Path) -> Bundled:
+    """Run the root file system as a bundle."""
+
+    def run(*arguments: str, status: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+        user.own(rootfs)
+        user.penroot("bundle", "--force", "-o", "box.run", str(squashed(user, rootfs)))
+        return user.run("./box.run", *arguments, status=status, env=environ, prefix=("timeout", "30"))
+
+    return run
+
+
+def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
+    """A volume through a link to the victim's directory, one with dots, one on /proc."""
+    (rootfs / "vol").symlink_to(secret)
+    places = ["/vol", f"/../../..{secret}", "/proc", "/missing/deep"]
+    fstab(rootfs, "".join(VOLUME % (place, place) for place in places))
+    script = f"test -e /proc/self && ! cat {secret}/key && touch /vol/planted /missing/deep/w && echo safe"
+    done = bundled("sh", "-c", script)
+    assert done.stdout == "safe\n"
+    assert "/proc is left out" in done.stderr
+    assert os.listdir(secret) == ["key"]
+
+
+def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
+    """The image's fstab names a directory of the host; who trusts it says so."""
+    fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind\n")
+    assert "an image may mount a tmpfs" in bundled("cat", "/vol/key", status=1).stderr
+    assert bundled("cat", "/vol/key", ENROOT_IMAGE_FSTAB="host", ENROOT_FORCE_OVERRIDE="y").stdout == "private\n"
+
+
+@pytest.mark.parametrize("name", ["home", "srv", "var"])
+def test_bundle_makes_nothing_in_dev_shm(
+    rootfs: pathlib.Path, shared: pathlib.Path, bundled: Bundled, name: str
+) -> None:
+    """A home, the working directory or a mount point is in a directory of the image that leads to /dev/shm."""
+    if name == "srv":
+        (rootfs / "etc/rc").write_text(RC % ("/srv/made", "/srv/made"))
+    (rootfs / name).symlink_to(shared)
+    done = bundled("true", status=1, HOME="/home/victim", ENROOT_MOUNT_HOME="y" if name == "home" else "")
+    assert os.listdir(shared) == []
+    assert "from the host" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["fstab", "environment", "passwd", "group", "login.defs", "skel/.bashrc"])
+def test_bundle_waits_for_nothing(rootfs: pathlib.Path, bundled: Bundled, name: str) -> None:
+    """Files of the image as pipes: it runs without, or fails in words."""
+    spoil(rootfs / "etc" / name, "fifo")
+    fails = name in ("fstab", "environment")
+    done = bundled("true", status=1 if fails else 0, ENROOT_LOGIN_SHELL="" if fails else "y")
+    assert not fails or f"cannot read /etc/{name} of the image" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["directory", "squashfs"])
+@pytest.mark.parametrize("kind", ["fifo", "sparse", "host"])
+def test_inspect_reads_files_of_the_image(
+    user: User, rootfs: pathlib.Path, secret: pathlib.Path, form: str, kind: str
+) -> None:
+    """The image's environment is a pipe, 5 GB, or a link to the victim's file."""
+    spoil(rootfs / "etc/environment", kind)
+    if kind == "host":
+        (rootfs / "etc/environment").symlink_to(secret / "key")
+        (secret / "key").write_text("STOLEN=private\n")
+    user.own(rootfs)
+    target = str(squashed(user, rootfs)) if form == "squashfs" else "box"
+    limits = ("prlimit", "--as=1500000000", "timeout", "20")
+    done = user.run("sh", "-c", f"penroot inspect {target}; true", prefix=limits)
+    assert "private" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "etc/environment" in done.stderr or kind == "host"
