@@ -41,6 +41,7 @@ _WORDS = frozenset(
     "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
 )
 
+_MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 _HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
 
@@ -425,7 +426,9 @@ def parse_image(text: str, rootfs: str, origin: str) -> "Iterator[Mount]":
     """
     known = "${ENROOT_ROOTFS}"
     text = known.join(part.replace("$", "\\044") for part in text.split(known))
-    for mount in parse_file(text, {"ENROOT_ROOTFS": rootfs}, origin):
+    for number, mount in enumerate(parse_file(text, {"ENROOT_ROOTFS": rootfs}, origin)):
+        if number == _MOST:
+            raise ConfigError(f"{mount.origin}: an image may mount {_MOST} directories, no more", hint=_HOST)
         mount.confine()
         yield mount
 

@@ -62,6 +62,8 @@ def is_own(root: int, fd: int) -> bool:
             words = fields.split()
             # Device, the directory in it that is shown, where that is, the type.
             mounted[int(words[0])] = words[2], words[3], words[4], kind.split()[0]
+    if number not in mounted or base_number not in mounted:
+        return False
     device, shown, _, kind = mounted[number]
     base_device, base_shown, place, _ = mounted[base_number]
     if device == base_device:  # a volume, which shows a part of the container

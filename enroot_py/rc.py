@@ -23,6 +23,7 @@ class Exec:
         return self.entrypoint + (arguments or self.command)
 
 
+_LONGEST = 1 << 20  # characters of a script that is looked at: a kernel's limit of arguments is near
 _FORM = (
     ("mkdir -p ", " 2> /dev/null"),
     ("cd ", " && unset OLDPWD || exit 1"),
@@ -40,9 +41,10 @@ _FORM = (
 def parse(rc: str, rc_local: str) -> "Exec | None":
     """The meaning of the script that an import writes, or None where it is another script.
 
-    None also where /etc/rc.local holds commands, or a word needs a shell.
+    None also where /etc/rc.local holds commands, or a word needs a shell, or it is far longer
+    than what an import writes.
     """
-    if any(_statements(rc_local)):
+    if len(rc) > _LONGEST or len(rc_local) > _LONGEST or any(_statements(rc_local)):
         return None
     lines = list(_statements(rc))
     if len(lines) != len(_FORM):
@@ -63,23 +65,26 @@ def parse(rc: str, rc_local: str) -> "Exec | None":
 def _statements(script: str) -> "list[str]":
     """Lines that are neither blank nor comments; a quoted newline keeps a line going."""
     out: list[str] = []
-    open_quote = False
+    going: list[str] = []  # lines of one statement
+    quote = ""
     for line in script.split("\n"):
-        if open_quote:
-            out[-1] += "\n" + line
-        else:
+        if not going:
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
-            out.append(line)
-        open_quote = _quote_is_open(out[-1])
-    return out
+        going.append(line)
+        quote = _open_quote(line, quote)
+        if not quote:
+            out.append("\n".join(going))
+            going = []
+    return [*out, "\n".join(going)] if going else out
 
 
-def _quote_is_open(text: str) -> bool:
-    quote, at = "", 0
-    while at < len(text):
-        c = text[at]
+def _open_quote(line: str, quote: str) -> str:
+    """The quote that is open at the end of a line, where ``quote`` is at its beginning; "" for none."""
+    at = 0
+    while at < len(line):
+        c = line[at]
         if quote == "'":
             quote = "" if c == "'" else quote
         elif c == "\\":
@@ -89,7 +94,7 @@ def _quote_is_open(text: str) -> bool:
         elif c in "'\"":
             quote = c
         at += 1
-    return bool(quote)
+    return quote
 
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=+,@%^")

@@ -37,7 +37,7 @@ enum {
 	ATTR_NODIRATIME = 0x80,
 };
 
-enum { MAX_FIELDS = 6 };
+enum { MAX_FIELDS = 6, MAX_OF_IMAGE = 1000 };
 
 enum word { SET, UNSET, FS_FLAG, PROPAGATION, BIND, RBIND, REMOUNT, MOVE, DETACH, NOFAIL, SILENT, CREATE, NOTHING };
 
@@ -460,7 +460,7 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 	AUTO_CLOSE fd = !strcmp(name, "-") ? dup(STDIN_FILENO) : open(name, O_RDONLY | O_CLOEXEC);
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
 	char *rest = all, *line;
-	int number = 0;
+	int number = 0, count = 0;
 
 	if (!all)
 		err(EXIT_FAILURE, "cannot read %s", name);
@@ -468,7 +468,11 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 		CLEANUP(free_entry) struct entry e = {
 			.origin = image ? "/etc/fstab of the image" : strcmp(name, "-") ? name : "stdin", .line = ++number, .image = image};
 
-		if (!parse(line, &e) || e.pass != pass || execute(&e, root) == 0)
+		if (!parse(line, &e))
+			continue;
+		if (image && ++count > MAX_OF_IMAGE)
+			errx(EXIT_FAILURE, "%s:%d: an image may mount %d directories, no more", e.origin, number, MAX_OF_IMAGE);
+		if (e.pass != pass || execute(&e, root) == 0)
 			continue;
 		if (!e.is[NOFAIL] && errno == EXDEV)
 			errx(EXIT_FAILURE, "%s:%d: cannot mount on %s: it leads to what is mounted from the host", e.origin, number,

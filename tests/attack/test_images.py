@@ -181,6 +181,13 @@ def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path,
     assert user.start(*options, target, "sh", "-c", script) == "changed\n200\n"
 
 
+def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Path) -> None:
+    """Each tmpfs is memory of the kernel: an fstab of 16 MB would have two million."""
+    fstab(rootfs, "tmpfs /t tmpfs x-create=dir\n" * 400_000)
+    done = user.penroot("start", "box", "true", status=1, prefix=("timeout", "20"))
+    assert "/etc/fstab of the image:1001: an image may mount 1000 directories, no more" in done.stderr
+
+
 # Line 1: what is made in the container is not made on the host
 
 
@@ -325,6 +332,16 @@ def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
     assert f"cannot read /etc/{name} of the image: " in done.stderr
 
 
+@pytest.mark.parametrize("text", ["echo '" + "\n" * (15 << 20), "'\n\"\n" * (1 << 20), "\\'" * (6 << 20)])
+@pytest.mark.parametrize("name", ["rc", "rc.local"])
+def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str, text: str) -> None:
+    """A quote that is open for fifteen million lines, and a million that open and close."""
+    (rootfs / "etc/rc").write_text(RC % ("/", "/"))
+    (rootfs / "etc" / name).write_text(text)
+    (rootfs / "bin/sh").unlink()  # it would run the script, as it may
+    user.run("sh", "-c", "penroot start box true; exit 0", prefix=("timeout", "10"))
+
+
 @pytest.mark.parametrize("kind", ["fifo", "zero", "sparse", "loop"])
 @pytest.mark.parametrize(
     "name", ["etc/passwd", "etc/group", "etc/login.defs", "etc/default/useradd", "etc/nologin", "etc/ld.so.cache"]
@@ -436,6 +453,8 @@ def test_inspect_reads_files_of_the_image(
 ) -> None:
     """The image's environment is a pipe, 5 GB, or a link to the victim's file."""
     spoil(rootfs / "etc/environment", kind)
+    if kind == "sparse" and form == "squashfs":
+        os.truncate(rootfs / "etc/environment", 100 << 20)  # mksquashfs reads it all
     if kind == "host":
         (rootfs / "etc/environment").symlink_to(secret / "key")
         (secret / "key").write_text("STOLEN=private\n")
