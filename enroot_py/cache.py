@@ -21,8 +21,9 @@ from hashlib import sha256
 
 from enroot_py import containers, filesystems, layers, log
 from enroot_py.errors import ImageError, PenrootError
+from enroot_py.reference import is_uri
 from enroot_py.settings import Settings
-from enroot_py.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged
+from enroot_py.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged, read_stack
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
@@ -97,8 +98,7 @@ def _directories(store: Store, kind: str) -> list[str]:
 def _layers_of(image: str) -> Iterator[str]:
     """The layers in an image's stack."""
     try:
-        with open(image + "/stack", "rb") as f:
-            lines = os.fsdecode(f.read()).splitlines()
+        lines = read_stack(image)
     except FileNotFoundError:
         return
     for line in lines:
@@ -116,7 +116,11 @@ def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
     records = {settings.data_path + f"/{name}{_CONTAINER}" for name in _listing(settings.data_path)}
     for name in _directories(store, "users"):
         link = f"{store.root}/users/{name}"
-        record = os.readlink(link)
+        try:
+            record = os.readlink(link)
+        except OSError as e:  # whatever it is, no record of ours
+            log.warn(f"{link}: {e.strerror}: ignoring it")
+            continue
         container = os.path.dirname(record)
         old = time.time() - os.lstat(link).st_mtime > _SETTLED
         if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
@@ -466,7 +470,10 @@ def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], o
             locks.discard("layers", name)
     # By digest: a tag may have moved, and containers want the image that they were made from.
     return [
-        f"docker://{_repository(name)}@{image.digest}" for image in bad for name in image.names[:1] if name[0] != "/"
+        name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
+        for image in bad
+        for name in image.names[:1]
+        if name[0] != "/"
     ]
 
 

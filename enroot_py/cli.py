@@ -421,8 +421,17 @@ def cache_verify(repair: bool) -> None:
     log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
     if damaged and not repair:
         raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
+    failed = 0
     for reference in cache.repair(store, settings.load(), damaged) if damaged else ():
-        images.pull(reference, settings.load())
+        try:
+            images.pull(reference, settings.load())
+        except PenrootError as e:
+            log.error(f"{reference}: {e}")
+            failed += 1
+    if failed:
+        raise PenrootError(
+            f"{log.many(failed, 'damaged image')} could not be fetched again", hint="import them from where they are"
+        )
 
 
 @command

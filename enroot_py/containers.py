@@ -148,7 +148,7 @@ def _not_ours(path: str) -> ContainerError:
 
 def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
     """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
-    from enroot_py.store import is_usable
+    from enroot_py.store import is_usable, read_stack
 
     store = os.path.dirname(os.path.dirname(image))
     try:
@@ -165,12 +165,14 @@ def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
             hint="import it again: the container keeps its changes",
         )
     try:
-        with open(image + "/stack", "rb") as f:
-            return tuple(f"{store}/{line}" for line in os.fsdecode(f.read()).splitlines())
+        stack = read_stack(image)
     except OSError as e:
         raise ContainerError(
             f"the image of {name} is gone: {image}", hint="import it again, or remove the container"
         ) from e
+    if not stack:
+        raise ContainerError(f"the image of {name} is damaged: {image}/stack", hint="penroot cache verify --repair")
+    return tuple(f"{store}/{line}" for line in stack)
 
 
 def check_place(data_path: str, name: str = "") -> None:

@@ -88,10 +88,8 @@ def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> 
 
     Raises ImageError in the first case, or for another system; warns in the second: an emulator may be at hand.
     """
-    import json
-
     with open(image.path + "/config", "rb") as f:
-        config = json.load(f)
+        config = _config(f.read(), f"{reference} in the store")
     system, said = config.get("os"), config.get("architecture")
     if system and system != "linux":
         raise ImageError(f"{reference} is for {system}, this is Linux")
@@ -340,7 +338,7 @@ def _task(
 # -- image config
 
 
-def _config(data: bytes, reference: "AnyImage") -> "dict[str, Any]":
+def _config(data: bytes, reference: "AnyImage | str") -> "dict[str, Any]":
     import json
 
     try:
@@ -603,8 +601,13 @@ def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dic
     found = containers.find(image, settings)
     if found.lowerdirs:
         stored = os.path.dirname(os.path.dirname(found.lowerdirs[0]))
-        with open(stored + "/manifest", "rb") as f, open(stored + "/config", "rb") as g:
-            return _described(image, f.read(), g.read())
+        try:
+            with open(stored + "/manifest", "rb") as f, open(stored + "/config", "rb") as g:
+                return _described(image, f.read(), g.read())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+            raise ImageError(
+                f"the stored image of {image} is damaged: {stored}", hint="penroot cache verify --repair"
+            ) from e
     if found.image:
         texts = {name: squashfs.read(found.image, "etc/" + name) for name in ("rc", "rc.local", "environment")}
     else:

@@ -526,7 +526,7 @@ class Tree:
             try:
                 os.setxattr(fd, name, value)
             except OSError as e:
-                log.debug(f"{shown(entry.path)}: attribute {os.fsdecode(name)} is lost: {e.strerror}")
+                log.warn(f"{shown(entry.path)}: its attribute {os.fsdecode(name)} is lost: {e.strerror}")
 
     def _record(self, path: bytes, entry: Entry) -> None:
         records = []

@@ -238,8 +238,7 @@ class Store:
         if not is_usable(path):
             return None
         try:
-            with open(path + "/stack", "rb") as f:
-                stack = os.fsdecode(f.read()).splitlines()
+            stack = read_stack(path)
         except FileNotFoundError:
             return Image(digest, path, (), f"{path}/{SQUASHFS}")
         if not stack:
@@ -492,9 +491,22 @@ def _layers_of(image: str) -> "list[str]":
     root = os.path.dirname(os.path.dirname(image))
     if os.path.exists(f"{image}/{SQUASHFS}"):
         return []
-    with open(image + "/stack", "rb") as f:
-        stack = os.fsdecode(f.read()).splitlines()
+    stack = read_stack(image)
     return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
+
+
+def read_stack(image: str) -> "list[str]":
+    """The lower directories of an image, relative to the root; none where its record is damaged. Raises OSError."""
+    with open(image + "/stack", "rb") as f:
+        lines = os.fsdecode(f.read()).splitlines()
+    return lines if all(map(_is_lower, lines)) else []
+
+
+def _is_lower(line: str) -> bool:
+    """Whether a line is ``layers/NAME/fs`` or ``images/NAME/head/fs``."""
+    kind, _, rest = line.partition("/")
+    name, _, tree = rest.partition("/")
+    return (kind, tree) in (("layers", "fs"), ("images", "head/fs")) and is_digest("sha256:" + name)
 
 
 def _is_whole(path: str) -> bool:

@@ -33,6 +33,7 @@ _IOV_MAX = 1024
 _AHEAD = 2  # pieces that wait to be written, and to be hashed
 _SHOWN = 400  # characters of a name
 _MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
+_MAX_SEGMENTS = 1 << 19  # of a sparse file
 _MAX_GLOBAL = 1000  # pax records that hold for all entries: git archive writes one
 
 
@@ -605,6 +606,7 @@ def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, lo
         numbers = [_decimal(n) for n in pax[b"GNU.sparse.map"].split(b",") if n]
         entry.size = _decimal(pax.get(b"GNU.sparse.size", b"%d" % size))
         entry.segments = list(zip(numbers[::2], numbers[1::2], strict=False))
+        _check_segments(entry, len(entry.segments))
     return entry
 
 
@@ -625,10 +627,17 @@ def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> Non
         for at in range(0, len(table), 24):
             if table[at]:
                 entry.segments.append((_number(table[at : at + 12]), _number(table[at + 12 : at + 24])))
+        _check_segments(entry, len(entry.segments))
         if not more:
             return
         block = read(_BLOCK)
         table, more = block[:504], block[504]
+
+
+def _check_segments(entry: Entry, count: int) -> None:
+    """They are held in memory, 120 bytes each."""
+    if count > _MAX_SEGMENTS:
+        raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments or more")
 
 
 def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
@@ -636,8 +645,7 @@ def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
     entry.size = _decimal(entry.pax.get(b"GNU.sparse.realsize", b""))
     text = read(_BLOCK)
     count = _decimal(text.split(b"\n", 1)[0])
-    if count > _MAX_EXTENSION:
-        raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments")
+    _check_segments(entry, count)
     blocks, lines = [text], text.count(b"\n")
     while lines < 2 * count + 1:
         blocks.append(read(_BLOCK))

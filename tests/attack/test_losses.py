@@ -8,6 +8,7 @@ import pathlib
 import random
 import signal
 import subprocess
+import tarfile
 import time
 
 import pytest
@@ -25,7 +26,10 @@ def listed(user: User, image: pathlib.Path) -> dict[str, str]:
 
 def layout(user: User, *entries: tuple[object, bytes]) -> str:
     """The URI of an image of one layer."""
-    image = Image([Layer(tar(entries))])  # type: ignore[arg-type]
+    return laid_out(user, Image([Layer(tar(entries))]))  # type: ignore[arg-type]
+
+
+def laid_out(user: User, image: Image) -> str:
     index = b'{"schemaVersion":2,"manifests":[{"mediaType":"%s","digest":"%s","size":%d}]}' % (
         image.kinds["manifest"].encode(),
         image.digest().encode(),
@@ -254,3 +258,42 @@ def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
     assert [name for name in hidden(user.home) if name.endswith(("making", "trash"))] == []
     assert os.listdir(user.home / "cache/tmp") == []
     assert user.penroot("cache", "verify").returncode == 0
+
+
+# -- our own records, and maps without an end
+
+
+def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
+    """Line 13: typeflag S of GNU tar: extension block after extension block, each of 21 segments in memory."""
+    info, _ = entry("sparse")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:482] = (b"%011o\0" % 0 + b"%011o\0" % 0) * 4
+    header[482], header[483:495] = 1, b"%011o\0" % 0
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    block = (b"%011o\0" % 0 + b"%011o\0" % 0) * 21 + b"\1" + b"\0" * 7
+    image = Image([Layer(bytes(header) + block * 100_000)])
+    done = user.penroot("import", "-o", "x.sqsh", laid_out(user, image), status=1)
+    assert "/sparse: a sparse map of" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
+@pytest.mark.parametrize(
+    "record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest", "images/*/exec"]
+)
+def test_a_damaged_record_is_told_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
+    """Line 13: after a crash a file may hold NULs: one line, and `cache verify --repair` mends it."""
+    uri = layout(user, directory("bin"), entry("bin/sh", (rootfs / "bin/busybox").read_bytes(), mode=0o755))
+    user.penroot("load", "-n", "over", uri)
+    user.start("--rw", "over", "/bin/sh", "-c", "echo mine > /mine")
+    (path,) = (user.home / "cache").glob(record)
+    path.write_bytes(garbage)
+    for words in ("cache list", "cache verify", "inspect over", "start over /bin/sh -c :"):
+        said = user.run("sh", "-c", f"penroot {words} 2>&1 || :").stdout
+        assert "Traceback" not in said
+        assert "PENROOT_DEBUG" not in said
+    user.penroot("cache", "verify", "--repair")
+    assert user.start(uri, "/bin/sh", "-c", "echo whole") == "whole\n"
+    assert user.start("over", "/bin/sh", "-c", "read line < /mine; echo $line") == "mine\n"
