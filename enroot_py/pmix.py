@@ -102,12 +102,13 @@ FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
 _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
 
 
-def fitted(
-    environ: "Mapping[str, str]", libraries: Libraries, inside: "Mapping[str, str]", *, remap_root: bool
-) -> "dict[str, str]":
-    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
+def is_copy(name: str, value: str, environ: "Mapping[str, str]") -> bool:
+    """Whether a hook of the site has copied an offer of the server's as it is, whatever the image can take."""
+    return name in _COPIES and environ.get(_COPIES[name]) == value
 
-    So is what a hook of the site has made of them ``inside``, in the environment of the container.
+
+def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
 
     PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
     does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
@@ -117,10 +118,16 @@ def fitted(
     left = [module for module in modules if not module.startswith("shmem")]
     if left != modules:
         found["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
-    for copy, name in _COPIES.items():
-        if inside.get(copy) and inside[copy] == environ.get(name):
-            found[copy] = found.get(name, inside[copy])
     return found
+
+
+def told(
+    environ: "Mapping[str, str]", libraries: Libraries, inside: "Mapping[str, str]", *, remap_root: bool
+) -> "dict[str, str]":
+    """The same, and copies of it for who looks for them and does not find them ``inside``. Raises ConfigError."""
+    fit = fitted(environ, libraries, remap_root=remap_root)
+    offers = {name: environ[name] for name in FITTED if name in environ}
+    return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}
 
 
 _EVERYWHERE = frozenset(("native", "hash"))

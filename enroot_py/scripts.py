@@ -104,8 +104,11 @@ class Scripts:
 
             if pmix.used(context.host):  # a hook that copies all of PMIx's variables undoes what 20-mpi did
                 libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
-                remap_root = context.settings.remap_root
-                context.environ.update(pmix.fitted(context.host, libraries, context.environ, remap_root=remap_root))
+                variables = context.environ
+                for name in [name for name, value in variables.items() if pmix.is_copy(name, value, context.host)]:
+                    del variables[name]
+                root = context.settings.remap_root
+                variables.update(pmix.told(context.host, libraries, variables, remap_root=root))
         for mount in mounts.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
             if (mount.source.rstrip("/"), mount.target.rstrip("/")) not in context.mounted:
                 mount.execute(context.root)

@@ -17,6 +17,6 @@ def run(context: "Context") -> None:
     context.environ.update(given)
     if pmix.used(given):
         libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
-        context.environ.update(pmix.fitted(context.host, libraries, {}, remap_root=remap_root))
+        context.environ.update(pmix.fitted(context.host, libraries, remap_root=remap_root))
     for path, mode, _ in pmix.directories({**context.host, **given} if given else {}, remap_root=remap_root):
         context.mount(path, path, f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private,nofail,silent")

@@ -158,9 +158,7 @@ class Step:
             log.warn(why)
         if not pmix.used(self.job.environ):
             return {}
-        fitted = pmix.fitted(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
-        offers = {name: self.job.environ[name] for name in pmix.FITTED if name in self.job.environ}
-        return {**pmix.copies({**offers, **fitted}, libraries, {**self.job.environ, **inside}), **fitted}
+        return pmix.told(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
 
     def _check_pmix(self) -> None:
         if why := pmix.check_root(self.job.environ, self.job.tasks):
@@ -371,7 +369,8 @@ class Step:
 
     def _is_of_a_task(self, name: str, value: str) -> bool:
         """Whether a hook has copied what Slurm tells this task: the others, of other steps too, have their own."""
-        return name.startswith(_OF_TASKS) and self.job.environ.get(name) == value
+        own = self.job.environ
+        return name.startswith(_OF_TASKS) and own.get(name) == value or pmix.is_copy(name, value, own)
 
     def root(self) -> int:
         """In the container: its root file system without what is mounted in it, for other containers on it.

@@ -68,7 +68,8 @@ def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str])
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     script = (
         'hello; echo "mounted $(grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo)"; '
-        'test "$PMIX_MCA_psec" = "$PMIX_SECURITY_MODE" && echo fits; echo "task $SLURM_PROCID $PMIX_RANK $SLURM_NODEID"'
+        'test "${PMIX_MCA_psec-$PMIX_SECURITY_MODE}" = "$PMIX_SECURITY_MODE" && echo fits; '
+        'echo "task $SLURM_PROCID $PMIX_RANK $SLURM_NODEID"'
     )
     done = lab.run(["srun", *ON_N1, *tasks, "--mpi=pmix", MPI, *sh(script)])
     out = done.stdout.splitlines()

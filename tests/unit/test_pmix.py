@@ -65,36 +65,14 @@ def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
 )
 def test_memory_that_the_launcher_shares_is_not_in_the_container(offered: str | None, taken: str | None) -> None:
     given = NATIVE if offered is None else {**NATIVE, "PMIX_GDS_MODULE": offered}
-    assert pmix.fitted(given, libraries(), {}, remap_root=False).get("PMIX_GDS_MODULE") == taken
+    assert pmix.fitted(given, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == taken
 
 
-def test_what_a_hook_has_made_of_an_offer_is_fitted_too() -> None:
-    inside = {"PMIX_MCA_psec": "munge,native", "PMIX_MCA_gds": "hash", "PMIX_MCA_ptl": "tcp"}
+def test_what_a_hook_has_copied_is_told_from_words_of_the_user() -> None:
     server = {**MUNGE, "PMIX_GDS_MODULE": "shmem2,hash"}
-    found = pmix.fitted(server, libraries(), inside, remap_root=False)
-    assert found["PMIX_MCA_psec"] == found["PMIX_SECURITY_MODE"] == "native"
-    assert "PMIX_MCA_gds" not in found  # a word of the image or the user, not a copy
-
-
-@pytest.mark.parametrize(
-    ("image", "fit", "shown"),
-    [
-        ((), {"PMIX_SECURITY_MODE": "munge,native"}, {"PMIX_MCA_psec": "munge,native"}),
-        (("libpmix.so.2",), {"PMIX_SECURITY_MODE": "munge,native"}, {}),
-        (
-            ("libpmix.so.2",),
-            {"PMIX_SECURITY_MODE": "native", "PMIX_GDS_MODULE": "ds21,hash"},
-            {"PMIX_MCA_psec": "native"},
-        ),
-        (("libmpi.so.40",), {"PMIX_GDS_MODULE": "hash"}, {"PMIX_MCA_gds": "hash"}),
-        ((), {}, {}),
-    ],
-)
-def test_copies_are_shown_where_they_do_no_harm(
-    image: tuple[str, ...], fit: dict[str, str], shown: dict[str, str]
-) -> None:
-    assert pmix.copies(fit, libraries(*image), ()) == shown
-    assert pmix.copies(fit, libraries(*image), ("PMIX_MCA_psec", "PMIX_MCA_gds")) == {}
+    assert pmix.is_copy("PMIX_MCA_psec", "munge,native", server)
+    assert not pmix.is_copy("PMIX_MCA_gds", "hash", server)
+    assert not pmix.is_copy("PMIX_MCA_ptl", "tcp", server)
 
 
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
