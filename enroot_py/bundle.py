@@ -32,7 +32,6 @@ _BLOCK = 1 << 20
 _DIRECTORIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("environ.d", ".env", environ.SHIPPED),
     ("mounts.d", ".fstab", mounts.SYSTEM),
-    ("hooks.d", ".sh", {}),
 )
 
 
@@ -212,7 +211,11 @@ def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
                 _add(tar, part, f.read(), 0o644)
         with open(hooks.STANDARD + "/common.sh", "rb") as f:
             _add(tar, "lib/common.sh", f.read(), 0o644)
+        order, scripts = _hooks(settings, everything)
+        config += f"order={imagefiles.quote(' '.join(map(imagefiles.quote, order)))}\n"
         _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
+        for name, data in sorted(scripts.items()):
+            _add(tar, name, data, 0o755)
         for name, data, mode in sorted(_configuration(settings, everything)):
             _add(tar, name, data, mode)
     return gzip.compress(out.getvalue(), mtime=0)
@@ -246,10 +249,26 @@ def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, 
         for kind, suffix, shipped in _DIRECTORIES:
             ours = shipped if first else {}
             for origin, text in configs.fragments((f"{directory}/{kind}",), suffix, ours):
-                mode = 0o755 if suffix == ".sh" and os.access(origin, os.X_OK) else 0o644
                 name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
-                yield name, text.encode("utf-8", "surrogateescape"), mode
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(f"{directory}/hooks.d")):
-                if name.endswith(".py"):
-                    log.warn(f"hook {directory}/hooks.d/{name} is left out: a bundle runs where there is no Python")
+                yield name, text.encode("utf-8", "surrogateescape"), 0o644
+
+
+def _hooks(settings: Settings, everything: bool) -> "tuple[list[str], dict[str, bytes]]":
+    """What runs in a bundle, in order: hooks of its driver, by name, and scripts, by path beneath etc; and these."""
+    order: list[str] = []
+    scripts: dict[str, bytes] = {}
+    if not everything:
+        settings = settings.replace("bundle", config_path=os.devnull)
+    for hook in hooks.arrange(hooks.STANDARD, settings, os.environ):
+        ours = hook.path == f"{hooks.STANDARD}/{hook.name}.py"
+        script = hook.path if hook.is_script else "" if ours else hook.original
+        if script:
+            place = "user" if script.startswith(settings.config_path + "/") else "system"
+            order.append(f"{place}/hooks.d/{os.path.basename(script)}")
+            with open(script, "rb") as f:
+                scripts["etc/" + order[-1]] = f.read()
+        elif hook.path:
+            if not ours:
+                log.warn(f"hook {hook.path} is left out: a bundle runs where there is no Python")
+            order.append(hook.name)
+    return order, scripts

@@ -106,15 +106,16 @@ class Context:
 class Hook:
     """One hook: a function of Python, a script of bash, or, without a path, one that does not run.
 
-    ``why`` is for people, where it is no matter of course.
+    ``why`` is for people, where it is no matter of course; ``original`` is a file of enroot's that this one stands for.
     """
 
-    __slots__ = ("name", "path", "why", "function")
+    __slots__ = ("name", "path", "why", "original", "function")
 
     def __init__(self, name: str, path: str, why: str = "") -> None:
         self.name = name
         self.path = path
         self.why = why
+        self.original = ""
         self.function: Callable[[Context], None] | None = None
 
     @property

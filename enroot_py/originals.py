@@ -35,7 +35,7 @@ def judge(
     if _is_original(path, name):
         instead = ours or _instead(name, directory, settings, host)
         if instead is not None:
-            instead.why = f"for {path}, which is enroot's own"
+            instead.why, instead.original = f"for {path}, which is enroot's own", path
             found.setdefault(instead.name + ".py", instead)
             return None
     if ours is not None and current == name:

@@ -9,7 +9,7 @@ mount=$work/bin/penroot-mount
 container=$ENROOT_ROOTFS
 # Of the bundle, then of this run.
 version='' image_run='' image_workdir='' image_entrypoint='' image_command=''
-conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' cgroups=''
+order='' conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' cgroups=''
 env_words=''
 # shellcheck source=/dev/null
 . "$work/config"
@@ -160,21 +160,19 @@ do_mounts() {
     "$mount" --root "$container" --pass "$pass" "$@" "$work/mnt/namespaces.fstab" "$work/mnt/options.fstab"
 }
 
-# Entries of the image whose name and number are still free; ours come first.
+# Entries of the image whose name is still free; ours come first.
 # _apt goes: without it apt does not try to drop privileges that nobody has.
 merge() {
-    names=:_apt: numbers=:
+    names=:_apt:
     while IFS= read -r line; do
-        name=${line%%:*} number=${line#*:*:}
-        number=${number%%:*}
+        name=${line%%:*}
         case $line in
         *:*:*) ;;
         *) continue ;;
         esac
         case $names in *":$name:"*) continue ;; esac
-        case $numbers in *":$number:"*) continue ;; esac
         if [ "$line" = "${line%:image}" ]; then
-            names="$names$name:" numbers="$numbers$number:"
+            names="$names$name:"
             printf '%s\n' "$line"
         else
             printf '%s\n' "${line%:image}"
@@ -264,10 +262,36 @@ hook_nvidia() {
     nvidia-container-cli --user "$@" "$container"
 }
 
+# Who is in a database and not in its shadow file is added to that, with no password.
+complete_shadow() { # DATABASE SHADOW FIELDS
+    "$runfile" exists "$container" "$2" || return 0
+    {
+        "$runfile" get "$container" "$2"
+        printf '\n.\n'
+        "$runfile" get "$container" "$1"
+    } | {
+        names=: fields=
+        while IFS= read -r line || [ -n "$line" ]; do
+            name=${line%%:*}
+            case $line in
+            '') continue ;;
+            .) fields=$3 && continue ;;
+            esac
+            if [ -z "$fields" ]; then
+                printf '%s\n' "$line"
+                names=$names$name:
+                continue
+            fi
+            case $names in
+            *":$name:"*) ;;
+            *) printf '%s%s\n' "$name" "$fields" ;;
+            esac
+        done
+    } >"$work/mnt/shadow"
+    (umask 077 && "$runfile" put "$container" "$2" <"$work/mnt/shadow")
+}
+
 hook_shadow() {
-    IFS=: read -r user _ _ _ gecos directory shell <<EOF
-$account
-EOF
     "$runfile" exists "$container" "$shell" || shell=/bin/sh
     {
         printf '%s\n' "root:x:0:0:root:/root:$shell" "nobody:x:65534:65534:nobody:/:/sbin/nologin"
@@ -279,6 +303,8 @@ EOF
         [ "$gid" = 0 ] || printf '%s\n' "${group%%:*}:x:$gid:"
         from_image /etc/group
     } | merge | "$runfile" put "$container" /etc/group
+    complete_shadow /etc/passwd /etc/shadow ':*:::::::'
+    complete_shadow /etc/group /etc/gshadow ':*::'
     if ! "$runfile" exists "$container" "$directory"; then
         "$runfile" mkdir "$container" "$directory" 0700
         for file in .bashrc .profile .bash_logout .bash_profile; do
@@ -286,19 +312,16 @@ EOF
                 of_image "/etc/skel/$file" | "$runfile" put "$container" "$directory/$file"
         done
     fi
-    if [ -n "$root" ]; then
-        user=root directory=/root
-    fi
 }
 
 hook_home() {
     [ -n "$home" ] || return 0
     source=${HOME:-$directory}
-    directory=$source
-    [ -z "$root" ] || directory=/root
+    home=$source
+    [ -z "$root" ] || home=/root
     field "$source"
     source=$field
-    field "$directory"
+    field "$home"
     printf '%s %s none x-create=dir,rbind,rw,nosuid\n' "$source" "$field" | "$mount" --root "$container" -
 }
 
@@ -307,10 +330,20 @@ hook_localtime() {
     [ ! -h /etc/localtime ] || [ ! -e /etc/localtime ] || "$runfile" put "$container" /etc/localtime </etc/localtime
 }
 
-site_hooks() {
+# In the order that held when the bundle was made; what is not here needs Python.
+run_hooks() {
     : >"$ENROOT_MOUNTS"
-    for hook in "$work"/etc/system/hooks.d/*.sh "$work"/etc/user/hooks.d/*.sh; do
-        [ ! -x "$hook" ] || "$hook" >/dev/null
+    for hook; do
+        case $hook in
+        10-aptfix) hook_aptfix ;;
+        10-cgroups) hook_cgroups ;;
+        10-devices) hook_devices ;;
+        10-home) hook_home ;;
+        10-localtime) hook_localtime ;;
+        10-shadow) hook_shadow ;;
+        98-nvidia) hook_nvidia ;;
+        */*) "$work/etc/$hook" >/dev/null ;;
+        esac
     done
     ! defined hooks || hooks >/dev/null
     [ ! -s "$ENROOT_MOUNTS" ] || "$mount" --root "$container" "$ENROOT_MOUNTS"
@@ -319,14 +352,10 @@ site_hooks() {
 eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
 collect_mounts
 do_mounts -1
-hook_aptfix
-hook_cgroups
-hook_devices
-hook_shadow
-hook_home
-hook_localtime
-hook_nvidia
-site_hooks
+IFS=: read -r user _ _ _ gecos directory shell <<EOF
+$account
+EOF
+eval "run_hooks $order"
 do_mounts 0
 script=
 if [ -n "$rc" ]; then
@@ -368,5 +397,5 @@ if [ -z "$script$login" ] && [ -n "$image_run" ]; then
 elif [ -z "$script$login" ] && [ $# -gt 1 ] && ! "$runfile" exists "$container" /etc/rc; then
     set -- --exec "$@"
 fi
-[ -z "$home" ] || set -- --env "HOME=$directory" "$@"
+[ -z "$home" ] || set -- --env "HOME=$home" "$@"
 eval "exec \"\$work/bin/penroot-switchroot\" \$login --envfile \"\$ENROOT_ENVIRON\" $env_words \"\$@\""

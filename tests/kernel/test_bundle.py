@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests import bashhooks
+from tests.kernel.conftest import PREFIX, UID, User, require, squashed
 
 RC = """\
 mkdir -p '/opt/work' 2> /dev/null
@@ -439,6 +440,34 @@ def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.P
     done = user.run("./box.run", "sh", "-c", "echo $NAME")
     assert done.stdout == f"user{UID}\n"
     assert "[INFO] from the hook" in done.stderr
+
+
+def test_hooks_are_those_of_a_start_and_in_its_order(user: User, rootfs: pathlib.Path) -> None:
+    for database, text in {
+        "passwd": f"root:x:0:0::/:/bin/sh\napp:x:{UID}:{UID}::/:/bin/sh\n",
+        "shadow": "root:*:1::::::",
+        "group": f"app:x:{UID}:\n",
+        "gshadow": "app:!::\n",
+    }.items():
+        (rootfs / "etc" / database).write_text(text)
+    image = squashed(user, rootfs)
+    site = user.home / "etc/hooks.d"
+    in_passwd = 'grep -c "^user" "${ENROOT_ROOTFS}/etc/passwd" || :'
+    count = f'echo "SEEN_$(basename "$0" .sh | tr -d -)=$({in_passwd})" >> "${{ENROOT_ENVIRON}}"\n'
+    bashhooks.write(site, {"10-a": count, "20-b": count, "10-localtime": "", "99-my hook": ""})
+    (site / "10-aptfix.sh").touch()
+    user.penroot("bundle", "-o", "box.run", str(image))
+    show = 'echo "$SEEN_10a $SEEN_20b $RAN"; cat /etc/passwd /etc/shadow /etc/gshadow; ls /etc/apt'
+    done = user.run("./box.run", "--root", "sh", "-c", show, status=1)
+    assert done.stdout.splitlines() == [
+        "0 1 10-a 10-localtime 20-b 99-my hook",
+        "root:x:0:0:root:/root:/bin/sh",
+        "nobody:x:65534:65534:nobody:/:/sbin/nologin",
+        f"user{UID}:x:{UID}:{UID}::/:/bin/sh",
+        f"app:x:{UID}:{UID}::/:/bin/sh",
+        *("root:*:1::::::", "nobody:*:::::::", f"user{UID}:*:::::::", "app:*:::::::"),
+        *("app:!::", "root:*::", "nogroup:*::", f"group{UID}:*::"),
+    ]
 
 
 def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> None:
