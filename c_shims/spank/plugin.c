@@ -165,8 +165,10 @@ static void print_error(const char *text)
 {
 	if (step.is_task && !step.reports)
 		step.reports = !atomic_exchange(&step.shared->reported, true);
+	/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
+	bool told = !step.is_task && step.shared && step.shared->failed;
 	if (!step.is_task || step.reports)
-		say(slurm_error, node, text);
+		say(told ? slurm_info : slurm_error, node, text);
 }
 
 static __attribute__((format(printf, 1, 2))) int fail(const char *format, ...)

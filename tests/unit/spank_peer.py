@@ -94,6 +94,10 @@ def main():
         raise RuntimeError("the sky fell")
     if image == "silent":
         sys.exit(0)
+    if image == "chatter":
+        for _ in range(100):
+            os.write(2, 100_000 * b"x" + b"\n")
+        sys.exit(0)
     if image == "garbage":
         connection.sendall(struct.pack("<I", 5) + b"a\0b\0c")
         return
@@ -120,6 +124,37 @@ def main():
     serve(connection, pairs)
 
 
+def flood(task):
+    while True:
+        send(task, [("log", "a\r\x1b[2J\x85\n[2026-01-01T00:00:00] forged " + 3000 * "x"), ("level", "error")])
+
+
+def trickle(task):
+    for byte in 100 * struct.pack("<I", 1000):
+        task.sendall(bytes((byte,)))
+        time.sleep(0.3)
+
+
+def sleep(task):
+    time.sleep(1000)
+
+
+def give(task):
+    with open("/dev/null") as null:
+        for _ in range(20):
+            send(task, [("log", "here"), ("level", "info")], [null.fileno()] * 100)
+
+
+def swell(task):
+    task.sendall(struct.pack("<I", 60 << 20))
+    while True:
+        task.sendall(b"x" * (1 << 20))
+
+
+# What the helper of a step is that its user has made another one, when root asks it to finish.
+HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell)}
+
+
 def serve(connection, pairs):
     gate = next((v.partition("=")[2] for _, v in pairs if v.startswith("GATE=")), "/")
     while not os.path.exists(gate):
@@ -130,7 +165,8 @@ def serve(connection, pairs):
     with open("/proc/self/stat") as f:
         started = f.read().rpartition(")")[2].split()[19]
     told = [v for k, v in pairs if k == "environ"]
-    answer = [*ok(fds, pairs), ("helper", f"{os.getpid()} {started}")]
+    claimed = next((v.partition("=")[2] for v in told if v.startswith("CLAIM=")), f"{os.getpid()} {started}")
+    answer = [*ok(fds, pairs), ("helper", claimed)]
     if "NOWHERE=1" in told:
         answer = [pair for pair in answer if pair[0] != "ns"]
         fds = []
@@ -148,6 +184,9 @@ def serve(connection, pairs):
         asked = receive(task)
         journal(asked)
         if dict(asked)["verb"] == "finish":
+            how = next((v.partition("=")[2] for v in told if v.startswith("FINISH=")), "")
+            if how in HOSTILE:
+                HOSTILE[how](task)
             send(task, [("ok", "")])
             os._exit(0)
         send(task, ok(fds, asked), fds)

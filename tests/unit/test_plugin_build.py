@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -64,20 +65,24 @@ def built() -> Iterator[str]:
         open(f"{directory}/lib/pyxis_py/__init__.py", "w").close()
         with open(f"{directory}/options.h", "w") as header:
             header.write(options.c_header())
-        sources = cli.source_directory()
-        subprocess.run(
-            [
-                *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"),
-                *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-                f'-DPENROOT_PYTHON="{PYTHON}"',
-                f'-DPENROOT_LIB="{directory}/lib"',
-                *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
-                *(f"{sources}/{name}" for name in cli.SOURCES),
-                *(f"{HERE}/spank_driver.c", "-o", f"{directory}/driver"),
-            ],
-            check=True,
-        )
+        compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib")
         yield directory
+
+
+def compile_driver(directory: str, output: str, python: str, library: str) -> None:
+    sources = cli.source_directory()
+    subprocess.run(
+        [
+            *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"),
+            *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+            f'-DPENROOT_PYTHON="{python}"',
+            f'-DPENROOT_LIB="{library}"',
+            *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
+            *(f"{sources}/{name}" for name in cli.SOURCES),
+            *(f"{HERE}/spank_driver.c", "-o", output),
+        ],
+        check=True,
+    )
 
 
 @pytest.fixture
@@ -363,6 +368,65 @@ def test_a_helper_that_hands_over_no_container_fails_the_task(driver: Driver, wh
 def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
     assert driver.run("stepd", 0, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
     assert driver.journal() == []
+
+
+@as_root
+@pytest.mark.parametrize("how", ["flood", "trickle", "sleep", "give", "swell"])
+def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how: str) -> None:
+    began = time.monotonic()
+    done = driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", f"env=FINISH={how}")
+    assert time.monotonic() - began < 8
+    assert "Sanitizer" not in done.stderr, done.stderr
+    assert len(done.stderr) < 20_000
+    assert all(c.isprintable() or c == "\n" for c in done.stderr)
+    assert all(line.startswith(("error: pyxis: ", "info: pyxis: ")) for line in done.stderr.splitlines()), done.stderr
+
+
+@as_root
+def test_a_helper_that_says_it_is_another_process_is_not_believed(driver: Driver) -> None:
+    """Root would wait for that, or kill it."""
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        with open(f"/proc/{other.pid}/stat") as stat:
+            started = stat.read().rpartition(")")[2].split()[19]
+        words = ("env=KILLED=1", f"env=CLAIM={other.pid} {started}", f"env=JOURNAL={driver.directory}/journal")
+        driver.run("stepd", 1, "container-image=ok", *words)
+        assert other.poll() is None
+        other.kill()
+    assert verbs(driver.journal()) == ["verb step", "verb finish"]  # of another process
+
+
+@as_root
+def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
+    words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
+    assert driver.run("stepd", 1, "container-image=ok", *words).returncode == 0
+    finish = driver.journal()[1].splitlines()
+    # Another real group, so that ptrace(2) is refused, and the kernel has it undumpable from its first instruction on.
+    assert f"Gid:\t65534\t{USER}\t{USER}\t{USER}" in finish and f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in finish
+
+
+def test_what_a_process_says_on_stderr_is_bounded(driver: Driver) -> None:
+    done = driver.run("srun", 0, "container-image=chatter")
+    assert done.returncode == 4
+    assert len(done.stderr) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("python", "library", "said"),
+    [
+        ("/nonexistent/python3", "lib", "cannot execute /nonexistent/python3: No such file or directory"),
+        ("/etc/passwd", "lib", "cannot execute /etc/passwd: Permission denied"),
+        (PYTHON, "none", "cannot load penroot from {}/none: No module named 'pyxis_py'"),
+    ],
+)
+@as_root
+def test_python_that_cannot_start_says_why(built: str, python: str, library: str, said: str) -> None:
+    compile_driver(built, f"{built}/other", python, f"{built}/{library}")
+    command = [f"{built}/other", "stepd", "2", str(USER), f"arg=runtime_path={built}/run/pyxis", "container-image=ok"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 5
+    assert said.format(built) in done.stderr.splitlines()[0]
+    assert "killed" not in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == 2, done.stderr
 
 
 def start_slowly(driver: Driver, tasks: int) -> tuple["subprocess.Popen[str]", int]:
