@@ -313,18 +313,24 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 class Container:
     """A container that this process has entered: its environment and what its image runs.
 
-    ``origins`` says where each variable came from, for --explain.
+    ``origins`` says where each variable came from, for --explain; ``below`` has what --env has covered.
     """
 
-    __slots__ = ("environ", "origins", "image", "login_shell")
+    __slots__ = ("environ", "origins", "image", "login_shell", "below")
 
     def __init__(
-        self, environ: "dict[str, str]", origins: "dict[str, str]", image: "rc.Exec | None", login_shell: bool
+        self,
+        environ: "dict[str, str]",
+        origins: "dict[str, str]",
+        image: "rc.Exec | None",
+        login_shell: bool,
+        below: "dict[str, str] | None" = None,
     ) -> None:
         self.environ = environ
         self.origins = origins
         self.image = image
         self.login_shell = login_shell
+        self.below = below or {}
 
     def argv(self, command: "tuple[str, ...]") -> "tuple[str, ...]":
         """What runs for ``command``, or for none."""
@@ -444,6 +450,7 @@ def enter(
         before = dict(context.environ)
         scripts.environ()
         origins.update(_changed(before, context.environ, f"environ() of {conf}"))
+    below = {name: context.environ[name] for name in env if name in context.environ}
     _update(context.environ, origins, env, "--env")  # hooks are told, and below have no say in it
     before = dict(context.environ)
     if server is not None and (program or command):
@@ -494,7 +501,7 @@ def enter(
         namespaces.hide()
         rootfs.switch(mount_point)
     os.umask(umask)
-    return Container(context.environ, origins, image, settings.login_shell)
+    return Container(context.environ, origins, image, settings.login_shell, below)
 
 
 def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[str, str]", origin: str) -> None:

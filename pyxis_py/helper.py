@@ -15,6 +15,7 @@ import sys
 
 from enroot_py import log
 from enroot_py.errors import ContainerError, PenrootError, RefusedError, cause
+from pyxis_py import running
 from pyxis_py.job import REFUSED, Job
 
 TYPE_CHECKING = False
@@ -283,7 +284,13 @@ class Service:
             self._welcome(_numbers(data)[0], of_step=True)
 
     def _stranger(self) -> None:
-        self._welcome(self.listener._accept()[0], of_step=False)  # type: ignore[attr-defined]  # of the C module
+        fd: int = self.listener._accept()[0]  # type: ignore[attr-defined]  # of the C module
+        try:
+            running.Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
+        except OSError:
+            os.close(fd)
+            return
+        self._welcome(fd, of_step=False)
         strangers = [fd for fd, client in self.clients.items() if not client.of_step]
         if len(strangers) > _CLIENTS:
             self.clients.pop(strangers[0]).socket.close()
@@ -382,21 +389,22 @@ class Held:
         self.attached = False
         self.shared = -1
         self.served = ""
-        running = self._running()
-        if running and step.joins_running():
+        there = self._running()
+        if there and step.joins_running():
             self.environ, self.workdir, self.names, self.fds = (
-                running.environ,
-                running.workdir,
-                running.names,
-                running.fds,
+                there.environ,
+                there.workdir,
+                there.names,
+                there.fds,
             )
-            self.remap_root, self.served = running.remap_root, running.served
+            self.remap_root, self.served = there.remap_root, there.served
+            self.lent = self.environ
             self.attached = True
             step.check_attached(self.names, self.served, remap_root=self.remap_root)
             step.bring(self.spaces, remap_root=self.remap_root)
         else:
             self.remap_root = step.settings.remap_root
-            self._build(running.shared if running else -1)
+            self._build(there.shared if there else -1)
         self.directory = step.directory_id()
 
     @property
@@ -427,10 +435,10 @@ class Held:
                 raise _imposter(step, other, str(e.strerror)) from e
             finally:
                 peer.close()
-            running = Running(pairs, fds)
-            if "mnt" not in running.names or is_ours("mnt", running.fds[running.names.index("mnt")]):
+            found = Running(pairs, fds)
+            if "mnt" not in found.names or is_ours("mnt", found.fds[found.names.index("mnt")]):
                 raise _imposter(step, other, "it hands over no container")
-            return running
+            return found
         return None
 
     def _build(self, shared: int) -> None:
@@ -457,7 +465,12 @@ class Held:
                 hint = dict(pairs).get("hint", "")
                 raise PenrootError("\n".join(value for key, value in pairs if key == "error"), hint=hint)
             self.environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
+            below = dict(value.partition("=")[::2] for key, value in pairs if key == "below")
             self.workdir = dict(pairs)["workdir"]
+            # What this job has chosen is not for the tasks of another one.
+            chosen = {name for name, value in step.chosen().items() if self.environ.get(name) == value}
+            self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
+            self.lent.update({name: value for name, value in below.items() if name in chosen})
             kept = [(name, fd) for name, fd in zip(_NAMESPACES, fds, strict=False) if not is_ours(name, fd)]
             self.names, self.fds = tuple(name for name, _ in kept), tuple(fd for _, fd in kept)
             if len(fds) > len(_NAMESPACES):
@@ -489,7 +502,7 @@ class Held:
     def hand_over(self, channel: Channel) -> None:
         """Let another step in; with it goes the root file system alone, for a container of its own on it."""
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.names)]
-        pairs += [("environ", f"{name}={value}") for name, value in self.environ.items()]
+        pairs += [("environ", f"{name}={value}") for name, value in self.lent.items()]
         if self.remap_root:
             pairs.append(("root", ""))
         if self.served:
@@ -517,8 +530,9 @@ def _build(step: "Step", source: "Source", channel: Channel, proc: int) -> "NoRe
     os.close(_SOCKET)
     os.close(_CONTROL)
     try:
-        environ, workdir = step.enter(source)
+        environ, below, workdir = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
+        pairs += [("below", f"{name}={value}") for name, value in below.items()]
         # By the node's /proc, as an image may have none; nobody else may look at this process.
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
         if source.upper and step.settings.rootfs_writable:

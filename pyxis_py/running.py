@@ -30,7 +30,7 @@ class BusyError(PenrootError):
 
 
 class Peer:
-    """Our connection to a helper, and that process, held so that no other one is taken for it.
+    """The process at the other end of a connection, held so that no other one is taken for it.
 
     Its user is not enough: all that an image runs has the same one. But whatever a container runs was
     born into a user namespace of its own, and there is no way back.
@@ -38,20 +38,19 @@ class Peer:
 
     __slots__ = ("socket", "pid", "_process")
 
-    def __init__(self, directory: int, name: str) -> None:
-        """Raises ConnectionRefusedError where the process is gone, PermissionError where it is not to be believed."""
-        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    def __init__(self, socket: _socket.socket) -> None:
+        """Raises ProcessLookupError where the process is gone, PermissionError where it is not to be believed."""
+        self.socket = socket
         self._process = -1
         try:
-            self.socket.connect(f"/proc/self/fd/{directory}/{name}")  # shorter than 108 bytes, unix(7)
-            credentials = self.socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+            credentials = socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
             self.pid, uid = (int.from_bytes(credentials[at : at + 4], sys.byteorder) for at in (0, 4))
             if uid != os.geteuid():
                 raise PermissionError(errno.EPERM, f"it is of uid {uid}")
             self._process = os.pidfd_open(self.pid)
             self.check()
             # With each message of its comes which process sends it. Not before connect(2), which would take an address.
-            self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+            socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         except BaseException:
             self.close()
             raise
@@ -61,17 +60,28 @@ class Peer:
         try:
             with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
                 inside = theirs.read() != ours.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             # hidepid= of proc(5) hides what we may not trace, as a helper. What is in a container of ours, we may.
             inside = False
         if inside or select.select([self._process], (), (), 0)[0]:
             raise PermissionError(errno.EPERM, "it is in a container" if inside else "it has ended")
 
     def close(self) -> None:
+        """Close the connection too."""
         self.socket.close()
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
+
+
+def _connect(directory: int, name: str) -> _socket.socket:
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        socket.connect(f"/proc/self/fd/{directory}/{name}")  # shorter than 108 bytes, unix(7)
+    except BaseException:
+        socket.close()
+        raise
+    return socket
 
 
 class Registry:
@@ -168,7 +178,7 @@ class Registry:
             try:
                 directory = os.open(f"{self.path}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    peer = Peer(directory, step)
+                    peer = Peer(_connect(directory, step))
                 finally:
                     os.close(directory)
             except FileNotFoundError:
@@ -218,20 +228,21 @@ def _flock(fd: int, deadline: float | None) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)
 
 
-def note(runtime_path: str, uid: int, container: str, directory: str) -> None:
+def note(runtime_path: str, uid: int, container: str, directory: str) -> bool:
     """Say, before it is made, that a step or a container of a job is to go with it: the epilog removes what is left.
 
     ``directory`` is what goes with it, ``-`` for nothing but the link itself.
 
-    Raises PenrootError.
+    Returns whether that is new. Raises PenrootError.
     """
     link = f"{runtime_path}/{uid}/{container}"
     try:
         os.symlink(directory, link)
     except FileExistsError:
-        return
+        return False
     except OSError as e:
         raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+    return True
 
 
 def erase(runtime_path: str, uid: int, container: str) -> None:

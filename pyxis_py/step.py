@@ -73,6 +73,7 @@ class Step:
         self.superuser = start.privileged(self.settings)
         self.registry = running.Registry(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
+        self._takes_over = False  # from a helper of this step that was killed
         self.name = f"pyxis_{scope}" + (self.request.name or f"{job.jobid}.{job.stepid}")
 
     def _settings(self) -> "Settings":
@@ -197,6 +198,9 @@ class Step:
             )
         if request.name is not None and self.plugin.container_scope == "job":
             self._note(self.name)
+        if request.name is None and self._takes_over and self._mark(self.name).split()[:1] in ([], [self.job.node]):
+            # What a helper of this very step has left that was killed: the lock of the name was its own.
+            _remove(self.name, self.settings)
         source = self._from_image(request.image)
         if request.name is None and self._leaves_a_directory:
             with open(f"{self.settings.data_path}/{self.name}/{_BOOT}", "w") as f:
@@ -237,7 +241,7 @@ class Step:
             self._check_save(self.request.save)
             squashfs.check_options(self.settings)
         if self.request.wants_container:
-            self._note(self._step_name)
+            self._takes_over = not self._note(self._step_name)
             # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
             namespaces.hide()
@@ -268,10 +272,10 @@ class Step:
     def _step_name(self) -> str:
         return f"pyxis_{self.own_name}"
 
-    def _note(self, what: str) -> None:
+    def _note(self, what: str) -> bool:
         stays = what != self.name and not self._goes_with_steps
         path = "-" if stays else f"{self.settings.data_path}/{self.name}"
-        running.note(self.plugin.runtime_path, self.job.uid, what, path)
+        return running.note(self.plugin.runtime_path, self.job.uid, what, path)
 
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self.job.cwd or "/", image)
@@ -321,8 +325,15 @@ class Step:
         finally:
             importer.release(self.plugin, self.host)
 
-    def enter(self, source: rootfs.Source) -> "tuple[dict[str, str], str]":
-        """Move this process into the container; its environment and working directory. Raises PenrootError."""
+    def chosen(self) -> "dict[str, str]":
+        """The variables of --container-env."""
+        return options.chosen(self.request.env, self.job.environ)
+
+    def enter(self, source: rootfs.Source) -> "tuple[dict[str, str], dict[str, str], str]":
+        """Move this process into the container. Raises PenrootError.
+
+        Returns its environment, what it would have of the variables of --container-env, and its working directory.
+        """
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
         mounts = submit.mounts(self.request)
@@ -335,13 +346,12 @@ class Step:
             flags = "x-create=file,bind,ro,nosuid,noexec,nodev,private"
             mounts.append(Mount(authority, authority, "none", flags, 0, "srun --x11"))
         mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
-        env = options.chosen(self.request.env, self.job.environ)
         container = start.enter(
             source,
             self.settings,
             self.host,
             mounts,
-            env,
+            self.chosen(),
             program=self.job.command,
             superuser=self.superuser,
         )
@@ -350,7 +360,7 @@ class Step:
         container.environ.update(self._fit_pmix(container.environ))
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
-            return container.environ, workdir
+            return container.environ, container.below, workdir
         output = os.memfd_create("penroot-entrypoint")
 
         def confine() -> None:
@@ -358,7 +368,8 @@ class Step:
                 namespaces.confine(remap_root=self.settings.remap_root)
 
         try:
-            return entrypoint.run(container, output, confine)
+            environ, workdir = entrypoint.run(container, output, confine)
+            return environ, container.below, workdir
         except CommandError:
             self._show(output, log.error)
             raise
@@ -393,7 +404,7 @@ class Step:
         self, image: "Mapping[str, str]", task: "Job", *, remap_root: bool
     ) -> "tuple[dict[str, str], tuple[str, ...]]":
         """What to set and what to unset in a task: the image wins, except for --container-env."""
-        kept = options.chosen(self.request.env, self.job.environ)
+        kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
         if "PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ:
             from pyxis_py import pytorch

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -74,6 +75,7 @@ struct shared {
 	bool ready;
 	bool failed;
 	atomic_bool reported; /* one task has said what is wrong */
+	char why[2048];       /* lines of one that is not heard: see print_error */
 	atomic_uint entered;
 	struct identity helper; /* pid 0: it has said that there is no container to enter */
 	bool saves;           /* there is something to save at the end */
@@ -86,7 +88,8 @@ static struct {
 	size_t option_count;
 	bool active;
 	bool is_task; /* this process is a task, or would have become one */
-	bool reports; /* and the one of this node that says what is wrong */
+	bool starts;  /* and starts the container, with the lock */
+	bool reports; /* and is the one of this node that says what is wrong */
 	bool finished;
 	bool killed;      /* the task that ended last was killed */
 	size_t log_size;  /* bytes that this process has said */
@@ -160,9 +163,24 @@ static void say(void (*print)(const char *format, ...), const char *who, const c
 		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
 }
 
-/* What fails for one task mostly fails for all: one of them says it. */
+/* Whether anybody sees what this task says: srun --pty has /dev/null for all but one. */
+static bool is_heard(void)
+{
+	struct stat info;
+
+	return fstat(STDERR_FILENO, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 3);
+}
+
+/* What fails for one task mostly fails for all: one of them says it. Of the container's start only the task knows
+ * that started it, so if that one is not heard, another one says it. */
 static void print_error(const char *text)
 {
+	if (step.is_task && !is_heard()) {
+		size_t used = strlen(step.shared->why);
+		if (step.starts)
+			(void)snprintf(step.shared->why + used, sizeof(step.shared->why) - used, "%s\n", text);
+		return;
+	}
 	if (step.is_task && !step.reports)
 		step.reports = !atomic_exchange(&step.shared->reported, true);
 	/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
@@ -794,10 +812,15 @@ static int get_container(spank_t sp, int ac, char **av, struct answer *answer)
 		cleanup(unlock) struct shared *shared = lock(step.shared);
 		if (!shared)
 			return fail("cannot lock the step: %s", strerror(errno));
-		if (shared->failed)
-			return -1; /* the task that failed has said why */
+		if (shared->failed) {
+			for (char *line, *rest = shared->why; is_heard() && (line = strsep(&rest, "\n")) && *line;)
+				print_error(line);
+			return -1; /* else the task that failed has said why */
+		}
 		if (!shared->ready) {
+			step.starts = true;
 			shared->ready = start_container(sp, ac, av, answer) == 0;
+			step.starts = false;
 			shared->failed = !shared->ready;
 			return shared->ready ? 0 : -1;
 		}

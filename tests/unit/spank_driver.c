@@ -1,10 +1,12 @@
 /* A Slurm that has one plugin: the symbols and the order of calls of spank(8), nothing of ours.
  *
- * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch= | option name=value]...
+ * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch= | pty= | option name=value]...
  * CONTEXT is srun, sbatch or stepd; stepd must be started by root and runs TASKS tasks as UID,
- * each of which prints how it finds itself. Launch failure: TASKS=0 says 1 task and starts none.
+ * each of which prints how it finds itself. With pty= nobody hears any but the last, which comes when the others
+ * have ended. Launch failure: TASKS=0 says 1 task and starts none.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -28,7 +30,7 @@ static uid_t uid;
 static gid_t groups[] = { 2001, 44 };
 static uint32_t tasks, step_id = 3;
 static char *script[] = { "/var/spool/slurmd/job00007/slurm_script", NULL };
-static int task_id = -1, exit_status;
+static int task_id = -1, exit_status, pty;
 
 enum spank_context spank_context(void)
 {
@@ -153,6 +155,8 @@ static int task(int ac, char **av)
 {
 	char cwd[4096], link[256];
 
+	if (pty && task_id + 1 < (int)tasks && dup2(open("/dev/null", O_WRONLY), 2) < 0)
+		return 98;
 	if (setgroups(2, groups) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
 		return 99;
 	int rc = slurm_spank_task_init(NULL, ac, av);
@@ -194,6 +198,8 @@ int main(int argc, char **argv)
 			av[ac++] = argv[i] + 4;
 		else if (strcmp(argv[i], "batch=") == 0)
 			step_id = SLURM_BATCH_SCRIPT;
+		else if (strcmp(argv[i], "pty=") == 0)
+			pty = 1;
 		else if (strncmp(argv[i], "env=", 4) == 0)
 			*find("") = argv[i] + 4;
 	}
@@ -227,6 +233,9 @@ int main(int argc, char **argv)
 			pids[task_id] = fork();
 			if (pids[task_id] == 0)
 				_exit(task(ac, av));
+			siginfo_t info;
+			if (pty)
+				(void)waitid(P_PID, (id_t)pids[task_id], &info, WEXITED | WNOWAIT);
 		}
 		task_id = -1;
 		for (uint32_t i = 0; i < tasks; i++) {

@@ -333,6 +333,14 @@ def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
 
 
 @as_root
+def test_a_task_that_is_not_heard_leaves_it_to_another_one_to_say(driver: Driver) -> None:
+    """srun --pty has /dev/null for the stderr of all tasks but one."""
+    done = driver.run("stepd", 3, "container-image=step-error", "pty=")
+    node = os.uname().nodename.partition(".")[0]
+    assert done.stderr == f"error: pyxis: {node}: no such thing\nerror: pyxis: {node}: try another thing\n"
+
+
+@as_root
 def test_a_bad_workdir_is_named(driver: Driver) -> None:
     done = driver.run("stepd", 2, "container-image=ok", "container-workdir=/nonexistent")
     assert done.returncode == 5

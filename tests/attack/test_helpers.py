@@ -1,0 +1,129 @@
+"""The helper of a step, attacked by a program in its container, which is of the same user."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sh, srun
+from tests.slurm.test_lifecycle import FIRST, WAITING, gated, on_node, open_gate
+from tests.waiting import until
+
+__all__ = ["gated"]
+
+HIJACK = pathlib.Path(__file__).parent / "hijack.py"
+NAME = "--container-name=one"
+USR = "--container-mounts=/usr:/usr,./hijack.py:/hijack.py"
+RUN = ",/run/pyxis:/run/pyxis"
+WHERE = sh("echo ${EVIL-no} $(readlink /proc/self/ns/mnt)")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    clear(lab)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hijack(lab: Lab) -> Iterator[None]:
+    path = pathlib.Path(lab.root, "home/alice/hijack.py")
+    shutil.copy(HIJACK, path)
+    path.chmod(0o644)
+    yield
+    path.unlink()
+
+
+def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subprocess.Popen[str]:
+    step = lab.popen(["srun", *ON_N1, *options, mounts, "python3", "/hijack.py", mode])
+    expect(step, "ready")
+    return step
+
+
+@pytest.mark.parametrize("mounts", [USR, USR + RUN])
+def test_who_answers_in_place_of_the_helper_sends_nobody_to_the_node(lab: Lab, mounts: str) -> None:
+    """5: it answers attach without namespaces, and the next step of that name runs on the node, as it says."""
+    step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
+    done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
+    end(step)
+    host = lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout.strip()
+    assert "yes" not in done.stdout and host not in done.stdout
+    if RUN in mounts:  # the sockets of helpers are no container's business, but this user has let it in
+        assert "is not the helper process of a step: it is in a container" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+def test_who_answers_in_place_of_the_helper_does_not_keep_the_step_from_ending(lab: Lab) -> None:
+    """5: it never answers finish, the step hangs, and Slurm drains the node."""
+    step = attacking(lab, "silent", IMAGE)
+    step.communicate("", timeout=60)
+    try:
+        until(lambda: not lab.run(["squeue", "-h", "-u", "alice"]).stdout, "the job has ended", 25)
+    finally:
+        on_node(lab, "pkill -KILL -f '[h]ijack.py'")
+
+
+@pytest.mark.parametrize("mounts", [USR, USR + RUN])
+def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) -> None:
+    """19: an idle client of the helper's socket."""
+    step = attacking(lab, "idle", IMAGE, NAME, mounts=mounts)
+    second = lab.popen(["srun", *ON_N1, NAME, *WHERE])
+    try:
+        out, err = second.communicate(timeout=20)
+    finally:
+        end(step)
+        second.kill()
+    assert second.returncode == 0, err
+    assert out.startswith("no mnt:")
+
+
+def test_nobody_looks_at_the_helper(lab: Lab) -> None:
+    """5: whoever traces it has its descriptors, and can let it say what he likes."""
+    step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo up; read line")])
+    expect(step, "up")
+    helper = "p=$(pgrep -o -u alice -f '[p]yxis_py.helper')"
+    look = f"{helper} && cat /proc/$p/comm && ! ls /proc/$p/fd/ && ! cat /proc/$p/environ"
+    done = lab.run(look, node="n1", check=False)
+    end(step)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "python" in done.stdout
+
+
+@pytest.mark.parametrize("options", [("--container-writable",), ("--container-save=over.sqsh",)])
+def test_a_task_that_is_killed_during_set_up_leaves_its_container_to_the_next(
+    lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    """19: of a writable or saved container the new helper found that it "exists", in most of these cases."""
+    step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
+    made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
+    until(lambda: len(on_node(lab, WAITING).split()) == 3 and on_node(lab, FIRST), "three tasks wait")
+    until(lambda: on_node(lab, f"{made} 2>/dev/null"), "the container is made")
+    on_node(lab, f"kill -KILL $({FIRST})")
+    open_gate(lab)
+    out, err = end(step)
+    lab.run("rm -f gate/open over.sqsh")
+    assert out.count("done") == 2, err
+
+
+def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
+    """19: --container-env of the first step overrode those of the second job."""
+    env = {"GIVEN": "first", "IMAGE_NAME": "first"}
+    step = lab.popen(
+        ["srun", *ON_N1, IMAGE, NAME, "--container-env=GIVEN,IMAGE_NAME", *sh("echo up; read line")], env=env
+    )
+    expect(step, "up")
+    out = srun(lab, NAME, *sh("echo $GIVEN $IMAGE_NAME"), env={"GIVEN": "second", "IMAGE_NAME": "second"})
+    end(step)
+    assert out == "second minimal\n"
+
+
+def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
+    """19: with --pty a task whose output is dropped said it, to nobody."""
+    for _ in range(3):
+        said = refused(lab, "--pty", "-n4", "--cpu-bind=none", "--container-name=nothing", "true")
+        assert "there is no such container on this node" in said
