@@ -1,6 +1,7 @@
 """The command line of penroot, but for ``start``, which has its own quick way in."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -60,6 +61,7 @@ class Days(click.FloatRange):
     name = "number of days"
 
 
+_PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -446,7 +448,7 @@ def info() -> None:
     click.echo("Config files: " + " ".join(files))
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(found.everything()):
-        click.echo(f"  {variable}={text}  ({origin})")
+        click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
     click.echo("\nHooks:")
     for hook in hooks.arrange(hooks.STANDARD, found, os.environ):
         click.echo(f"  {hook.describe()}")
@@ -467,7 +469,7 @@ def _info_of_enroot(found: Settings) -> None:
     click.echo("\nEnvironment variables:")
     for variable, text in sorted(variables.items()):
         setting = SETTINGS.get(variable)
-        if setting is None or setting.kind != "bool" or setting.parse(text):
+        if setting is None or not setting.kind.startswith("bool") or setting.parse(text):
             click.echo(f"  {variable}={text}")
 
 

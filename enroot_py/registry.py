@@ -33,6 +33,7 @@ _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manif
 _MAX_CONFIG = 8 << 20
 _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
 _MAX_TAG = 128
+_SHOWN = 200  # characters of what a server says
 _MAX_URLS = 4
 _MAX_WAIT = 60.0  # seconds that we are willing to wait because a registry says so
 _MAX_REDIRECTS = 5
@@ -684,7 +685,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error.__cause__, OSError):
         return _reason(error.__cause__)
     text = " ".join(str(inner).split())
-    return text.partition(">: ")[2] or text.partition("): ")[2] or text
+    return (text.partition(">: ")[2] or text.partition("): ")[2] or text)[:_SHOWN]
 
 
 def _said(body: bytes) -> str:
@@ -693,8 +694,8 @@ def _said(body: bytes) -> str:
         errors = json.loads(body)["errors"]
         text = "; ".join(str(error.get("message") or error.get("code") or "") for error in errors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = body[:200].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else " " for c in text[:200]).strip()
+        text = body[:_SHOWN].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text[:_SHOWN]).strip()
 
 
 def _proxy_manager(proxy: str, context: ssl.SSLContext) -> urllib3.ProxyManager:

@@ -733,3 +733,12 @@ def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
             path.write_bytes(images.tar(members))
             said = user.penroot("create", f"docker-archive:{path}", status=1).stderr
             assert "in the archive" in said and "root:" not in said and "Traceback" not in said
+
+
+def test_password_of_a_proxy_is_not_shown(user: User) -> None:
+    """No secret is printed: what a site says of its proxy, in an answer that users send around."""
+    conf = user.home / "etc/enroot.conf"
+    conf.parent.mkdir()
+    conf.write_text(f"https_proxy http://me:{SECRET}@proxy.site:3128\n")
+    said = user.penroot("info").stdout
+    assert "https_proxy=http://…@proxy.site:3128" in said and SECRET not in said

@@ -1,0 +1,226 @@
+"""A registry that sends what it likes to a client with logins: an error in words, soon, and no login to others."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import pathlib
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from enroot_py import addresses, registry, settings
+from enroot_py.errors import PenrootError
+from enroot_py.manifests import Descriptor
+from enroot_py.reference import Reference
+
+pytestmark = pytest.mark.soak
+
+SECRET = "hunter2"
+BASIC = base64.b64encode(f"me:{SECRET}".encode())
+TLS = b"\x16"  # begins a handshake
+D = "sha256:" + "0" * 64
+MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": D, "size": 2}, "layers": [{"digest": D, "size": 9}]})
+WORDS = [
+    *(
+        b"\r\n",
+        b"\n",
+        b"\0",
+        b"\\",
+        b"@",
+        b"/",
+        b":",
+        b",",
+        b'"',
+        b"=",
+        b" ",
+        b"\t",
+        b"%00",
+        b"%5c",
+        b"\xff",
+        b"\xc2\xa0",
+    ),
+    *(
+        b"http://",
+        b"https://",
+        b"file://",
+        b"[",
+        b"]",
+        b"[::1%25lo]",
+        b"127.1",
+        b"\x1b[2J",
+        b"\\ud800",
+        b"null",
+        b"1e999",
+    ),
+    *(b"{" * 2000, b"[" * 70000, b"9" * 5000, b"ffffffffffff\r\n", b"0\r\n\r\n", b"HTTP/2 "),
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 99999999999999999999\r\n",
+    b"Content-Encoding: gzip\r\n",
+    b"Content-Encoding: deflate, gzip, br, zstd\r\n",
+    b"Location: //\r\n",
+    b"Retry-After: 1e400\r\n",
+    b"WWW-Authenticate: Bearer realm=\r\n",
+    b"Docker-Content-Digest: x\r\n",
+    b"Set-Cookie: a=b\r\n",
+    b"Connection: close\r\n",
+]
+
+
+class Raw:
+    """A listener on loopback that answers each request with what ``reply`` makes of its first line."""
+
+    def __init__(self, address: str, reply: Callable[[bytes], bytes]) -> None:
+        self.reply = reply
+        self.heard = b""
+        self._listener = socket.create_server((address, 0))
+        self.host = f"{address}:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(2)
+                    asked = b""
+                    while b"\r\n\r\n" not in asked and asked[:1] != TLS and (more := connection.recv(1 << 16)):
+                        asked += more
+                    self.heard += asked
+                    if asked[:1] != TLS:
+                        connection.sendall(self.reply(asked.partition(b"\r\n")[0]))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[Raw, Raw]]:
+    """The registry, and another one that it may send its clients to."""
+    both = (
+        Raw("127.0.0.2", lambda asked: b""),
+        Raw("127.0.0.3", lambda asked: answer(b"200 OK", b"", b'{"token": "x"}')),
+    )
+    yield both
+    for server in both:
+        server.close()
+
+
+def answer(status: bytes, headers: bytes, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\n%bContent-Length: %d\r\n\r\n%b" % (status, headers, len(body), body)
+
+
+def seeds(own: str, other: str) -> list[bytes]:
+    """Answers of all kinds that a client has a use for."""
+    realms = [f"http://{own}/token", f"http://{other}/token", rf"http://{own}\\@{other}/token", f"http://me@{other}/"]
+    places = [f"http://{other}/x", "/v2/", "//x/", rf"http://{own}\@{other}/", "file:///etc/passwd"]
+    return [
+        *(
+            answer(b"401 No", f'WWW-Authenticate: Bearer realm="{r}",service="s",scope="x"\r\n'.encode(), b"")
+            for r in realms
+        ),
+        *(answer(b"307 There", f"Location: {place}\r\n".encode(), b"") for place in places),
+        answer(b"401 No", b"WWW-Authenticate: Basic realm=x\r\n", b"{}"),
+        answer(b"200 OK", b"", b'{"token": "abc", "access_token": 5}'),
+        answer(b"200 OK", b"Docker-Content-Digest: " + D.encode() + b"\r\n", MANIFEST.encode()),
+        answer(b"200 OK", b"Content-Encoding: gzip\r\n", gzip.compress(MANIFEST.encode())),
+        answer(b"206 Part", b"Content-Range: bytes 0-8/9\r\n", b"123456789"),
+        answer(b"404 No", b"", b'{"errors": [{"message": "no", "code": 5}]}'),
+        answer(b"200 OK", b"", b'{"tags": ["a", 5, null, {"x": []}]}'),
+        answer(b"429 Wait", b"Retry-After: 0\r\n", b""),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n123456789\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n{}",
+    ]
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    for _ in range(rng.choice((0, 1, 1, 2, 5))):
+        at = rng.randrange(len(data) + 1)
+        if rng.random() < 0.3:
+            data = data[:at] + data[at + rng.randint(1, 20) :]
+        else:
+            data = data[:at] + rng.choice(WORDS) + data[at:]
+    return data
+
+
+def test_mutated_answers(
+    servers: tuple[Raw, Raw], tmp_path: pathlib.Path, rng: random.Random, soak: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, other = servers
+    config = tmp_path / ".config/enroot"
+    config.mkdir(parents=True)
+    login = f"login me password {SECRET}\n"
+    (config / ".credentials").write_text(
+        f"machine {server.host} {login}machine {other.host} {login}machine 127.0.0.3 {login}"
+    )
+    more = {"ENROOT_TRANSFER_RETRIES": "1", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_CONNECT_TIMEOUT": "1"}
+    found = settings.load({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), **more})
+    look_up = socket.getaddrinfo  # of addresses alone: no name server hears of this
+    numeric = {"flags": socket.AI_NUMERICHOST}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: look_up(host, port, 0, 1, **numeric))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
+    known = seeds(server.host, other.host)
+    asks: list[Callable[[registry.Registry], object]] = [
+        lambda client: client.manifest("amd64"),
+        lambda client: client.digest(),
+        lambda client: client.blob(Descriptor("", D, 9, (f"https://{other.host}/x",))).read(100),
+        lambda client: client.config(client.manifest("amd64")),
+    ]
+    context = ssl.create_default_context()
+    for _ in range(20_000 if soak else 300):
+        replies = [mutate(rng.choice(known), rng) for _ in range(rng.randint(1, 4))]
+        server.reply = lambda asked, replies=replies: rng.choice(replies)  # type: ignore[misc]
+        client = registry.Registry(Reference(server.host, "team/app", "1"), found)
+        client._context = context  # to read the authorities takes longer than all the rest
+        began = time.monotonic()
+        try:
+            rng.choice(asks)(client)
+        except PenrootError as e:
+            assert SECRET not in f"{e}{e.hint}" and len(str(e)) < 2000, replies
+        except BaseException as e:
+            raise AssertionError(replies) from e
+        assert time.monotonic() - began < 30, replies
+        assert BASIC not in other.heard and b"abc" not in other.heard, replies
+        server.heard = other.heard = b""
+
+
+def test_mutated_addresses_mean_one_thing(rng: random.Random, soak: bool) -> None:
+    """What is read has no user, and is read again as the same, by this and by who connects to it."""
+    from urllib3.util import parse_url
+
+    for _ in range(30_000 if soak else 1_000):
+        seed = rng.choice([b"https://good.site:5000/a/b?c=d#e", b"//good/x", b"/x", b"http://[::1]:80/", b"?x"])
+        text = mutate(seed, rng).decode("latin-1")
+        try:
+            found = addresses.read(text, addresses.read("https://base.site/v2/x"))
+        except ValueError as e:
+            assert type(e) is ValueError or isinstance(e, UnicodeError)
+            continue
+        again = parse_url(str(found))
+        assert addresses.read(str(found)) == found
+        assert (again.scheme, again.host, again.auth) == (found.scheme, found.host, None), text
+        assert "\\" not in str(found) and str(found).isprintable() and "@" not in found.netloc, text
+
+
+def test_mutated_lists_of_no_proxy(rng: random.Random, soak: bool) -> None:
+    for _ in range(100_000 if soak else 2_000):
+        text = mutate(b"10.0.0.0/8, .site, *.x, host:80, [::1]:5, fe80::/10, *", rng).decode("latin-1")
+        addresses.bypasses(rng.choice(["10.1.2.3:5000", "a.site", "[fe80::1]:80", "x"]), text)
+
+
+def test_mutated_retry_after(rng: random.Random, soak: bool) -> None:
+    for _ in range(100_000 if soak else 2_000):
+        wait = registry._retry_after(mutate(b"Wed, 21 Oct 2015 07:28:00 GMT", rng).decode("latin-1"))
+        assert wait is None or wait >= 0
