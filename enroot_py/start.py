@@ -488,16 +488,17 @@ def enter(
     if not writable:
         rootfs.seal(mount_point)
     os.close(root)
-    namespaces.unshare(linux.CLONE_NEWCGROUP)  # not before: hooks look for the limits of the caller
-    if ids[0] == 0 and remap and not superuser:
-        # What masks.py covers would not stay covered for who is root in the namespace that owns the mounts.
+    if ids[0] == 0 and not (superuser or more):
+        # What masks.py covers would not stay covered for who is root in the namespace that owns the mounts. Who
+        # joins the container enters this one, which so has to own all namespaces that are not the host's.
         myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         rootfs.switch(mount_point)
         namespaces.enter_user(0, 0, myself=myself)
-        unshare(linux.CLONE_NEWNS)
+        unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP)
         os.close(myself)
         namespaces.hide()
     else:
+        namespaces.unshare(linux.CLONE_NEWCGROUP)  # not before: hooks look for the limits of the caller
         namespaces.hide()
         rootfs.switch(mount_point)
     os.umask(umask)

@@ -332,12 +332,11 @@ def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
     assert f"cannot read /etc/{name} of the image: " in done.stderr
 
 
-@pytest.mark.parametrize("text", ["echo '" + "\n" * (15 << 20), "'\n\"\n" * (1 << 20), "\\'" * (6 << 20)])
 @pytest.mark.parametrize("name", ["rc", "rc.local"])
-def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str, text: str) -> None:
-    """A quote that is open for fifteen million lines, and a million that open and close."""
+def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str) -> None:
+    """A quote that is open for fifteen million lines."""
     (rootfs / "etc/rc").write_text(RC % ("/", "/"))
-    (rootfs / "etc" / name).write_text(text)
+    (rootfs / "etc" / name).write_text("echo '" + "\n" * (15 << 20))
     (rootfs / "bin/sh").unlink()  # it would run the script, as it may
     user.run("sh", "-c", "penroot start box true; exit 0", prefix=("timeout", "10"))
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import pytest
 
 from tests.kernel.conftest import User, busybox_rootfs, require
+from tests.slurm.lab import Lab
+from tests.slurm.steps import ON_N1, sh
 
 KINDS: dict[str, tuple[list[str], Mapping[str, str]]] = {
     "user": ([], {}),
     "root": (["--root"], {}),
     "pid": (["--pid"], {}),
-    "root and pid": (["--root", "--pid"], {}),
 }
 
 
@@ -58,3 +59,18 @@ def test_root_may_ask_for_it(root: User) -> None:
     script = "v=$(cat /proc/sys/vm/swappiness); echo $v > /proc/sys/vm/swappiness && echo wrote"
     environ = {"ENROOT_ALLOW_SUPERUSER": "yes"}
     assert root.start("-m", "/proc/sys:/proc/sys", "box", "sh", "-c", script, env=environ) == "wrote\n"
+
+
+@pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
+def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str) -> None:
+    """The same by srun, where each task enters the container that the step has."""
+    script = """
+        v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
+        umount /proc/sys 2> /dev/null && echo uncovered
+        cat /proc/sys/kernel/ostype
+    """
+    step = ["srun", *ON_N1, "-n2", "--container-image=registry:5000#minimal:1", remap, *sh(script)]
+    try:
+        assert lab.run(step, user="root").stdout == "Linux\n" * 2
+    finally:
+        lab.run("rm -rf /var/tmp/enroot-*-0 /tmp/enroot-run-0 /run/pyxis/0", node="n1", user="root")
