@@ -148,9 +148,10 @@ class Mount:
             log.explain(f"mount    {self.describe()}  ({self.origin})")
         try:
             self._execute(root)
-        except _LeftOut as e:
-            log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
         except OSError as e:
+            if isinstance(e, _LeftOut) or self.confined and isinstance(e, paths.Foreign):
+                log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
+                return
             message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
             if "x-detach" in self.words:
                 why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)

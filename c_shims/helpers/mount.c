@@ -474,6 +474,10 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 			errx(EXIT_FAILURE, "%s:%d: an image may mount %d directories, no more", e.origin, number, MAX_OF_IMAGE);
 		if (e.pass != pass || execute(&e, root) == 0)
 			continue;
+		if (image && errno == EXDEV) {
+			warnx("%s:%d: %s is left out: it leads to what is mounted from the host", e.origin, number, e.target);
+			continue;
+		}
 		if (!e.is[NOFAIL] && errno == EXDEV)
 			errx(EXIT_FAILURE, "%s:%d: cannot mount on %s: it leads to what is mounted from the host", e.origin, number,
 			     e.target);

@@ -161,6 +161,15 @@ def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.P
     assert f"/etc/fstab of the image:1: {place} is left out" in done.stderr
 
 
+def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Path, secret: pathlib.Path) -> None:
+    """A harmless image has a volume /data/cache, and the site its own /data: nothing is made there."""
+    fstab(rootfs, VOLUME % ("/data/cache", "/data/cache"))
+    done = user.penroot("start", "-m", f"{secret}:/data:none:x-create=dir,rbind:0:-1", "box", "ls", "/data")
+    assert done.stdout == "key\n"
+    assert "/data/cache is left out" in done.stderr
+    unharmed(user, secret)
+
+
 @pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
 def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
     """Nested, a file, names with a space, a newline, a dollar or a hash, and 200 more: mounted and writable."""
