@@ -27,9 +27,9 @@ def main() -> None:
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        said = cause(e) or e
-        _say(said)
-        sys.exit(said.exit_code)
+        of_image = cause(e)  # no other name for e: Python, as it ends, stumbles over a cycle of it and its traceback
+        _say(of_image or e)
+        sys.exit((of_image or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
