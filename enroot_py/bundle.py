@@ -15,7 +15,21 @@ import os
 import tarfile
 from collections.abc import Iterator, Mapping
 
-from enroot_py import __version__, configs, environ, hooks, imagefiles, log, making, mounts, rc, run, squashfs, trees
+from enroot_py import (
+    __version__,
+    configs,
+    environ,
+    filesystems,
+    hooks,
+    imagefiles,
+    log,
+    making,
+    mounts,
+    rc,
+    run,
+    squashfs,
+    trees,
+)
 from enroot_py.errors import ImageError, PenrootError
 from enroot_py.settings import SETTINGS, Settings, sysconf_path
 
@@ -149,19 +163,22 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
         return
     log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
     making.sweep(settings.temp_path)
+    scratch, lock = "", -1
     try:
         scratch, lock = making.directory(settings.temp_path + "/penroot-bundle", 0o700)
-    except OSError as e:
-        raise squashfs.cannot_write(settings.temp_path + "/penroot-bundle", e) from e
-    try:
         unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
         os.mkdir(unpacked)
         squashfs.unpack(image, unpacked, settings)
         squashfs.write((unpacked,), converted, settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K"))
+    except OSError as e:
+        hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+        raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e
+    else:
         yield converted
     finally:
-        trees.remove(scratch)
-        os.close(lock)
+        if scratch:
+            trees.remove(scratch)
+            os.close(lock)
 
 
 def _compression(image: str) -> str:
