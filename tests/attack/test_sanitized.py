@@ -1,0 +1,60 @@
+"""The plugin in real Slurm with UBSan in it. AddressSanitizer wants to be there before slurmstepd, srun and all that
+they execute: with that, tests/unit/test_plugin_build.py runs it against hostile helpers."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from pyxis_py import cli, options
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, end, expect, refused, sbatch, sh, srun
+
+HELPER = "[p]yxis_py.helper"
+
+
+@pytest.fixture
+def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
+    library = f"{os.environ.get('PENROOT_PREFIX', '/opt/penroot')}/lib/penroot"
+    plugin = f"{library}/sanitized-{os.getpid()}.so"
+    (tmp_path / "options.h").write_text(options.c_header())
+    sources = cli.source_directory()
+    includes = (tmp_path, sources, os.path.dirname(sources), cli.find_slurm(None))
+    defines = ('-DPENROOT_PYTHON="/usr/bin/python3"', f'-DPENROOT_LIB="{library}"')
+    sanitizers = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+    files = (f"{sources}/{name}" for name in cli.SOURCES)
+    subprocess.run(
+        ["cc", *cli.CFLAGS, *sanitizers, *defines, *(f"-I{path}" for path in includes), *files, "-o", plugin],
+        check=True,
+    )
+    before = pathlib.Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text()
+    lab.install_plugin(f"required {plugin}")
+    yield lab
+    lab.install_plugin(before.strip())
+    os.unlink(plugin)
+
+
+@pytest.mark.soak
+def test_the_plugin_in_slurm_with_a_sanitizer(sanitized: Lab) -> None:
+    lab = sanitized
+    log = f"{lab.root}/nodes/n1/var/log/slurmd.log"
+    before = os.path.getsize(log)
+    assert srun(lab, "-n4", "--cpu-bind=none", IMAGE, "--container-writable", "echo", "here") == "here\n" * 4
+    refused(lab, IMAGE, "--container-workdir=/nonexistent", "true")
+    lab.run("printf '#!/bin/sh\\necho here\\n' > sanitized.sh")
+    sbatch(lab, "-w", "n1", "--export=NONE", "-o", "sanitized.out", IMAGE, "sanitized.sh")
+    assert "here\n" in lab.run("cat sanitized.out; rm sanitized.*").stdout
+    for signal in ("KILL", "STOP"):
+        step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
+        expect(step, "up")
+        lab.run(f"pkill -{signal} -f {HELPER}", node="n1", user="root", check=False)
+        end(step)
+        assert step.returncode == 0
+    with open(log, errors="replace") as said:
+        said.seek(before)
+        text = said.read()
+    assert "runtime error" not in text and "signal 6" not in text
