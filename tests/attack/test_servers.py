@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel.conftest import PREFIX, User, require
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, sh, srun
 
 SPY = pathlib.Path(__file__).parent / "spy.c"
 MARK = "the node's own"
@@ -102,3 +104,30 @@ def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) 
         assert user.penroot("exec", str(spying.pid), "echo", "in").stdout == "in\n"
     spying.terminate()
     assert seen("looking\n" + spying.communicate(timeout=60)[0]) == set()
+
+
+@pytest.fixture(scope="module")
+def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
+    """A squashfs image of alice's with the spy, which its entrypoint runs too."""
+    home = pathlib.Path(lab.root, "home/alice")
+    shutil.copy(spy, home / "spy")
+    (home / "mark").write_text(MARK)
+    script = "cp /spy.of /bin/spy; sed -i 's|exec |/bin/spy 1 > /dev/shm/seen; exec |' /etc/rc"
+    options = ("--container-save=spying.sqsh", "--container-writable", "--container-mounts=./spy:/spy.of")
+    srun(lab, IMAGE, *options, *sh(script))
+    yield "--container-image=./spying.sqsh"
+    lab.run("rm -f spying.sqsh spy mark")
+
+
+def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
+    """3: srun --container-remap-root with an image: what serves that, and the helper, are processes of the node."""
+    options = (spying, "--container-remap-root", "--container-env=MARK")
+    out = srun(lab, *options, "spy", env={"MARK": "/home/alice/mark"})
+    assert {line for line in seen(out) if not line.startswith("sees /usr/bin/sleep")} == set()
+
+
+def test_the_entrypoint_does_not_reach_the_node(lab: Lab, spying: str) -> None:
+    """3: it runs as root beside the process that built the container: the descriptors of that, as CVE-2024-21626."""
+    options = (spying, "--container-remap-root", "--container-entrypoint", "--container-env=MARK")
+    out = srun(lab, *options, *sh("cat /dev/shm/seen; rm /dev/shm/seen"), env={"MARK": "/home/alice/mark"})
+    assert seen(out) <= {"sees /usr/bin/bash", "sees /usr/bin/dash", "sees /bin/sh"}
