@@ -75,3 +75,37 @@ common::runparts() { # common::runparts list|exec SUFFIX DIRECTORY
         esac
     done
 }
+
+common::chdir() { # common::chdir DIRECTORY
+    cd "$1" 2> /dev/null || common::err "Could not change directory: $1"
+}
+
+common::mktmpdir() { # common::mktmpdir PREFIX: a directory of one's own, whose path it prints
+    (umask 077 && mktemp -d -p "${ENROOT_TEMP_PATH:-/tmp}" "$1.XXXXXXXXXX")
+}
+
+common::rmall() { # common::rmall PATH: a tree, whatever its modes are
+    rm --one-file-system -rf -- "$1" 2> /dev/null || { chmod -fR u+rwX -- "$1" || :; rm --one-file-system -rf -- "$1"; }
+}
+
+common::fixperms() { # common::fixperms PATH: let the owner read a tree, and write in its directories
+    chmod -fR u+rX -- "$1" || :
+    find "$1" -type d ! -perm -u=w -exec chmod -f u+w {} + || :
+}
+
+common::readstrarray() { # common::readstrarray ARRAY TEXT: its lines
+    if [ -n "$2" ]; then readarray -t "$1" <<< "$2"; fi
+}
+
+common::envsubst() { # common::envsubst FILE: ${NAME} replaced by exported variables
+    local line rest
+    [ -f "$1" ] || return 0
+    while IFS= read -r line || [ -n "${line}" ]; do
+        rest=
+        while [[ ${line} =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do # the last one first, and each once
+            line=${BASH_REMATCH[1]}
+            rest=$(printenv "${BASH_REMATCH[2]}" || :)${BASH_REMATCH[3]}${rest}
+        done
+        printf '%s\n' "${line}${rest}"
+    done < "$1"
+}

@@ -199,6 +199,21 @@ def test_info_names_hooks_and_why(user: User, rootfs: pathlib.Path, site: pathli
     assert [line for line in lines if line.endswith("/10-shadow.py")]
 
 
+def test_functions_of_enroots_library(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    script = """
+made=$(common::mktmpdir of-a-hook); common::chdir "${made}"
+mkdir -p closed/in; chmod 0 closed/in
+common::fixperms "${made}"
+printf '%s\\n' 'A=${WORD}${NONE}' 'B=$WORD' > lines
+common::readstrarray lines "$(common::envsubst lines)"
+printf 'SAID=%s\\n' "${lines[*]} $(stat -c %a closed/in)" >> "${ENROOT_ENVIRON}"
+common::rmall "${made}"; [ ! -e "${made}" ]
+"""
+    bashhooks.write(site, {"50-library": script})
+    out = user.start("box", "sh", "-c", 'echo "$SAID"', env={"WORD": "${WORD}", "TMPDIR": str(user.home)})
+    assert out == "A=${WORD} B=$WORD 700\n"
+
+
 def test_without_bash_hooks_no_process_is_started(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     (site / "50-x.py").write_text(
         "def run(c):\n    import sys\n    c.environ['SEEN'] = str('enroot_py.scripts' in sys.modules)\n"
