@@ -149,7 +149,7 @@ def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "l
         for name in _names(site, ".py"):
             path = f"{site}/{name}"
             ours = found.get(name)
-            off = ours is not None and not os.path.getsize(path)  # that of /dev/null is 0
+            off = ours is not None and _is_empty(path)
             why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
             found[name] = Hook(name[:-3], "" if off else path, why)
         for name in _names(site, ".sh"):
@@ -196,6 +196,11 @@ def _failure(path: str, error: BaseException) -> HookError:
     where = f"{path}:{line}" if line else path
     hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
     return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint=hint)
+
+
+def _is_empty(path: str) -> bool:
+    """Whether there is a file with nothing in it, or a device, as /dev/null. A dangling link is a mistake."""
+    return os.path.exists(path) and not os.path.getsize(path)
 
 
 def _names(directory: str, ending: str) -> "list[str]":
