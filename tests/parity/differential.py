@@ -148,6 +148,8 @@ class Place:
         for name, tree in (("box", "data/box"), ("app", "data/app")):
             command = ["mksquashfs", str(home / tree), str(home / f"work/{name}.sqsh"), "-all-root", "-quiet"]
             subprocess.run([*command, "-no-progress", "-Xcompression-level", "1"], check=True)
+        (home / "bin/ready").write_text(READY)
+        (home / "bin/ready").chmod(0o755)
         (home / "passwd").write_text(
             pathlib.Path("/etc/passwd").read_text() + f"tester:x:{UID}:{UID}:A tester:{home}:/bin/sh\n"
         )
@@ -210,6 +212,15 @@ class Place:
         return "".join(f"{line}\n" for line in lines if line)
 
 
+# Waits until a start has become the command sleep.
+READY = """\
+#!/bin/sh
+for _ in $(seq 600); do
+    [ "$(cat "/proc/$1/comm")" != sleep ] || exit 0
+    sleep .1
+done
+exit 1
+"""
 ACCOUNTS = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n",
     "group": "root:x:0:\nnogroup:x:65534:\n",

@@ -31,35 +31,35 @@ Namespaces of a container's own, what runs, and commands in it.
   $ enroot start --pid box sh -c 'kill -TERM 1; echo $?'
   0
 
-  $ enroot start -e A=1 box sleep 30 & sleep 1; enroot list --fancy | awk '$1 == "box" { print $1, $3, $NF }' > out; kill $!; cat out
+  $ enroot start -e A=1 box sleep 30 & ready $!; enroot list --fancy | awk '$1 == "box" { print $1, $3, $NF }' > out; kill $!; cat out
   box sleep 30
-  $ enroot start box.sqsh sleep 30 & sleep 1; enroot list --fancy | awk '$3 == "sleep" { print $1, $3, $NF }' > out; kill $!; cat out
+  $ enroot start box.sqsh sleep 30 & ready $!; enroot list --fancy | awk '$3 == "sleep" { print $1, $3, $NF }' > out; kill $!; cat out
   <unknown> sleep 30
-  $ enroot start -e A=1 box sleep 30 & sleep 1; enroot exec $! sh -c 'echo $A; pwd; cat /etc/environment' > out; kill $!; cat out
+  $ enroot start -e A=1 box sleep 30 & ready $!; enroot exec $! sh -c 'echo $A; pwd; cat /etc/environment' > out; kill $!; cat out
   1
   HOME
   FROM_IMAGE=yes
   PATH=/opt/bin:/bin:/usr/bin
-  $ enroot start box sleep 30 & sleep 1; enroot exec -e B=2 -e UNSET $! sh -c 'echo "$B [${UNSET-not there}]"' > out; kill $!; cat out
+  $ enroot start box sleep 30 & ready $!; enroot exec -e B=2 -e UNSET $! sh -c 'echo "$B [${UNSET-not there}]"' > out; kill $!; cat out
   2 []
-  $ enroot start box sleep 30 & sleep 1; C=3 enroot exec --env C --env=D=4 -- $! sh -c 'echo $C$D' > out; kill $!; cat out
+  $ enroot start box sleep 30 & ready $!; C=3 enroot exec --env C --env=D=4 -- $! sh -c 'echo $C$D' > out; kill $!; cat out
   34
-  $ enroot start box sleep 30 & sleep 1; enroot exec $! sh -c 'exit 5'; s=$?; kill $!; exit $s
+  $ enroot start box sleep 30 & ready $!; enroot exec $! sh -c 'exit 5'; s=$?; kill $!; exit $s
   [5]
-  $ enroot start box sleep 30 & sleep 1; enroot exec $! nonsense 2> /dev/null; s=$?; kill $!; [ $s -ne 0 ]
-  $ enroot start --root box sleep 30 & sleep 1; enroot exec $! id -u > out; kill $!; cat out
+  $ enroot start box sleep 30 & ready $!; enroot exec $! nonsense 2> /dev/null; s=$?; kill $!; [ $s -ne 0 ]
+  $ enroot start --root box sleep 30 & ready $!; enroot exec $! id -u > out; kill $!; cat out
   0
-  $ enroot start --rw box sleep 30 & sleep 1; enroot exec $! touch /opt/by-exec; kill $!; ls ../data/box/opt/by-exec; rm -f ../data/box/opt/by-exec
+  $ enroot start --rw box sleep 30 & ready $!; enroot exec $! touch /opt/by-exec; kill $!; ls ../data/box/opt/by-exec; rm -f ../data/box/opt/by-exec
   ../data/box/opt/by-exec
-  $ enroot start --uts --root box sleep 30 & sleep 1; enroot exec $! hostname inside; enroot exec $! hostname; kill $!
+  $ enroot start --uts --root box sleep 30 & ready $!; enroot exec $! hostname inside; enroot exec $! hostname; kill $!
   inside
-  $ enroot start box sleep 30 & sleep 1; enroot exec -e 1A=x $! true; s=$?; kill $!; exit $s
+  $ enroot start box sleep 30 & ready $!; enroot exec -e 1A=x $! true; s=$?; kill $!; exit $s
   [1]
   $ enroot exec 999999 true
   [1]
   $ enroot exec nonsense true
   [1]
-  $ enroot start box sleep 30 & sleep 1; enroot start box echo another; kill $!
+  $ enroot start box sleep 30 & ready $!; enroot start box echo another; kill $!
   another
-  $ enroot start box sh -c 'trap "exit 8" TERM; sleep 1 & wait; sleep 30 & wait' & sleep 1; kill $!; wait $!
+  $ enroot start -m $PWD:/mnt box sh -c 'trap "kill \$!; exit 8" TERM; sleep 30 & touch /mnt/ready; wait' & until [ -e ready ]; do sleep .1; done; kill $!; wait $!
   [8]

@@ -211,5 +211,5 @@ Images are started as they are.
   input
   $ enroot start box.sqsh sh -c 'exit 5'
   [5]
-  $ (enroot start box.sqsh sleep 5 & sleep 1; enroot start box.sqsh echo beside; kill %1; wait) 2> /dev/null
+  $ (enroot start box.sqsh sleep 30 & ready $!; enroot start box.sqsh echo beside; kill %1; wait) 2> /dev/null
   beside
