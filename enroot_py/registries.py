@@ -112,7 +112,7 @@ def _read(path: str) -> Iterator[tuple[str, Site]]:
             elif key == "mirror" and value and "://" not in value:
                 made.mirrors += (value,)
             elif key == "token" and value and "/" not in value:
-                made.token_servers += (value.lower(),)
+                made.token_servers += (value.lower().removesuffix(":443"),)
             else:
                 raise ConfigError(
                     f"{path}:{number}: {word!r}",

@@ -55,11 +55,14 @@ class _Transient(Exception):
 class Registry:
     """The repository of ``reference``. Nothing is asked before the first method is called.
 
-    ``heard`` is called with each answer. Methods raise RegistryError, as Unreachable where the registry
-    gives no answer, and ImageError for an answer that is not what its digest promised.
+    ``heard`` is called with each answer, and with True before a program is asked for a login. Methods
+    raise RegistryError, as Unreachable where the registry gives no answer, and ImageError for an
+    answer that is not what its digest promised.
     """
 
-    def __init__(self, reference: Reference, settings: Settings, heard: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+    ) -> None:
         self._reference = reference
         self._heard = heard
         self._settings = settings
@@ -275,7 +278,7 @@ class Registry:
                 preload_content=False,
                 decode_content=False,
             )
-            self._heard()
+            self._heard(False)
             return response
         except (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
             if self.base or not self._is_own(address):  # it has answered before: this may pass
@@ -365,9 +368,12 @@ class Registry:
 
     def _login(self, realm: str = "") -> credentials.Credential | None:
         reference = self._reference
-        return credentials.find(
+        self._heard(True)  # a program that knows it, and may ask its user, is not the registry's silence
+        found = credentials.find(
             reference.registry, reference.user, self._settings, repository=reference.repository, realm=realm
         )
+        self._heard(False)
+        return found
 
     def _token(self, challenge: Mapping[str, str]) -> str:
         registry, repository = self._reference.registry, self._reference.repository

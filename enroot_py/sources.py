@@ -56,11 +56,11 @@ class Source(Protocol):
 
 
 def open_source(
-    reference: Reference | LocalImage, settings: Settings, heard: Callable[[], None] = lambda: None
+    reference: Reference | LocalImage, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
 ) -> Source:
     """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError.
 
-    ``heard`` is called with each answer of a registry.
+    ``heard``: see Registry.
     """
     if isinstance(reference, Reference):
         from enroot_py import registries

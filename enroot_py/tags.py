@@ -73,7 +73,7 @@ def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -
         # Of two addresses, the second one is to have its chance.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
         digest = at_once(reference, base, once)
-        heard()
+        heard(False)
         if not digest:
             from enroot_py.sources import open_source
 
@@ -89,16 +89,20 @@ def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -
     os._exit(0 if said else 1)
 
 
-def hurry(seconds: float) -> "Callable[[], None]":
-    """End this process after ``seconds``, or sooner when what this returns is not called: an answer has come."""
+def hurry(seconds: float) -> "Callable[[bool], None]":
+    """End this process after ``seconds``, or sooner when what this returns is not called: an answer has come.
+
+    With True it is a program of the user that is waited for.
+    """
     until = time.monotonic() + seconds
 
-    def heard() -> None:
-        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, min(_SILENCE, until - time.monotonic())))
+    def heard(asks: bool) -> None:
+        left = until - time.monotonic()
+        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if asks else min(_SILENCE, left)))
 
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
-    heard()
+    heard(False)
     return heard
 
 
@@ -174,7 +178,7 @@ def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socke
     raise error
 
 
-def resolve(reference: "Reference", settings: "Settings", heard: "Callable[[], None]" = lambda: None) -> str:
+def resolve(reference: "Reference", settings: "Settings", heard: "Callable[[bool], None]" = lambda asks: None) -> str:
     """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
     host = reference.registry
     if host != DOCKER_HUB and not registries.site(host, settings).mirrors:  # Docker's wants a token

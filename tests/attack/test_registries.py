@@ -422,6 +422,16 @@ def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> N
         assert seconds(user, "start", stored.uri, "true")[0] < 5
 
 
+def test_program_that_knows_a_login_may_take_longer(user: User, stored: Server) -> None:
+    """12: what takes its time is not the registry: a stored image is still compared with what it has."""
+    stored.answer = registry_of(images.busybox(), "a-token", f"http://{stored.host}/token")
+    say(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
+    has, tokens = stored.answer, token_server()
+    stored.answer = lambda request: tokens(request) if "/token" in request.path else has(request)
+    took, said = seconds(user, "start", stored.uri, "true")
+    assert took > 3 and "using the stored image" not in said and stored.logins == {f"me:{SECRET}", "a-token"}
+
+
 def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> None:
     """20: the name server does not answer, and nothing in a process can end its silence."""
     require(os.geteuid() == 0, "only root can be a name server")

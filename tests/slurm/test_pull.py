@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -161,6 +162,27 @@ def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> 
             lab.run(["ip", "route", "del", *route[0].split()], node="ctl", user="root")
     assert done.stdout == "5\n5\n"
     assert done.stderr.count("srun could not resolve the tag") == 1
+
+
+def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/hangs", "a", numbered(6))
+    over = threading.Event()
+
+    def wait(body: bytes) -> bytes:
+        over.wait(120)
+        return body
+
+    with front(lab, registry) as shown:
+        image = f"--container-image={shown.host}#test/hangs:a"
+        lab.run(["srun", "-w", "n1", image, "true"])
+        shown.faults.append(Fault("/manifests/", times=99, change=wait))
+        try:
+            began = time.monotonic()
+            done = lab.run(["srun", "-w", "n1", image, "cat", "/number"])
+            assert time.monotonic() - began < 10
+        finally:
+            over.set()
+    assert done.stdout == "6\n" and "using the stored image" in done.stderr
 
 
 @pytest.mark.parametrize(
