@@ -242,7 +242,7 @@ def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
         ("bundle", "-f", "-o", "a.run", str(large)),
         ("cache", "prune"),
     )
-    for _ in range(500 if soak else 14):
+    for _ in range(500 if soak else 4):
         words = rng.choice(verbs)
         run = subprocess.Popen(as_user(user, *words), env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.02, 0.6))
