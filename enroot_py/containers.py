@@ -362,7 +362,10 @@ def sweep(settings: Settings) -> None:
 
 def remove_if_there(name: str, settings: Settings) -> bool:
     """Delete a container; False where there is none of that name. Raises ContainerError."""
+    from enroot_py import claims
+
     trash = set_aside(name, settings.data_path)
+    claims.forget(name, settings.data_path, made=trash is not None)
     if trash is None:
         return False
     trash.delete()

@@ -117,6 +117,25 @@ def _container(pid: int, settings: Settings) -> "str | None":
     return UNKNOWN if "userxattr" in options else None
 
 
+def changing(upper: str) -> "Process | None":
+    """A process in a container whose changes go to the directory ``upper``, the oldest one that is seen, or None."""
+    seen = {inode(os.getpid(), "mnt")}
+    for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
+        try:
+            mntns = inode(int(entry), "mnt")
+            if mntns in seen:
+                continue
+            seen.add(mntns)
+            with open(f"/proc/{entry}/mountinfo", errors="surrogateescape") as f:
+                root = next((line.split() for line in f if line.split()[4] == "/"), [])
+            options = mounts.unescape(root[-1]).split(",") if root else []
+            if f"upperdir={upper}" in options or root and root[-2] == _FUSE + upper:
+                return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
+        except OSError:  # it has gone, or is somebody else's
+            continue
+    return None
+
+
 def _is_root(pid: int, directory: str) -> bool:
     """Whether a directory is the root of a process."""
     try:

@@ -239,6 +239,10 @@ def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) 
     env = environ.of_options(tuple(options.env), os.environ)
     conf = options.conf[-1] if options.conf else ""
     script = read_script(options.rc[-1]) if options.rc else None
+    if source.upper and settings.rootfs_writable:
+        from enroot_py import claims
+
+        claims.change_alone(source)
     return enter(
         source,
         settings,

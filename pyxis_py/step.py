@@ -3,7 +3,7 @@
 import errno
 import os
 
-from enroot_py import __version__, containers, linux, log, namespaces, pmix, processes, rootfs, start
+from enroot_py import __version__, claims, containers, linux, log, namespaces, pmix, processes, rootfs, start
 from enroot_py import settings as enroot_settings
 from enroot_py.errors import (
     CommandError,
@@ -75,6 +75,8 @@ class Step:
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self._takes_over = False  # from a helper of this step that was killed
         self.name = f"pyxis_{scope}" + (self.request.name or f"{job.jobid}.{job.stepid}")
+        # Its directory, which other nodes see too where homes are shared.
+        self.container = claims.of_this_node(self.name, self.settings.data_path)
 
     def _settings(self) -> "Settings":
         loaded = enroot_settings.load(self.host)
@@ -100,7 +102,7 @@ class Step:
     def directory_id(self) -> "tuple[int, int] | None":
         """What tells the container's directory from another of the same name; None where it has none."""
         try:
-            info = os.stat(f"{self.settings.data_path}/{self.name}")
+            info = os.stat(f"{self.settings.data_path}/{self.container}")
         except FileNotFoundError:
             return None
         return info.st_dev, info.st_ino
@@ -184,13 +186,13 @@ class Step:
                 f"--container-name={request.name}:exec: the container is not running on this node",
                 hint="use it without :exec, and it is started",
             )
-        if request.name is not None and self.name in containers.names(self.settings):
+        if request.name is not None and self.container in containers.names(self.settings):
             if request.name_mode == "create":
                 raise ContainerError(
                     f"--container-name={request.name}:create: the container exists already",
-                    hint="use it without :create, or remove it: penroot remove " + self.name,
+                    hint="use it without :create, or remove it: penroot remove " + self.container,
                 )
-            return containers.open_container(self.name, self.settings)
+            return containers.open_container(self.container, self.settings)
         if request.image is None:
             raise ContainerError(
                 f"--container-name={request.name}: there is no such container on this node",
@@ -198,18 +200,24 @@ class Step:
             )
         if request.name is not None and self.plugin.container_scope == "job":
             self._note(self.name)
-        if request.name is None and self._takes_over and self._mark(self.name).split()[:1] in ([], [self.job.node]):
+        ours: tuple[list[str], ...] = ([], [self.job.node])
+        if request.name is None and self._takes_over and self._mark(self.container).split()[:1] in ours:
             # What a helper of this very step has left that was killed: the lock of the name was its own.
-            _remove(self.name, self.settings)
+            _remove(self.container, self.settings)
+            self._claim_name()
         source = self._from_image(request.image)
         if request.name is None and self._leaves_a_directory:
-            with open(f"{self.settings.data_path}/{self.name}/{_BOOT}", "w") as f:
+            with open(f"{self.settings.data_path}/{self.container}/{_BOOT}", "w") as f:
                 f.write(f"{self.job.node} {boot_id()}\n")
             self._sweep()
         return source
 
     def _other_name(self, name: str) -> str:
         """How to name what the user may mean: a container of another job, or one of `penroot create`."""
+        if self.container != self.name:
+            mine = "give --container-image too, and this node makes one of its own"
+            other = claims.holder(self.name, self.settings.data_path)
+            return f"it is that of node {other}, where a step runs it: {mine}"
         if self.plugin.container_scope == "job":
             return "names hold within one job on this cluster: give --container-image too, and it is made"
         if name not in containers.names(self.settings):
@@ -241,10 +249,17 @@ class Step:
             self._check_save(self.request.save)
             squashfs.check_options(self.settings)
         if self.request.wants_container:
+            self._claim_name()
             self._takes_over = not self._note(self._step_name)
             # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
             namespaces.hide()
+
+    def _claim_name(self) -> None:
+        """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""
+        if self._leaves_a_directory:
+            self._claim = claims.Claim(self.name, self.settings.data_path, kept=self.request.name is not None)
+            self.container = self._claim.name
 
     def started(self) -> int:
         """When this process began: with its number that tells it from all others."""
@@ -253,7 +268,7 @@ class Step:
     def _sweep(self) -> None:
         """Remove what steps of this node have left that a reboot ended: nothing else knows of them then."""
         for name in containers.names(self.settings):
-            job, _, step = name.removeprefix("pyxis_").rpartition("_")[2].partition(".")
+            job, _, step = name.removeprefix("pyxis_").partition("@")[0].rpartition("_")[2].partition(".")
             if not (name.startswith("pyxis_") and job.isdecimal() and step.isdecimal()):
                 continue
             try:
@@ -274,7 +289,7 @@ class Step:
 
     def _note(self, what: str) -> bool:
         stays = what != self.name and not self._goes_with_steps
-        path = "-" if stays else f"{self.settings.data_path}/{self.name}"
+        path = "-" if stays else f"{self.settings.data_path}/{self.container}"
         return running.note(self.plugin.runtime_path, self.job.uid, what, path)
 
     def _from_file(self, image: str) -> rootfs.Source:
@@ -284,9 +299,9 @@ class Step:
         if self.request.name is not None:
             # Kept containers do not depend on a file that their user may move.
             log.info(f"unpacking {path}")
-            return containers.unpack(self.name, path, self.settings)
+            return containers.unpack(self.container, path, self.settings)
         source = containers.find_file(path, self.settings)
-        return containers.temporary(self.name, source, self.settings) if self._leaves_a_directory else source
+        return containers.temporary(self.container, source, self.settings) if self._leaves_a_directory else source
 
     def _from_reference(self, image: str) -> rootfs.Source:
         from enroot_py import images, reference
@@ -307,8 +322,8 @@ class Step:
             raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
         if not self._leaves_a_directory:
-            return containers.of_image(self.name, stored)
-        return containers.create(self.name, stored.path, self.settings, str(ref))
+            return containers.of_image(self.container, stored)
+        return containers.create(self.container, stored.path, self.settings, str(ref))
 
     def _from_importer(self, image: str) -> rootfs.Source:
         from pyxis_py import importer
@@ -334,6 +349,8 @@ class Step:
 
         Returns its environment, what it would have of the variables of --container-env, and its working directory.
         """
+        if source.upper and self.settings.rootfs_writable and source.shared < 0:
+            claims.refuse_changed(source)
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
         mounts = submit.mounts(self.request)
@@ -465,17 +482,19 @@ class Step:
 
                 importer.release(self.plugin, self.host)
             if self._goes_with_steps and not self.registry.others(self.name, self.job.jobid, self.job.stepid):
-                _remove(self.name, self.settings)
+                _remove(self.container, self.settings)
             if failed and self.request.image:
                 from enroot_py.store import Store
 
                 Store(self.settings.cache_path).sweep()  # of an import that was killed
+            if self.directory_id() is None:
+                claims.forget(self.container, self.settings.data_path, made=False)
             running.erase(self.plugin.runtime_path, self.job.uid, self._step_name)
 
     @property
     def _goes_with_steps(self) -> bool:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
-        return self.request.name is None or bool(self._mark(self.name))
+        return self.request.name is None or bool(self._mark(self.container))
 
     def _mark(self, name: str) -> str:
         """The node and boot of the step that a container goes with, else "". Raises OSError."""
@@ -507,12 +526,12 @@ class Step:
     def _save(self, save: str) -> None:
         output = os.path.join(self.job.cwd or "/", save)
         try:
-            containers.export(self.name, output, self.settings.replace("option", force_override=True))
+            containers.export(self.container, output, self.settings.replace("option", force_override=True))
         except PenrootError as e:
             why = f"--container-save={save}: the container is not saved: {e}"
             status = "srun exits as its tasks did, whatever becomes of the file"
             raise ImageError(why, hint=f"{e.hint}; {status}" if e.hint else status) from e
-        tell(f"exported container {self.name} to {save}")
+        tell(f"exported container {self.container} to {save}")
         # Slurm goes to /tmp where the directory of the job is missing on a node.
         submitted = self.job.environ.get("PWD", "")
         if submitted and os.path.realpath(submitted) != os.path.realpath(self.job.cwd) and not save.startswith("/"):
@@ -554,8 +573,10 @@ def clean_up(job: "Job") -> None:
             if path.startswith("/"):
                 directory, container = os.path.split(path)
                 places.add(directory)
-                if not registry.others(container, job.jobid, -1):  # of another job, which has noted it too
+                held = container.removesuffix(f"@{os.uname().nodename}")
+                if not registry.others(held, job.jobid, -1):  # of another job, which has noted it too
                     found = containers.set_aside(container, directory)
+                    claims.forget(container, directory, made=found is not None)
                     trash += [found] if found else []
             running.erase(plugin.runtime_path, job.uid, name)
     for each in trash:

@@ -54,10 +54,13 @@ def names(registry: Server, place: pathlib.Path) -> list[str]:
     return sorted(path.name for path in (place / "sha256").iterdir())
 
 
-@pytest.mark.parametrize("what", ["fifo", "directory", "link", "dangling link", "wrong", "closed"])
-@pytest.mark.parametrize("which", ["blob", "lock"])
+LEFT = [("blob", what) for what in ("fifo", "directory")]
+LEFT += [("lock", what) for what in ("fifo", "directory", "link", "of the future", "closed")]
+
+
+@pytest.mark.parametrize(("which", "what"), LEFT)
 def test_what_bob_leaves_costs_a_warning(
-    user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
+    user: User, bob: User, blobs: pathlib.Path, registry: Server, which: str, what: str
 ) -> None:
     """Issue 10, 8: a FIFO, directory, link or file of bob's in place of a blob or its lock."""
     start(bob, registry)
@@ -70,8 +73,8 @@ def test_what_bob_leaves_costs_a_warning(
             os.mkfifo(path, 0o666)
         elif what == "directory":
             path.mkdir()
-        elif what.endswith("link"):
-            path.symlink_to(user.home / "etc" if what == "link" else "/nowhere")
+        elif what == "link":
+            path.symlink_to("/dev/zero")
         else:
             path.write_bytes(b"x" * size)
             path.chmod(0o600 if what == "closed" else 0o666)
@@ -128,19 +131,19 @@ def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
     assert list((blobs / stolen).iterdir()) == []
 
 
-@pytest.mark.parametrize("form", ["tree", "squashfs"])
-def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server, form: str) -> None:
+def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server) -> None:
     """Issue 10, 8: it works where its images are files, and says so where they are trees."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
-    store = blobs / "store"
-    env = {**user.environ, "ENROOT_CACHE_PATH": str(store), "ENROOT_STORE_FORM": form, "TMPDIR": str(blobs)}
-    env |= {f"ENROOT_{name}_PATH": str(blobs / name) for name in ("DATA", "RUNTIME")}
     image = f"docker://{registry.host}/test/shared:1"
-    subprocess.run([f"{PREFIX}/bin/penroot", "create", "-n", "w", image], env={**env, "HOME": "/root"}, check=True)
-    subprocess.run(["chmod", "-R", "a+rX", str(store)], check=True)
     words = ("start", "--rw", image, "sh", "-c", "cat /number; echo 1 > /etc/new")
-    if form == "tree":
-        said = user.penroot(*words, env={"ENROOT_CACHE_PATH": str(store)}, status=1).stderr
-        assert "belongs to uid 0 and has trees of files" in said and "ENROOT_STORE_FORM=squashfs" in said
-    else:
-        assert user.penroot(*words, env={"ENROOT_CACHE_PATH": str(store)}).stdout == "7"
+    said = {}
+    for form in ("squashfs", "tree"):
+        store = str(blobs / form)
+        env = {**user.environ, "HOME": "/root", "ENROOT_CACHE_PATH": store, "TMPDIR": str(blobs)}
+        env |= {f"ENROOT_{name}_PATH": f"{blobs}/{name}" for name in ("DATA", "RUNTIME")} | {"ENROOT_STORE_FORM": form}
+        subprocess.run([f"{PREFIX}/bin/penroot", "create", "-n", form, image], env=env, check=True)
+        subprocess.run(["chmod", "-R", "a+rX", store], check=True)
+        said[form] = user.penroot(*words, env={"ENROOT_CACHE_PATH": store}, status=int(form == "tree"))
+    assert said["squashfs"].stdout == "7"
+    assert "belongs to uid 0 and has trees of files" in said["tree"].stderr
+    assert "ENROOT_STORE_FORM=squashfs" in said["tree"].stderr

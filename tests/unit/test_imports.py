@@ -17,7 +17,7 @@ LAYERS = (
     {"paths", "mounts", "namespaces", "environ", "hooks", "originals", "addresses", "connections", "credentials",
      "registry", "squashfs", "layers",
      "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
-     "making", "fuseoverlay", "login", "squashfuse", "pmix", "ranks", "masks"},
+     "making", "claims", "fuseoverlay", "login", "squashfuse", "pmix", "ranks", "masks"},
     {"devices", "cdi", "nvidia", "nvml"},
     {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
      "manual", "doctor"},

@@ -1,0 +1,124 @@
+"""Two who change one container at once: on one node, or on two that share the data path."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.kernel.conftest import PREFIX, User
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, sh
+from tests.waiting import until
+
+
+def made(user: User, *create: str) -> None:
+    """The container ``w`` over layers."""
+    box = images.busybox()
+    blobs = [layer.blob for layer in box.layers] + [box.config(), box.manifest()]
+    images.write_layout(user.home / "layout", blobs, images.index([(box, {"architecture": "amd64", "os": "linux"})]))
+    user.own(user.home / "layout")
+    user.penroot("create", "--name", "w", f"oci:{user.home}/layout")
+
+
+def begun(user: User, *options: str) -> subprocess.Popen[str]:
+    ids = ("setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "--")
+    command = [
+        *ids,
+        f"{PREFIX}/bin/penroot",
+        "start",
+        "--rw",
+        *options,
+        "w",
+        "sh",
+        "-c",
+        "echo up; read x; echo y > /y",
+    ]
+    running = subprocess.Popen(
+        command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout and running.stdout.readline() == "up\n"
+    return running
+
+
+@pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)])
+def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
+    """Issue 10, 9: the kernel says "upperdir is in-use", and what both write is undefined."""
+    made(user)
+    first = begun(user, *options)
+    said = user.penroot("start", "--rw", "w", "true", status=1).stderr
+    assert "is changing the container w" in said and " since 20" in said and "(sh)" in said
+    pid = said.partition("process ")[2].partition(" ")[0]
+    assert user.penroot("exec", pid, "echo", "inside").stdout == "inside\n"
+    assert user.start("w", "echo", "fine") == "fine\n"
+    first.communicate("\n")
+    assert user.start("--rw", "w", "cat", "/y") == "y\n"
+
+
+def test_of_many_writers_one_runs(user: User) -> None:
+    """Issue 10, 9: however close together they begin."""
+    made(user)
+    command = ["setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "--"]
+    command += [f"{PREFIX}/bin/penroot", "start", "--rw", "w", "sh", "-c", "echo up; sleep 2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    many = [subprocess.Popen(command, env=user.environ, text=True, **pipes) for _ in range(6)]  # type: ignore[call-overload]
+    said = [process.communicate() for process in many]
+    assert [out for out, _ in said].count("up\n") == 1
+    assert sum("is changing the container w" in err for _, err in said) == 5
+
+
+@pytest.fixture
+def shared_home(lab: Lab) -> Iterator[Lab]:
+    """The lab, where bob has his containers in his home, which all nodes see."""
+    remove = "rm -rf ~/containers ~/.config/enroot"
+    lab.run(f"{remove}; mkdir -p ~/.config/enroot", user="bob")
+    lab.run("echo 'ENROOT_DATA_PATH ${HOME}/containers' > ~/.config/enroot/enroot.conf", user="bob")
+    yield lab
+    until(lambda: not lab.run(["squeue", "-h", "-u", "bob"]).stdout, "all jobs are over")
+    lab.run(remove, user="bob")
+
+
+def entries(lab: Lab) -> list[str]:
+    found = lab.run("ls -A ~/containers", user="bob").stdout.split()
+    return sorted(name for name in found if name.startswith("pyxis_"))
+
+
+def test_containers_without_a_name_where_nodes_share_the_data_path(shared_home: Lab) -> None:
+    """Issue 10, 18: of two nodes one ended with "container exists: pyxis_J.0", and a hint to remove the other's."""
+    script = "echo $SLURMD_NODENAME > /mine; sleep 1; cat /mine"
+    done = shared_home.run(["srun", "-N2", IMAGE, "--container-writable", *sh(script)], user="bob")
+    assert sorted(done.stdout.split()) == ["n1", "n2"]
+    until(lambda: not entries(shared_home), "the containers are removed")
+
+
+def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
+    """Issue 10, 18: named ones shared one upper directory without a word."""
+    name = "--container-name=one"
+    script = "echo $SLURMD_NODENAME >> /mine; sleep 1; cat /mine"
+    done = shared_home.run(["srun", "-N2", IMAGE, name, "--container-writable", *sh(script)], user="bob")
+    assert sorted(done.stdout.split()) == ["n1", "n2"]
+    first, second = entries(shared_home)
+    assert first == "pyxis_one" and second in ("pyxis_one@n1", "pyxis_one@n2")
+    # Both begin at once again: each has its own.
+    done = shared_home.run(["srun", "-N2", name, "--container-writable", *sh(script)], user="bob")
+    assert sorted(done.stdout.split()) == ["n1", "n1", "n2", "n2"]
+
+
+def test_a_container_that_another_node_runs_is_not_used_but_named(shared_home: Lab) -> None:
+    """Issue 10, 18: attaching knows the node, and no hint says to remove what runs."""
+    name = "--container-name=two"
+    keep = sh("echo up; read x; echo 1 > /kept")
+    first = shared_home.popen(["srun", "-w", "n1", IMAGE, name, "--container-writable", *keep], user="bob")
+    assert first.stdout and first.stdout.readline() == "up\n"
+    try:
+        done = shared_home.run(["srun", "-w", "n2", name, "--container-writable", "true"], user="bob", check=False)
+        assert done.returncode != 0 and "node n1" in done.stderr and "remove" not in done.stderr
+        command = [f"{PREFIX}/bin/penroot", "start", "--rw", "pyxis_two", "true"]
+        done = shared_home.run(command, node="n2", user="bob", check=False)
+        assert done.returncode != 0 and "node n1 is changing the container pyxis_two" in done.stderr
+    finally:
+        first.communicate("\n")
+    # When it has ended there, what it has kept is for all nodes.
+    assert shared_home.run(["srun", "-w", "n2", name, "cat", "/kept"], user="bob").stdout == "1\n"
