@@ -423,7 +423,7 @@ def check_key(key: str, origin: str) -> None:
 
 def slips(environ: "Mapping[str, str]") -> "list[str]":
     """Variables that are none of ours and look as if they should be: one line each, for people."""
-    known = (*SETTINGS, *_MORE)
+    known = (*SETTINGS, *_MORE, *_FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
 
@@ -438,7 +438,10 @@ def _meant(key: str) -> str:
 def nearest(word: str, known: "Iterable[str]") -> str:
     """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
     beyond = 3 if len(word) > 4 else 2
-    best = min(((_distance(word, name), name) for name in known if abs(len(name) - len(word)) < 3), default=(3, ""))
+    letters = set(word)
+    # A letter that is changed makes a difference of two to the sets, and counting those costs next to nothing.
+    alike = (name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5)
+    best = min(((_distance(word, name), name) for name in alike), default=(3, ""))
     return best[1] if best[0] < beyond else ""
 
 
