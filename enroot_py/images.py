@@ -1,5 +1,6 @@
 """What can be done with images: pull them into the store, import them to a file."""
 
+import gc
 import os
 import stat
 import time
@@ -153,6 +154,7 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
     """Bring an image and the layers that it lacks into the store; it is held when this returns."""
     from enroot_py import cache, forms
 
+    gc.enable()  # a start that pulls has none
     store.sweep()
     lock = store.lock()  # so that no layer goes before the image that it is for is there
     try:

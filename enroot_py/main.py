@@ -1,5 +1,6 @@
 """Entry of the command ``penroot``: the quick verbs here, the others through click."""
 
+import gc
 import os
 import sys
 
@@ -74,6 +75,8 @@ def _plug() -> None:
 def _run(arguments: "list[str]") -> int:
     verb = arguments[0] if arguments else ""
     if verb in ("start", "batch"):
+        # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
+        gc.disable()
         from enroot_py.start import main as start
 
         start(arguments[1:], batch=verb == "batch")

@@ -9,6 +9,7 @@ killed, ``epilog`` after a job that left something.
 import _signal
 import _socket
 import errno
+import gc
 import os
 import select
 import sys
@@ -158,6 +159,7 @@ class Cancelled(PenrootError):
 
 def main() -> None:
     """Serve the verb that the command line names; the exit status is 0 when an answer was given."""
+    gc.disable()  # until a pull, or the wait for others: what a start needs lives as long as that
     channel = Channel(_socket.socket(fileno=_SOCKET))
     log.sink = channel.log
     verb = sys.argv[1]
@@ -235,6 +237,7 @@ def hold(job: Job, channel: Channel) -> None:
         _signal.signal(number, _signal.SIG_IGN)
     container.answer(channel, job)
     log.sink = _nowhere
+    gc.enable()
     Service(container, listener).serve()
 
 
