@@ -114,7 +114,13 @@ def settle(container: str) -> None:
 
     Source: fuse-overlayfs(1); the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
     """
-    for directory, _, names in os.walk(container + "/upper"):
+    closed = []  # as mount points are
+    for directory, below, names in os.walk(container + "/upper"):
+        for path in (f"{directory}/{name}" for name in below):
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
+                closed.append((path, mode & 0o7777))
+                os.chmod(path, mode | 0o700)
         marks = [name for name in names if name.startswith(".wh.")]
         for name in marks:
             os.unlink(f"{directory}/{name}")
@@ -123,4 +129,6 @@ def settle(container: str) -> None:
                 os.setxattr(directory, "user.overlay.opaque", b"y")
             elif not os.path.lexists(hidden):
                 os.mknod(hidden, stat.S_IFCHR, 0)
+    for path, mode in closed:
+        os.chmod(path, mode)
     os.unlink(f"{container}/{NOTE}")

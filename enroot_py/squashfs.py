@@ -10,6 +10,7 @@ import os
 from _collections_abc import Iterator, Sequence
 
 from enroot_py.errors import ConfigError, ImageError
+from enroot_py.settings import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,10 +150,12 @@ def check_options(settings: "Settings") -> "list[str]":
     at = 0
     while at < len(words):
         if words[at] not in _WORDS:
+            meant = nearest(words[at], _WORDS)
             raise ConfigError(
                 f"ENROOT_SQUASH_OPTIONS: {words[at]} is not allowed",
-                hint="options of mksquashfs that say how an image is compressed are: "
-                "none that runs programs or touches other files",
+                hint=f"did you mean {meant}?"
+                if meant
+                else "it takes what shapes an image, as -comp and -b, and nothing that runs programs or names files",
             )
         at += 1 + _WORDS[words[at]]
     return words

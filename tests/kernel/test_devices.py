@@ -229,7 +229,7 @@ def test_hcas_that_are_explained_are_there_and_nothing_else(
 
 def test_all_of_infiniband_for_the_superuser(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     """Root of the host, where ENROOT_ALLOW_SUPERUSER says so, may manage the fabric."""
-    subprocess.run(["chown", "-hR", "0:0", user.data], check=True)
+    subprocess.run(["chown", "-hR", "0:0", user.home], check=True)  # root trusts no other user's settings
     environ = {
         **user.environ,
         **{f"ENROOT_{name}_PATH": str(user.home / f"root-{name}") for name in ("CACHE", "RUNTIME")},

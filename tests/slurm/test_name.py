@@ -219,7 +219,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
         lab.run("grep -v ^alice: /etc/passwd.was > /etc/passwd", node="n1", user="root")
     lab.run(["scancel", "--user=alice"])
     step.communicate(timeout=300)
-    find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1"]
+    find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1", "!", "-name", ".records"]
     until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed it")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
     # Slurm's own, of a slurmstepd that could not clean up.
