@@ -180,7 +180,7 @@ def test_a_quota_of_files(lab: Lab, directory: str) -> None:
 
 
 def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
-    mount = f"mount -t tmpfs -o nr_inodes=20000 none {directory}"
+    mount = f"mount -t tmpfs -o nr_inodes=20000,mode=700 none {directory}"
     script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
     out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
     assert f"warn {directory} has room for 19999 files by the file system" in out
