@@ -612,7 +612,18 @@ static const char *argument(int ac, char **av, const char *name, const char *oth
 	return otherwise;
 }
 
-/* Like mkdir -p -m 755, whatever the umask. */
+/* Whether nobody but root can put anything into a directory, or, on the way to another, in place of what is in it. */
+static bool is_roots(const char *path, bool on_the_way)
+{
+	struct stat link, info;
+
+	if (lstat(path, &link) < 0 || stat(path, &info) < 0 || !S_ISDIR(info.st_mode))
+		return false;
+	bool closed = !(info.st_mode & (S_IWGRP | S_IWOTH)) || (on_the_way && info.st_mode & S_ISVTX);
+	return link.st_uid == 0 && info.st_uid == 0 && closed;
+}
+
+/* Like mkdir -p -m 755, whatever the umask; what is there already is root's. */
 static int make_directories(const char *path)
 {
 	char part[PATH_MAX];
@@ -624,6 +635,9 @@ static int make_directories(const char *path)
 			if (chmod(part, 0755) < 0)
 				return -1;
 		} else if (errno != EEXIST) {
+			return -1;
+		} else if (geteuid() == 0 && !is_roots(part, *end)) {
+			errno = EPERM;
 			return -1;
 		}
 	}

@@ -356,6 +356,24 @@ def test_a_runtime_path_that_cannot_be_made_fails_the_task_not_the_node(driver: 
 
 
 @as_root
+@pytest.mark.parametrize("how", ["of another user", "open", "a link of another user's"])
+def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -> None:
+    """Whoever has made it could put a directory of his own in place of that of each user."""
+    path = f"{driver.directory}/{how}".replace(" ", "-")
+    if how.startswith("a link"):
+        os.symlink(driver.directory, path)
+    else:
+        os.mkdir(path)
+        os.chmod(path, 0o777 if how == "open" else 0o755)
+    if how != "open":
+        os.chown(path, USER, USER, follow_symlinks=False)
+    done = driver.run("stepd", 2, "container-image=ok", f"arg=runtime_path={path}")
+    assert done.returncode == 5
+    assert f"cannot make the directory {path}/{USER}: Operation not permitted" in done.stderr
+    assert not os.path.lexists(f"{path}/{USER}")
+
+
+@as_root
 def test_a_helper_that_is_gone_fails_those_who_still_need_it(driver: Driver) -> None:
     done = driver.run("stepd", 3, "container-image=ok", "env=VANISH=1")
     assert done.returncode == 5
