@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pwd import struct_passwd
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# In an installation they are inside the package, in a source tree beside it.
 _LINKS = "the image links there: see readlink -f in it"
+# In an installation they are inside the package, in a source tree beside it.
 STANDARD = next(d for d in (_HERE + "/standard_hooks", os.path.dirname(_HERE) + "/hooks") if os.path.isdir(d))
 
 
