@@ -281,13 +281,18 @@ static int become(const struct credentials *as)
 	return 0;
 }
 
-static void reset_signals(void)
+/* What root has started to tidy up does that in its time: what Slurm sends to all processes of a step that it ends is for
+ * programs, and SIGKILL follows. */
+static void reset_signals(bool tidies_up)
 {
+	static const int ignored[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
 	sigset_t none;
 
 	/* Fails for SIGKILL, SIGSTOP and those of the C library, which need no reset. */
 	for (int number = 1; number < NSIG; number++)
 		(void)signal(number, SIG_DFL);
+	for (size_t i = 0; tidies_up && i < sizeof(ignored) / sizeof(ignored[0]); i++)
+		(void)signal(ignored[i], SIG_IGN);
 	(void)sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -352,7 +357,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	reset_scheduling();
 	if (place_fds(socket, control, log) == 0) {
 		log = STDERR_FILENO;
-		reset_signals();
+		reset_signals(as);
 		(void)umask(022);
 		failed = "become the user";
 		if (!as || become(as) == 0) {
