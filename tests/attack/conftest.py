@@ -6,28 +6,27 @@ user; ``lab`` is the cluster of tests/slurm, whose alice and bob they are there.
 
 from __future__ import annotations
 
-import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 # Fixtures and hooks of the other tiers.
-from tests.kernel.conftest import User, image, rootfs, user
+from tests.kernel.conftest import User, image, ordinary_user, rootfs
 from tests.slurm.conftest import lab, not_drained, pytest_collection_finish
 
-__all__ = ["User", "image", "lab", "not_drained", "pytest_collection_finish", "rootfs", "user"]
+__all__ = ["User", "image", "lab", "not_drained", "pytest_collection_finish", "rootfs"]
 
-BOB = 27002
+# Other users than that of tests/kernel, which run beside these: each lists the containers that he runs.
+UID, BOB = 27003, 27002
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    with ordinary_user(UID) as made:
+        yield made
 
 
 @pytest.fixture
 def bob() -> Iterator[User]:
-    """Another ordinary user of the machine, with a home of his own."""
-    home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-bob-", dir="/var/tmp"))
-    home.chmod(0o755)
-    made = User(home, BOB)
-    made.own(home)
-    yield made
-    shutil.rmtree(home)
+    with ordinary_user(BOB) as made:
+        yield made

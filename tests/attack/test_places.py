@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
-from tests.kernel.conftest import UID, User, busybox_rootfs, require
+from tests.attack.conftest import UID
+from tests.kernel.conftest import User, busybox_rootfs, require
 
 BOB = 27002
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
+from tests.attack.conftest import UID
 from tests.images import entry
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server, serve
 
 GROUP = 27009

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
-from tests.kernel.conftest import PREFIX, UID, User, busybox_rootfs, require
+from tests.attack.conftest import UID
+from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 
 BOB = 27002
 

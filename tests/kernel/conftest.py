@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -80,16 +81,23 @@ class User:
             subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(path)], check=True)
 
 
-@pytest.fixture
-def user() -> Iterator[User]:
+@contextlib.contextmanager
+def ordinary_user(uid: int) -> Iterator[User]:
+    """A user of this number, with a home of his own, while the ``with`` lasts."""
     require(os.access(f"{PREFIX}/bin/penroot", os.X_OK), f"penroot is not installed in {PREFIX}: make install")
     # Not pytest's own directories: they are closed to other users.
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
     home.chmod(0o755)
-    made = User(home)
+    made = User(home, uid)
     made.own(home)
     yield made
     shutil.rmtree(home)
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    with ordinary_user(UID) as made:
+        yield made
 
 
 def busybox_rootfs(path: pathlib.Path) -> None:

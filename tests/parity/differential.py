@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -26,13 +27,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.images import Image, busybox, directory, entry
-from tests.kernel.conftest import PREFIX, UID, busybox_rootfs
+from tests.kernel.conftest import PREFIX, busybox_rootfs
 from tests.kernel.registry import serve
 from tests.parity import ROOT
 
 LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
 _KNOWN = "documented: "
+_UID = "27001"  # as the lines have it
+_UIDS = itertools.count(27101)  # lines of another file, or other tests, run no container of the same user
 _CONFIG = re.compile(r'^config::init "[^"]*"', re.M)
 
 
@@ -106,6 +109,7 @@ class Place:
 
     def __init__(self, home: pathlib.Path, registry: str) -> None:
         self.home = home
+        self.uid = next(_UIDS)
         self.environ = {
             "HOME": str(home),
             "PATH": f"{home}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -151,9 +155,9 @@ class Place:
         (home / "bin/ready").write_text(READY)
         (home / "bin/ready").chmod(0o755)
         (home / "passwd").write_text(
-            pathlib.Path("/etc/passwd").read_text() + f"tester:x:{UID}:{UID}:A tester:{home}:/bin/sh\n"
+            pathlib.Path("/etc/passwd").read_text() + f"tester:x:{self.uid}:{self.uid}:A tester:{home}:/bin/sh\n"
         )
-        (home / "group").write_text(pathlib.Path("/etc/group").read_text() + f"tester:x:{UID}:\n")
+        (home / "group").write_text(pathlib.Path("/etc/group").read_text() + f"tester:x:{self.uid}:\n")
 
     def install_ours(self) -> None:
         """The names that ``make enroot-names`` gives ours."""
@@ -182,7 +186,7 @@ class Place:
 
     def own(self) -> None:
         if os.geteuid() == 0:
-            subprocess.run(["chown", "-hR", f"{UID}:{UID}", str(self.home)], check=True)
+            subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(self.home)], check=True)
 
     def run(self, command: str) -> str:
         """Stdout of a command line and its status, without blank lines and the place's own names."""
@@ -190,7 +194,7 @@ class Place:
         if os.geteuid() == 0:
             # An account for him that nobody else sees.
             setup = f"mount --bind {self.home}/passwd /etc/passwd && mount --bind {self.home}/group /etc/group"
-            setup += f' && exec setpriv --reuid={UID} --regid={UID} --clear-groups -- "$@"'
+            setup += f' && exec setpriv --reuid={self.uid} --regid={self.uid} --clear-groups -- "$@"'
             as_user = ("unshare", "--mount", "sh", "-c", setup, "sh")
         done = subprocess.run(
             [*as_user, "bash", "-c", command],
@@ -207,6 +211,7 @@ class Place:
             sys.stderr.write(done.stderr)
         user = "tester" if as_user else pwd.getpwuid(os.geteuid()).pw_name
         out = done.stdout.replace(str(self.home), "HOME").replace(self.environ["REGISTRY"], "REGISTRY")
+        out = re.sub(rf"\b{self.uid if as_user else os.geteuid()}\b", _UID, out)
         lines = [line.rstrip() for line in re.sub(rf"\b{user}\b", "USER", out).splitlines()]
         lines += [f"[{done.returncode}]"] if done.returncode else []
         return "".join(f"{line}\n" for line in lines if line)
