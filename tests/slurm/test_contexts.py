@@ -103,10 +103,10 @@ def engines(lab: Lab) -> Iterator[None]:
     copy = f"skopeo copy -q docker://registry.lab/{name}:docker docker-archive:engine.tar:minimal:1"
     lab.run(f"{copy} && tar -xOf engine.tar manifest.json > engine.json", node="n1")
     lab.run("mkdir /tmp/engine; cat > /tmp/engine/docker", node="n1", user="root", input=ENGINE)
-    over = "mount -t overlay -o lowerdir=/tmp/engine:/usr/bin engines /usr/bin"
+    over = "mount -t overlay -o lowerdir=/tmp/engine:/usr/local/bin engines /usr/local/bin"
     lab.run(f"cd /tmp/engine && chmod 755 docker && cp docker podman && {over}", node="n1", user="root")
     yield
-    lab.run("umount -l /usr/bin; rm -r /tmp/engine", node="n1", user="root")
+    lab.run("umount -l /usr/local/bin; rm -r /tmp/engine", node="n1", user="root")
     lab.run("rm engine.tar engine.json")
 
 
