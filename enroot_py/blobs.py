@@ -297,10 +297,7 @@ def _beneath(path: str, readers: str) -> str:
 def _open_file(directory: int, name: str) -> int:
     """Open a regular file for reading, waiting for nothing and following nothing. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _OPEN, dir_fd=directory)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", name)
-    return fd
+    return trusted.regular(fd, name)
 
 
 def _exists(directory: int, name: str) -> bool:

@@ -172,14 +172,15 @@ def file(name: str, *, parent: "int | None" = None) -> int:
 
     No symbolic link is followed in the last component, and nothing is waited for. Raises OSError as directory() does.
     """
-    fd = os.open(name, _OPEN, dir_fd=parent)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", name)
-    except OSError:
+    return _checked(regular(os.open(name, _OPEN, dir_fd=parent), name), name)
+
+
+def regular(fd: int, path: str) -> int:
+    """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise
-    return _checked(fd, name)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
 
 
 def _checked(fd: int, path: str) -> int:
