@@ -24,10 +24,10 @@ _ATTRIBUTES = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_AT
 
 
 def cover(root: int) -> None:
-    """Make read-only, or hide, what is there of it; what a user mounts later upon that stands. Raises OSError."""
+    """Hide these files, or make them read-only, where the kernel has them. Later mounts cover this. Raises OSError."""
     for path in (*_READ_ONLY, *_HIDDEN):
         try:
-            fd = linux.openat2(root, path[1:], os.O_PATH | os.O_CLOEXEC, 0, linux.RESOLVE_IN_ROOT)
+            fd = paths.open_in(root, path)
         except OSError:
             continue  # not every kernel has each
         try:
