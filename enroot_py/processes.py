@@ -94,13 +94,9 @@ def _boot_time() -> int:
 
 def _container(pid: int, settings: Settings) -> "str | None":
     """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
-    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
-        for line in f:
-            fields = line.split()
-            if fields[4] == "/":
-                break
-        else:
-            return None
+    fields = _root_mount(pid)
+    if not fields:
+        return None
     dash = fields.index("-")
     fstype, options = fields[dash + 1], fields[dash + 3]
     data = settings.data_path + "/"
@@ -117,8 +113,14 @@ def _container(pid: int, settings: Settings) -> "str | None":
     return UNKNOWN if "userxattr" in options else None
 
 
+def _root_mount(pid: int) -> "list[str]":
+    """The fields of the line of /proc/PID/mountinfo that is the root mount of a process. Raises OSError."""
+    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
+        return next((fields for fields in map(str.split, f) if fields[4] == "/"), [])
+
+
 def changing(upper: str) -> "Process | None":
-    """A process in a container whose changes go to the directory ``upper``, the oldest one that is seen, or None."""
+    """The process with the lowest number in a container whose changes go to the directory ``upper``, or None."""
     seen = {inode(os.getpid(), "mnt")}
     for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
         try:
@@ -126,8 +128,7 @@ def changing(upper: str) -> "Process | None":
             if mntns in seen:
                 continue
             seen.add(mntns)
-            with open(f"/proc/{entry}/mountinfo", errors="surrogateescape") as f:
-                root = next((line.split() for line in f if line.split()[4] == "/"), [])
+            root = _root_mount(int(entry))
             options = mounts.unescape(root[-1]).split(",") if root else []
             if f"upperdir={upper}" in options or root and root[-2] == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
