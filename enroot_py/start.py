@@ -228,7 +228,7 @@ def enter_shared(settings: Settings, options: Options) -> "Container":
         return container
     variables, said = joined
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
+    image = image_script(root)
     origins = dict.fromkeys([*said, *own], "the launcher")
     return Container({**variables, **own}, origins, image, settings.login_shell)
 
@@ -455,11 +455,11 @@ def enter(
         scripts.environ()
         origins.update(_changed(before, context.environ, f"environ() of {conf}"))
     below = {name: context.environ[name] for name in env if name in context.environ}
-    _update(context.environ, origins, env, "--env")  # hooks are told, and below have no say in it
+    _update(context.environ, origins, env, "--env")  # hooks see these, but cannot override them
     before = dict(context.environ)
     if server is not None and (program or command):
         if not program:
-            image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
+            image = image_script(root)
             program = image.argv(command)[0] if image else "/bin/sh"
         server.read_ahead(root, program, context.environ.get("PATH", ""))
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in user_mounts)
@@ -476,7 +476,7 @@ def enter(
     for mount in fstab:
         if mount.passno >= 0:
             mount.execute(root)
-    image = rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
+    image = image_script(root)
     if image is not None and not paths.exists(root, image.workdir):
         make_workdir(root, image.workdir, user_mounts)
     shell = user.pw_shell if paths.exists(root, user.pw_shell) else "/bin/sh"
@@ -516,6 +516,11 @@ def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[s
 
 def _changed(before: "Mapping[str, str]", now: "Mapping[str, str]", origin: str) -> "dict[str, str]":
     return {key: origin for key, value in now.items() if before.get(key) != value}
+
+
+def image_script(root: int) -> "rc.Exec | None":
+    """What the image's /etc/rc runs, or None where only a shell can tell. Raises ContainerError."""
+    return rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
 def make_workdir(root: int, path: str, user_mounts: "list[mounts.Mount]") -> None:
