@@ -101,11 +101,15 @@ class Registry:
             try:
                 self._make(directory)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                _flock(fd, deadline)
-                # Whoever had it may have removed the directory.
-                if os.stat(directory).st_ino == os.fstat(fd).st_ino:
-                    return fd
-                os.close(fd)
+                try:
+                    _flock(fd, deadline)
+                    # Whoever had it may have removed the directory.
+                    if os.stat(directory).st_ino == os.fstat(fd).st_ino:
+                        held, fd = fd, -1
+                        return held
+                finally:
+                    if fd >= 0:
+                        os.close(fd)
             except FileNotFoundError:
                 continue
             except BlockingIOError:
