@@ -6,12 +6,16 @@ user; ``lab`` is the cluster of tests/slurm, whose alice and bob they are there.
 
 from __future__ import annotations
 
+import os
+import pathlib
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 # Fixtures and hooks of the other tiers.
-from tests.kernel.conftest import User, image, ordinary_user, rootfs
+from tests.kernel.conftest import User, image, ordinary_user, require, rootfs
 from tests.slurm.conftest import lab, not_drained, pytest_collection_finish
 
 __all__ = ["User", "image", "lab", "not_drained", "pytest_collection_finish", "rootfs"]
@@ -30,3 +34,13 @@ def user() -> Iterator[User]:
 def bob() -> Iterator[User]:
     with ordinary_user(BOB) as made:
         yield made
+
+
+@pytest.fixture
+def scratch() -> Iterator[pathlib.Path]:
+    """A directory where every user can make one, as /var/tmp is."""
+    require(os.geteuid() == 0, "only root can be two users")
+    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
+    path.chmod(0o1777)
+    yield path
+    shutil.rmtree(path)

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 
 import pytest
 
 from tests import images
-from tests.attack.conftest import UID
-from tests.kernel.conftest import User, busybox_rootfs, require
-
-BOB = 27002
-
-
-@pytest.fixture
-def scratch(user: User) -> Iterator[pathlib.Path]:
-    """A directory where every user can make one, as /var/tmp is."""
-    require(os.geteuid() == 0, "only root can be two users")
-    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-scratch-", dir="/var/tmp"))
-    path.chmod(0o1777)
-    yield path
-    shutil.rmtree(path)
+from tests.attack.conftest import BOB, UID
+from tests.kernel.conftest import User, busybox_rootfs
 
 
 def planted(data: pathlib.Path, owner: int = BOB) -> None:

@@ -6,7 +6,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 
@@ -30,15 +29,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def blobs(user: User, bob: User) -> Iterator[pathlib.Path]:
+def blobs(user: User, bob: User, scratch: pathlib.Path) -> pathlib.Path:
     """The directory, for all users."""
-    require(os.geteuid() == 0, "only root can be two users")
-    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
-    path.chmod(0o1777)
     for who in (user, bob):
-        who.environ.update(ENROOT_SHARED_BLOBS=str(path), ENROOT_ALLOW_HTTP="yes")
-    yield path
-    shutil.rmtree(path)
+        who.environ.update(ENROOT_SHARED_BLOBS=str(scratch), ENROOT_ALLOW_HTTP="yes")
+    return scratch
 
 
 def start(user: User, registry: Server, **env: str) -> str:

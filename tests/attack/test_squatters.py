@@ -7,29 +7,21 @@ import os
 import pathlib
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests import images
-from tests.attack.conftest import UID
+from tests.attack.conftest import BOB, UID
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
-
-BOB = 27002
 
 
 @pytest.fixture
-def tmp(user: User) -> Iterator[pathlib.Path]:
+def tmp(user: User, scratch: pathlib.Path) -> pathlib.Path:
     """A directory as /tmp is, where the victim has his temporary files."""
-    require(os.geteuid() == 0, "only root can be two users")
-    path = pathlib.Path(tempfile.mkdtemp(prefix="penroot-tmp-", dir="/var/tmp"))
-    path.chmod(0o1777)
     del user.environ["ENROOT_RUNTIME_PATH"]
-    user.environ["TMPDIR"] = str(path)
-    yield path
-    shutil.rmtree(path)
+    user.environ["TMPDIR"] = str(scratch)
+    return scratch
 
 
 def evil(place: pathlib.Path) -> None:
