@@ -31,7 +31,7 @@ _LONGEST = 4096  # bytes of a lock that are read
 class Shared:
     """The directory ``path``, which is made where it is missing, for ``readers``: everybody, a group or a user.
 
-    Whatever another user has made or left there costs a warning and a fetch of one's own, and never a wait.
+    Whatever another user has made or left there costs a warning and a fetch of one's own, but no wait.
     Raises ImageError where there is no such directory.
     """
 
@@ -73,7 +73,7 @@ class Shared:
         return found or source.blob(descriptor)
 
     def _open(self) -> None:
-        """Open the directories in which the blobs are; where a link of another user's leads is none. Raises OSError."""
+        """Open the directories of the blobs, but follow no link to one. Raises OSError."""
         self.path = _beneath(self.path, self._readers)
         mode = os.stat(self.path).st_mode & 0o3777  # for whom the site made it, whatever our umask
         for directory in ("sha256", "tmp"):
@@ -125,7 +125,7 @@ class Shared:
         try:
             return Kept(source.blob(descriptor), self, self._own, name)
         except BaseException:
-            os.unlink(name + ".lock", dir_fd=self.blobs)  # nobody shall wait for us
+            os.unlink(name + ".lock", dir_fd=self.blobs)  # so that nobody waits for us
             raise
 
     def _lock(self, lock: str, descriptor: Descriptor) -> bool | None:
@@ -229,7 +229,7 @@ class Kept:
             try:
                 os.unlink(name, dir_fd=directory)
             except (FileNotFoundError, PermissionError):
-                continue  # published, taken over, or moved away by whose directory it is
+                continue  # published, taken over, or moved away by the owner of the directory
         self._shared.close()
 
     def read(self, size: int, /) -> bytes:
@@ -275,7 +275,7 @@ def _for_this_node(descriptor: Descriptor) -> str:
 
 
 def _beneath(path: str, readers: str) -> str:
-    """Where those in ``path`` are that a user's group, or he alone, reads. Raises OSError."""
+    """The directory in ``path``, or ``path``, whose blobs only ``readers`` can read. Raises OSError."""
     if readers == "everybody":
         return path
     if readers == "user":
@@ -295,7 +295,7 @@ def _beneath(path: str, readers: str) -> str:
 
 
 def _open_file(directory: int, name: str) -> int:
-    """Open a regular file for reading, waiting for nothing and following nothing. Raises OSError."""
+    """Open a regular file for reading. Waits for nothing and follows no link. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _OPEN, dir_fd=directory)
     return trusted.regular(fd, name)
 

@@ -1,9 +1,9 @@
-"""Which node a container is of, and who is changing it: two mounts of one upper directory corrupt each other.
+"""Which node uses a container, and which process changes it: two mounts of one upper directory corrupt each other.
 
-Nodes may share the data path, as in homes on a file server. A step holds a lock, flock(2), on
-the file ``.NAME.node`` beside the container NAME, which says what node it is on, for as long as it
-runs. Where another node has that, this one makes and uses NAME@NODE. On one node the mounts of
-the processes say who changes a container: the kernel's filesystems/overlayfs, "Sharing and copying layers".
+Nodes may share the data path, as in homes on a file server. A step holds a lock, flock(2), on the
+file ``.NAME.node`` beside the container NAME for as long as it runs; the file names the step's node.
+Where another node holds the lock, this one makes and uses NAME@NODE. On one node the mounts of
+processes say who changes a container. Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
 """
 
 import fcntl
@@ -23,9 +23,10 @@ _MOMENT = 0.02  # seconds
 
 
 class Claim:
-    """The container that this node uses as ``name``: its own, if it is one that goes with a step, and is not ``kept``.
+    """Which container this node uses as ``name``: that one, or NAME@NODE where another node has it.
 
-    Where the data path cannot have locks, the name is that.
+    A container that is not ``kept`` goes with its step: one that another node has left behind is not used either.
+    Where the data path has no locks, ``name`` is used as it is.
     """
 
     __slots__ = ("name", "_fd")
@@ -40,10 +41,10 @@ class Claim:
                 self.name = own
                 self._hold(own, node, data_path, kept=kept)
         except OSError:
-            return  # who makes something there says what is wrong with the place
+            return  # whoever makes something there reports what is wrong with the place
 
     def _hold(self, name: str, node: str, data_path: str, *, kept: bool) -> bool:
-        """Whether it is not another node's. Raises OSError."""
+        """Lock the container ``name`` for this node; False where it is another node's. Raises OSError."""
         fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
         try:
             if _lock(fd):
@@ -81,7 +82,7 @@ def holder(name: str, data_path: str) -> str:
 
 
 def forget(name: str, data_path: str, *, made: bool) -> None:
-    """The container is removed, or was killed before it was ``made``: then another node may have claimed the name."""
+    """Remove the claim of a container that is gone; where it was never ``made``, unless another node has claimed it."""
     if made or holder(name, data_path) in ("", os.uname().nodename):
         try:
             os.unlink(_file(name, data_path))
@@ -90,9 +91,9 @@ def forget(name: str, data_path: str, *, made: bool) -> None:
 
 
 def change_alone(source: "Source") -> None:
-    """Before a start mounts a container to change it: keep others from that until this process executes its program.
+    """Keep others from changing a container until this process executes its program; call it before the mount.
 
-    Raises ContainerError where somebody is changing it.
+    Raises ContainerError where another process is changing it.
     """
     data_path, name = os.path.split(os.path.dirname(source.upper))
     node = os.uname().nodename
@@ -103,8 +104,8 @@ def change_alone(source: "Source") -> None:
                 raise _taken(name, f"a step on node {other}", f"go there, or wait for it: squeue --nodelist={other}")
             refuse_changed(source)
             if _lock(fd, fcntl.LOCK_SH):
-                break  # a step that changes nothing
-            time.sleep(_MOMENT)  # another start is here
+                break  # a step holds it that changes nothing
+            time.sleep(_MOMENT)  # another start is at this point
         else:
             os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
     except OSError:
@@ -113,7 +114,7 @@ def change_alone(source: "Source") -> None:
 
 
 def refuse_changed(source: "Source") -> None:
-    """Raises ContainerError where a process of this node is changing a container."""
+    """Raise ContainerError where a process of this node is changing a container."""
     process = processes.changing(source.upper)
     if process is None:
         return

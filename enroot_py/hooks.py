@@ -48,7 +48,7 @@ class Context:
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def read(self, path: str) -> bytes:
-        """Content of a file, empty if there is none, or something else than a file of a moderate size."""
+        """The content of a regular file of moderate size; empty where there is no such file."""
         try:
             return paths.read(self.root, path)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,9 +1,10 @@
-"""What is being made or removed, under a hidden name of its own, and what of that a killed process has left.
+"""Files and directories in the making or being removed, under hidden names; and removal of what killed processes left.
 
 ``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete;
-``.NAME.NODE.PID-RANDOM.trash`` was NAME until it began to be deleted. Whose flock(2) is on it
-is at work on it, so a killed maker's is free at once, and the next one to make something there
-removes it. A file system that nodes share need not share its locks: there each node removes its own.
+``.NAME.NODE.PID-RANDOM.trash`` was NAME until it began to be deleted. Whoever works on one holds
+its flock(2). The lock of a killed process is free at once, and the next process that makes something
+there removes what was left. A file system that nodes share need not share its locks: there each
+node removes its own.
 """
 
 import errno
@@ -19,7 +20,7 @@ MAKING, TRASH = "making", "trash"
 
 
 def hidden(path: str, kind: str = MAKING) -> str:
-    """A name that nothing has beside ``path``, for what becomes that, or was that."""
+    """A hidden name beside ``path`` that nothing has yet, for what becomes ``path`` or was it."""
     directory, name = os.path.split(path)
     short = os.fsdecode(os.fsencode(name)[:_ROOM])
     node = os.fsdecode(os.fsencode(os.uname().nodename)[:_ROOM])
@@ -27,7 +28,7 @@ def hidden(path: str, kind: str = MAKING) -> str:
 
 
 def directory(path: str, mode: int) -> "tuple[str, int]":
-    """Make a directory that is to become ``path``: its name, and the descriptor that holds it. Raises OSError."""
+    """Make a directory that is to become ``path``. Returns its name and a locked descriptor. Raises OSError."""
     from enroot_py import trees
 
     while True:
@@ -46,7 +47,7 @@ def directory(path: str, mode: int) -> "tuple[str, int]":
 class File:
     """A file that gets its name when it is complete. Use it in a ``with``: whatever happens, no half of it is left.
 
-    One without a name, O_TMPFILE of open(2); where the file system has none, as NFS, a hidden one.
+    It has no name at first, O_TMPFILE of open(2); where the file system has no such files, as NFS, a hidden one.
     """
 
     def __init__(self, path: str) -> None:
@@ -70,7 +71,7 @@ class File:
         """Raises FileExistsError where there is one of the name that is not to be replaced, and OSError."""
         from enroot_py import filesystems
 
-        # NFS tells only now that its disk is full; and what is replaced is gone when the power is.
+        # NFS reports a full disk only now. And without this a power cut could lose the old file and the new one.
         if replace and os.path.lexists(self._path) or filesystems.kind(self._directory) in filesystems.NETWORK:
             os.fsync(self.fd)
         source = self._hidden or f"/proc/self/fd/{self.fd}"
@@ -110,7 +111,7 @@ def hold(path: str) -> int:
 
 
 def lock(fd: int) -> "bool | None":
-    """Hold what is open until the descriptor is closed: whether that could be; None where there are no locks."""
+    """Lock an open file until its descriptor is closed. False where another has it, None where there are no locks."""
     import fcntl
 
     try:
@@ -131,7 +132,7 @@ def sweep(place: str) -> None:
     try:
         names = os.listdir(place)
     except OSError:
-        return  # nothing was ever made in it, or who makes something will say what is wrong
+        return  # nothing was ever made in it, or whoever makes something will report what is wrong
     left = [name for name in names if name.startswith(".") and name.endswith(("." + MAKING, "." + TRASH))]
     shared = bool(left) and filesystems.kind(place) in filesystems.NETWORK
     for name in left:

@@ -79,7 +79,7 @@ def example() -> str:
     ]
     for setting in SETTINGS.values():
         out.append(f"\n# {setting.doc} ({setting.kind})\n#{setting.name}: {json.dumps(setting.default)}\n")
-    out.append("\n# what hooks and clients are told: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
+    out.append("\n# variables for hooks and clients: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
     return "".join(out)
 
 
@@ -177,8 +177,8 @@ def _settings_page() -> str:
                 text(
                     "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
                     f"{', '.join(f'$({command})' for command in settings.COMMANDS)} are replaced; no shell is run. "
-                    "The key environment maps what hooks and clients are told: MELLANOX_*, NVIDIA_*, SSL_CERT_*, "
-                    "proxies and ENROOT_* variables of the site's own.\n\n"
+                    "The key environment maps variables for hooks and clients to values: MELLANOX_*, NVIDIA_*, "
+                    "SSL_CERT_*, proxies and ENROOT_* variables of the site's own.\n\n"
                     "A key that is none and a value that does not fit are errors with file and line.\n\n"
                     "enroot.conf says the same in lines KEY VALUE or KEY=VALUE, with the names of the variables.\n\n"
                     "What goes before, from first to last: options of the command line, directives #ENROOT_X=Y of a "

@@ -17,7 +17,7 @@ _REST = 64 << 20  # bytes for what counts beside the buffers: the tables of the 
 
 
 def refusal() -> "tuple[str, str] | None":
-    """Why no image can be written in our control groups, whoever else is in them, and the way out."""
+    """Why the limits of our control groups do not allow to write an image, and the way out; None where they do."""
     limit = min((limit for limit, _ in _groups() if limit), default=0)
     if not limit or limit >= _FLOOR + _REST:
         return None
@@ -48,7 +48,7 @@ def _groups() -> "Iterator[tuple[int, int]]":
 
 
 def limits(mount: str, path: str, names: "tuple[str, str, str]") -> "Iterator[tuple[int, int]]":
-    """(limit, what is used and cannot be taken back) of the group ``path`` and of those above it; no limit is 0."""
+    """(limit, used bytes that cannot be reclaimed) of the group ``path`` and those above it; a limit of 0 is none."""
     while True:
         here = mount + path.rstrip("/")
         stat = _numbers(f"{here}/memory.stat", 1)

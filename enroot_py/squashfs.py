@@ -59,7 +59,7 @@ def check(path: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """For open(): a pipe that nobody writes to is empty."""
+    """An opener for open() that does not wait for a writer of a FIFO: without one it is empty."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

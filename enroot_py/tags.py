@@ -30,12 +30,12 @@ _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy
 
 
 def now(reference: "Reference", base: str, settings: "Settings") -> str:
-    """The digest of a tag whose image is stored: what does not answer soon is not waited for.
+    """The digest of a tag whose image is stored. Waits only for a moment for servers that do not answer.
 
     ``base`` is where its registry was reached last. Raises Unreachable, and other RegistryError.
     """
-    # In a process of its own, as nothing else ends a name server's silence; a thread could not stay behind, for
-    # a process with threads gets no user namespace: unshare(2).
+    # Nothing but the end of the process ends the wait for a name server. So this is done in a child; a thread would
+    # not do, for a process with threads gets no user namespace: unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,9 +90,10 @@ def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -
 
 
 def hurry(seconds: float) -> "Callable[[bool], None]":
-    """End this process after ``seconds``, or sooner when what this returns is not called: an answer has come.
+    """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
 
-    With True it is a program of the user that is waited for.
+    Call what this returns when an answer has come. With True, what is waited for is a program
+    of the user, which may be silent for longer.
     """
     until = time.monotonic() + seconds
 

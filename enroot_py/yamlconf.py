@@ -1,7 +1,7 @@
 """penroot.yaml: the settings in their clean form.
 
 A mapping of settings by their names, without ENROOT_ and in small letters; ``environment``
-maps what hooks and clients are told, such as NVIDIA_* and proxies::
+maps variables for hooks and clients to values, such as NVIDIA_* and proxies::
 
     data_path: /local/${USER}/containers
     cache_limit: 200G

@@ -48,9 +48,10 @@ class Channel:
         return self._message(b"")
 
     def receive_with_fds(self, sender: int = 0) -> "tuple[list[tuple[str, str]], list[int]]":
-        """One message and the descriptors that came with its first byte; it is from the process ``sender``, if any.
+        """One message and the descriptors that came with its first byte.
 
-        That the kernel tells where the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
+        A message of another process than ``sender``, if that is given, raises PermissionError. The kernel names the
+        process where the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
         """
         room = _socket.CMSG_SPACE(_FDS * 4) + _socket.CMSG_SPACE(12)
         first, controls, _, _ = self.socket.recvmsg(1, room, _socket.MSG_CMSG_CLOEXEC)
@@ -103,10 +104,10 @@ class Channel:
 
 
 class Client(Channel):
-    """One who asks, who is read and answered as he comes: nobody else waits for him."""
+    """A task or step that asks something. It is read and answered without waiting, so it holds up nobody else."""
 
     def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
-        """``of_step``: from the step itself; anybody else is another step, which may attach."""
+        """``of_step``: a task of the step itself, or slurmstepd. All others are other steps, which may attach."""
         super().__init__(socket)
         socket.setblocking(False)
         self.of_step = of_step
@@ -116,7 +117,7 @@ class Client(Channel):
         self._fds: tuple[int, ...] = ()
 
     def request(self) -> "Job | None":
-        """What is asked, once it is here as a whole. Raises EOFError, ValueError, KeyError and OSError where not."""
+        """The request, or None while a part of it is missing. Raises EOFError, ValueError, KeyError, OSError."""
         part = self.socket.recv(1 << 20)
         if not part:
             raise EOFError("the peer is gone")
@@ -133,7 +134,7 @@ class Client(Channel):
         self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
 
     def flush(self) -> bool:
-        """Send what there is room for; whether that was all. Raises OSError."""
+        """Send what there is room for. Returns whether that was all. Raises OSError."""
         self._out = self._out[self._send(self._out, self._fds) :]
         self._fds = ()
         return not self._out
@@ -170,7 +171,7 @@ def main() -> None:
         elif verb == "check":
             check(job, channel)
         elif verb in ("finish", "epilog"):
-            # So that nobody can look at this process, the plugin has given it another one: become() in coprocess.c.
+            # The plugin gave this process another real group, so that nobody can trace it: become() in coprocess.c.
             os.setresgid(os.getegid(), os.getegid(), os.getegid())
             from pyxis_py import step
 
@@ -252,8 +253,8 @@ def _nowhere(level: str, text: str) -> None:
 class Service:
     """What a helper does while its step runs: it answers tasks and other steps, until slurmstepd is gone or says so.
 
-    Tasks and slurmstepd come by the socket that only they have, other steps by the listener, which
-    lies where no process of a container is let in.
+    Tasks and slurmstepd come by a socket that only they have. Other steps come by the listener, which
+    no process in a container can reach.
     """
 
     def __init__(self, container: "Held", listener: _socket.socket) -> None:
@@ -302,7 +303,7 @@ class Service:
         self.clients[fd] = Client(_socket.socket(fileno=fd), of_step=of_step)
 
     def _attend(self, client: Client) -> bool:
-        """Go on with one who asks; whether that is done."""
+        """Go on with a client. Returns whether it is done with."""
         try:
             if client.events == select.POLLOUT:
                 return client.flush()
@@ -321,13 +322,13 @@ class Service:
         except BlockingIOError:
             return False
         except (EOFError, OSError, KeyError, ValueError):
-            return True  # one that was killed while it asked: nobody to answer
+            return True  # it was killed while it asked: there is nobody to answer
         return False
 
     def _finish(self, asked: Job, client: Client) -> "NoReturn":
         """Finish the step for slurmstepd, which waits for the end of this process too."""
-        # Another step that is about to attach sees that this one ends: it has the lock of the name, for which
-        # finish() may have to wait.
+        # Another step that is about to attach has to see that this one ends: it holds the lock of the name, and
+        # finish() may have to wait for that.
         self.listener.close()
         for other in self.clients.values():
             if other is not client:
@@ -353,8 +354,8 @@ class Service:
 def let_go(container: "Held") -> None:
     """Close the namespaces, and wait for the server of an image, which ends with them.
 
-    slurmstepd would find it alive, kill it, and sleep for a second before it looks again. Who is not done within a
-    moment is left to it: another step may be in the container, or a process that a task left behind.
+    slurmstepd would find it alive, kill it, and sleep for a second before it looks again. A server that has not ended
+    within a moment is left to slurmstepd: another step may be in the container, or a process that a task left behind.
     """
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
     for fd in (*container.fds, container.shared):
