@@ -102,7 +102,7 @@ def record(name: str, settings: Settings) -> "dict[str, str] | None":
 
 
 def read_record(path: str) -> str:
-    """A small file; "" where there is none, or something that penroot did not make. Raises OSError."""
+    """The content of a small file; "" where there is none, or it is no regular file. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
@@ -182,7 +182,7 @@ def check_place(data_path: str, name: str = "") -> None:
         try:
             trusted.place(path)
         except PermissionError as e:
-            # The root of an image may be open to everybody, which is nothing where nobody comes so far.
+            # The root of an image may be open to everybody. That does no harm where nobody can reach it.
             if not name or e.filename != path or trusted.place(data_path).st_mode & 0o011:
                 raise
             trusted.place(path, closed_to=0)
@@ -315,7 +315,7 @@ class _made:
             os.close(self._lock)
 
     def _publish(self) -> None:
-        """Give the directory its name; what had that is deleted afterwards, and back if this fails."""
+        """Give the directory its name. What had the name is deleted afterwards, or restored if this fails."""
         old = set_aside(self.name, self.settings.data_path) if self.force else None
         try:
             os.rename(self.temporary, self.path)
@@ -373,7 +373,7 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 
 
 class Trash:
-    """A container that has lost its name. Who sweeps leaves it alone while we are at it."""
+    """A container that has lost its name. The lock keeps sweeps of other processes from it."""
 
     def __init__(self, path: str, trash: str) -> None:
         """Raises OSError."""
@@ -403,13 +403,13 @@ class Trash:
 
 
 def set_aside(name: str, data_path: str) -> "Trash | None":
-    """Take a container's name from it; None where there is none. Raises ContainerError."""
+    """Rename a container to be deleted; None where there is none. Raises ContainerError."""
     from enroot_py import making
 
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):
-        return None  # rename(2) would tell of a read-only file system first
+        return None  # rename(2) would report a read-only file system first
     place = _mounted_beneath(path)
     if place:
         raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")

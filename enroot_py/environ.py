@@ -1,8 +1,8 @@
 """The environment of a container: the image's, then the site's, then the user's.
 
-Nothing of the caller's environment comes in by itself, but for ranks of MPI what
-tells them who they are, and what a line of these says by name, as ``${VAR}``. The line of an
-image gets no secret of the caller's in this way: see is_secret().
+Of the caller's environment come in only the variables that tell ranks of MPI who they are,
+and those that a line of these names, as ``${VAR}``. The line of an image gets no secret of
+the caller in this way: see is_secret().
 """
 
 from _collections_abc import Mapping

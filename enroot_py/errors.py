@@ -16,7 +16,7 @@ class PenrootError(Exception):
 
 
 class UsageError(PenrootError):
-    """The command line is wrong: look at the options. ``usage`` is what enroot answers with, on stdout."""
+    """The command line is wrong: look at the options. ``usage`` goes to stdout where the caller said enroot."""
 
     def __init__(self, message: str, *, hint: str = "", usage: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -36,7 +36,7 @@ class RegistryError(PenrootError):
 
 
 class Unreachable(RegistryError):
-    """The registry does not answer, or not with sense: a stored image may do instead."""
+    """The registry does not answer, or its answer makes no sense: a stored image may do instead."""
 
 
 class RefusedError(RegistryError):
@@ -70,7 +70,7 @@ class CommandError(PenrootError):
 
 
 def cause(error: BaseException) -> "PenrootError | None":
-    """What is wrong with the image that this process has mounted, if ``error`` comes of that: squashfuse.why()."""
+    """What is wrong with the image that this process has mounted, if that caused ``error``: squashfuse.why()."""
     import sys
 
     squashfuse = sys.modules.get("enroot_py.squashfuse")

@@ -84,7 +84,7 @@ class Context:
             if paths.read(self.root, path) == content:
                 return
         except OSError:
-            pass  # there is none, or something that is no file
+            pass  # there is none, or it is no file
         try:
             paths.write(self.root, path, content, mode)
         except paths.Foreign as e:
@@ -106,7 +106,8 @@ class Context:
 class Hook:
     """One hook: a function of Python, a script of bash, or, without a path, one that does not run.
 
-    ``why`` is for people, where it is no matter of course; ``original`` is a file of enroot's that this one stands for.
+    ``why`` tells people why it runs or not, where that needs an explanation. ``original`` is the file of enroot's whose
+    work it does.
     """
 
     __slots__ = ("name", "path", "why", "original", "function")
@@ -140,7 +141,7 @@ def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "l
     """The hooks of a directory, which is ours, of the site and of the user, in the order in which they run.
 
     That is the order of their names, whatever language they are in; a user's scripts come
-    after all others, as enroot's do. What has a name of ours takes its place. Raises ConfigError.
+    after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
     """
     found = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
     last: list[Hook] = []

@@ -125,7 +125,7 @@ class Scripts:
             self._read_environ()
 
     def _wait(self, what: str) -> None:
-        """Wait until the shell of the configuration script stops itself, having told what it exports, or ends."""
+        """Wait until the shell of the configuration script stops itself, after it wrote what it exports, or ends."""
         _, status = os.waitpid(self._shell, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             self._shell = 0
@@ -185,7 +185,7 @@ class Scripts:
 
 
 def _writable(variables: "Mapping[str, str]") -> "dict[str, str]":
-    """Those of which a line of a file can tell."""
+    """The variables that fit into a line of a file."""
     return {
         key: value
         for key, value in variables.items()
@@ -225,7 +225,7 @@ def _environ(context: hooks.Context, out: str) -> "dict[str, str]":
 def _spawn(argv: "list[str]", variables: "dict[str, str]", *, stderr: int = -1, of_conf: bool = False) -> int:
     """Start a program with our capabilities, and with ``stderr`` if that is given; returns its pid.
 
-    What hooks print is not the container's. The shell of a configuration script, which stops between, must not stay.
+    What hooks print on stdout is dropped. The shell of a configuration script is killed with us, as it may be stopped.
     """
     child = os.fork()
     if child:

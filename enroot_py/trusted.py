@@ -1,8 +1,8 @@
-"""Places that another user could have made, shaped or swapped: looked at before they are believed.
+"""Checks of places that another user could have made, changed or swapped, before they are used.
 
 What lies in a directory that others can write to, as /tmp, or under a name that others
 can guess, is believed only if it belongs to us or to root and nobody else can write to it.
-A place is looked at from the root directory down: where nobody else can put anything in
+A place is checked from the root directory down: where nobody else can put anything in
 place of a directory on the way, its path goes on meaning the same, and is safe to use.
 On the start path: no import but os, errno and stat.
 """
@@ -19,12 +19,11 @@ _GROUP = 0o020
 
 
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
-    """The state of a directory of the caller's or root's, which nobody else can write to or put another in place of.
+    """The state of a directory of the caller or root. Nobody else can write to it, nor can everybody replace it.
 
-    Others means everybody: a group, or the owner of a directory above, to whom root or the caller has given it, could
-    still move what lies there, but for ``strict``, which refuses that too. What is missing is made, if ``make``.
-    ``closed_to`` are the bits of a mode that the directory itself must not have. Raises OSError, whose strerror says
-    what is not as it must be.
+    A group, or another owner of a directory above, could still move what lies there: ``strict`` refuses that too.
+    What is missing is made, if ``make``. ``closed_to`` are the bits of a mode that the directory itself must not
+    have. Raises OSError, whose strerror says what is not as it must be.
     """
     found = _walk(path, make, strict, 0)[1]
     _check_owner(found, path)
@@ -33,9 +32,9 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 
 
 def own(path: str) -> str:
-    """``path``, or where users share that, as a directory of mode 1777 or a group's, the caller's own beneath it.
+    """``path``, or the caller's own directory beneath it where users share it: mode 1777, or a group's.
 
-    What another user has made under its name is passed by. Nothing is made but where that is so. Raises OSError.
+    What another user has made under the name of that is passed by; only then something is made. Raises OSError.
     """
     try:
         found = os.stat(path)
@@ -47,14 +46,14 @@ def own(path: str) -> str:
 
 
 def is_shared(found: os.stat_result) -> bool:
-    """Whether a directory is for several users: everybody's is root's and sticky, a group's not the caller's own."""
+    """Whether users share a directory: root's, sticky and open to all, or another owner's, and open to a group."""
     if found.st_mode & _EVERYBODY:
         return found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)
     return bool(found.st_mode & _GROUP) and found.st_uid != os.geteuid() and not _is_own_group(found)
 
 
 def mine(parent: str, name: str) -> str:
-    """A path in ``parent``, a directory that users share: ``name``, or one beginning so where another user has that.
+    """A path in ``parent``, which users share: ``name``, or where another user has that, one that begins with it.
 
     Raises OSError.
     """
@@ -79,7 +78,7 @@ def _is_mine_or_free(path: str) -> bool:
 
 
 def temporary(preferred: str) -> str:
-    """A directory of the caller's own in ``preferred``, or where else every user can make one. Raises OSError."""
+    """A directory of the caller's own in ``preferred``, or else in /tmp and its like. Raises OSError."""
     for parent in (preferred, *_TEMPORARY):
         try:
             path = mine(parent, f"penroot-{os.geteuid()}")
@@ -92,7 +91,7 @@ def temporary(preferred: str) -> str:
 
 
 def _walk(path: str, make: bool, strict: bool, links: int) -> "tuple[str, os.stat_result]":
-    """Where ``path`` leads, and the state of that: each directory above it is looked at."""
+    """Where ``path`` leads, and the state of that. Each directory above it is checked."""
     here, at = "", os.lstat("/")
     names = [name for name in path.split("/") if name not in ("", ".")]
     for number, name in enumerate(names):
@@ -128,7 +127,7 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> "tuple[str, os.sta
 
 
 def _look(path: str, found: os.stat_result, strict: bool) -> bool:
-    """Whether everybody can make something in a directory on the way. Raises OSError if they could also swap it."""
+    """Whether everybody can make something in a directory on the way. Raises OSError if others could also swap it."""
     everybody = bool(found.st_mode & _EVERYBODY)
     if everybody:
         if not found.st_mode & stat.S_ISVTX:
@@ -144,7 +143,7 @@ def _look(path: str, found: os.stat_result, strict: bool) -> bool:
 
 
 def _root() -> int:
-    """The number of root: another one, and that of all who are not known there, in a user namespace without him."""
+    """The uid that root's files have: in a user namespace without root the overflow uid, as the files of others."""
     return os.stat("/proc/sys").st_uid
 
 
@@ -208,5 +207,5 @@ def _check_mode(found: os.stat_result, path: str, closed_to: int = 0o022) -> Non
 
 
 def _is_own_group(found: os.stat_result) -> bool:
-    """Whether the group is the user's private one, with the number of the user, as umask 002 goes with."""
+    """Whether the group is the owner's private one, which has the same number: umask 002 goes with such groups."""
     return found.st_gid == found.st_uid

@@ -202,7 +202,7 @@ class Step:
             self._note(self.name)
         ours: tuple[list[str], ...] = ([], [self.job.node])
         if request.name is None and self._takes_over and self._mark(self.container).split()[:1] in ours:
-            # What a helper of this very step has left that was killed: the lock of the name was its own.
+            # A helper of this very step made it and was killed. The lock of the name was that one's too.
             _remove(self.container, self.settings)
             self._claim_name()
         source = self._from_image(request.image)
@@ -262,7 +262,7 @@ class Step:
             self.container = self._claim.name
 
     def started(self) -> int:
-        """When this process began: with its number that tells it from all others."""
+        """When this process began. Together with its PID that tells it from all others."""
         return processes.started(os.getpid())
 
     def _sweep(self) -> None:
@@ -396,7 +396,7 @@ class Step:
             os.close(output)
 
     def _is_of_a_task(self, name: str, value: str) -> bool:
-        """Whether a hook has copied what Slurm tells this task: the others, of other steps too, have their own."""
+        """Whether a hook has copied a variable of Slurm for this task. Other tasks, and other steps, have their own."""
         own = self.job.environ
         return name.startswith(_OF_TASKS) and own.get(name) == value or pmix.is_copy(name, value, own)
 
@@ -439,8 +439,8 @@ class Step:
     def finish(self, *, failed: bool, killed: bool) -> None:
         """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
-        ``failed``: not every task of the node has entered, so there is nothing to save. ``killed``: nor is there
-        time for that.
+        ``failed``: not every task of the node has entered, so there is nothing to save. ``killed``: there is no time
+        to save it.
         """
         if not self.request.wants_container:
             return
@@ -556,7 +556,7 @@ def _try_to_write(directory: str) -> "OSError | None":
 def clean_up(job: "Job") -> None:
     """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
 
-    What takes time comes last: should it be ended before, what is left of a container has lost its name.
+    What takes time comes last: if this process is killed then, what is left of a container has no name any more.
     """
     from enroot_py import making
 
@@ -590,7 +590,7 @@ def clean_up(job: "Job") -> None:
 
 
 class _Failures:
-    """What failed of several things, of which each is to be done whatever becomes of the others."""
+    """Collects failures: of several things in a ``with`` each, one is done whether the others fail or not."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
