@@ -35,7 +35,14 @@ int cgroup_read(pid_t pid, char *text, size_t size)
 	char path[32];
 
 	(void)snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
-	return read_file(path, text, size);
+	if (read_file(path, text, size) < 0)
+		return -1;
+	/* The name of a group that has lost its end may be that of another one. */
+	if (strlen(text) == size - 1) {
+		errno = EMSGSIZE;
+		return -1;
+	}
+	return 0;
 }
 
 /* Whether a list with commas has a word. */

@@ -8,7 +8,7 @@
 
 enum { CGROUPS_SIZE = 8192 };
 
-/* The text of /proc/PID/cgroup, at most size - 1 bytes of it. Returns 0, or -1 with errno. */
+/* The text of /proc/PID/cgroup, all of it. Returns 0, or -1 with errno. */
 int cgroup_read(pid_t pid, char *text, size_t size);
 
 /* Move a process to the groups of such a text; where one has gone since, as that of a task, to the one above it.
