@@ -29,6 +29,9 @@
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434 /* on every architecture, Linux 5.3 */
 #endif
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 /* Linux 6.16 */
+#endif
 #ifndef PENROOT_PYTHON
 #error "PENROOT_PYTHON: absolute path of the interpreter"
 #endif
@@ -130,6 +133,9 @@ static int await(const struct coprocess *process, int fd, short events)
 		int left = patience(process->until);
 		ready = left ? poll(either, 2, left) : 0;
 	} while (ready < 0 && errno == EINTR);
+	/* What it has said before its end is here; nobody to whom it has left its socket says more. */
+	if (ready > 0 && either[1].revents)
+		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
 		return 0;
 	if (ready >= 0)
@@ -383,17 +389,29 @@ static int wait_for(pid_t pid)
 	return 0;
 }
 
+/* A pair of sockets. Where we are wary, the kernel takes no descriptors for us: one that is thrown away is closed by us,
+ * and a socket(7) with SO_LINGER lasts as long as its owner likes. Before Linux 6.16 there is no such option. */
+static int make_pair(int pair[2], bool wary)
+{
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+		return -1;
+	if (wary)
+		(void)setsockopt(pair[0], SOL_SOCKET, SO_PASSRIGHTS, &(int){ 0 }, sizeof(int));
+	return 0;
+}
+
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached)
 {
 	int pair[2];
 
 	*process = COPROCESS_NONE;
+	process->wary = as;
 	/* Of this size for good: it is memory, and nobody's. */
 	process->log = (int)syscall(SYS_memfd_create, "penroot-log", 3U /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
 	if (process->log < 0 || ftruncate(process->log, LOG_SIZE) < 0 ||
 	    fcntl(process->log, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
 		return -1;
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+	if (make_pair(pair, process->wary) < 0)
 		return -1;
 	pid_t pid = fork();
 	if (pid == 0) {
@@ -486,7 +504,7 @@ int coprocess_wait_end(const struct coprocess *process)
 {
 	struct pollfd end = { .fd = process->end, .events = POLLIN };
 
-	if (await(process, process->end, POLLIN) == 0)
+	if (await(process, process->end, POLLIN) == 0 || poll(&end, 1, 0) > 0)
 		return 0;
 	int why = errno;
 	(void)syscall(SYS_pidfd_send_signal, process->end, SIGKILL, NULL, 0);
@@ -524,14 +542,15 @@ static int send_fd(const struct coprocess *process, int control, int fd)
 	return 0;
 }
 
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until)
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary)
 {
 	int pair[2];
 
 	*process = COPROCESS_NONE;
+	process->wary = wary;
 	process->until = until;
 	process->end = open_process(who);
-	if (process->end < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+	if (process->end < 0 || make_pair(pair, wary) < 0)
 		return -1;
 	process->socket = pair[0];
 	int rc = send_fd(process, control, pair[1]);

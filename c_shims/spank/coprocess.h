@@ -89,7 +89,7 @@ int answer_receive(struct answer *answer, const struct coprocess *process);
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
 
 /* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
- * and becomes that user for good; without, it keeps the user that we are. `detached`: it is
+ * and becomes that user for good, and we are wary; without, it keeps the user that we are. `detached`: it is
  * nobody's child and has its own session, so that it outlives the task. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
@@ -98,7 +98,7 @@ int coprocess_wait(struct coprocess *process);
 
 /* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
  * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
-int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until);
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
 
 /* Wait until the connected process has left its cgroup, which is after its sockets are closed; it is killed where
  * it takes too long. */

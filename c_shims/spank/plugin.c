@@ -416,7 +416,6 @@ static int engage(struct coprocess *process, const char *verb, int64_t until)
 {
 	if (coprocess_start(process, verb, -1, &step.job, false) < 0)
 		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
-	process->wary = true;
 	process->until = until;
 	return 0;
 }
@@ -644,23 +643,50 @@ static int make_directories(const char *path)
 	return 0;
 }
 
+/* RUNTIME_PATH/UID itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
+ * never answers, so nothing here asks it. */
+static int open_user_directory(const char *runtime_path, uid_t uid, struct statx *info)
+{
+	char path[PATH_MAX];
+	struct statx above;
+
+	if (snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)uid) >= (int)sizeof(path)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	cleanup(close_fd) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || statx(AT_FDCWD, runtime_path, 0, STATX_BASIC_STATS, &above) < 0 ||
+	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
+		return -1;
+	if (info->stx_dev_major != above.stx_dev_major || info->stx_dev_minor != above.stx_dev_minor) {
+		errno = EXDEV;
+		return -1;
+	}
+	int directory = fd;
+	fd = -1;
+	return directory;
+}
+
 /* RUNTIME_PATH/UID, 0700. Nobody but root can have made it otherwise: the parent is root's. */
 static int make_user_directory(const char *runtime_path, const struct credentials *user)
 {
 	char path[PATH_MAX];
-	struct stat info;
+	struct statx info;
 	int length = snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)user->uid);
 
 	if (length < 0 || (size_t)length >= sizeof(path)) {
 		errno = ENAMETOOLONG;
 		return -1;
 	}
-	if (make_directories(runtime_path) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST) || lstat(path, &info) < 0)
+	if (make_directories(runtime_path) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST))
+		return -1;
+	cleanup(close_fd) int fd = open_user_directory(runtime_path, user->uid, &info);
+	if (fd < 0)
 		return -1;
 	/* Another step may be between its mkdir and its chown. */
-	if (S_ISDIR(info.st_mode) && info.st_uid == 0 && lchown(path, user->uid, user->gid) == 0)
+	if (S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, user->uid, user->gid) == 0)
 		return 0;
-	if (!S_ISDIR(info.st_mode) || info.st_uid != user->uid) {
+	if (!S_ISDIR(info.stx_mode) || info.stx_uid != user->uid) {
 		errno = EEXIST;
 		return -1;
 	}
@@ -815,7 +841,7 @@ static int find_container(spank_t sp, int ac, char **av, struct answer *answer)
 		return 0;
 	if (begin_task(&request, sp, "join", ac, av, step.shared->cwd) < 0)
 		return -1;
-	if (coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER) < 0)
+	if (coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER, false) < 0)
 		return fail("the helper process of the container is gone: %s", strerror(errno));
 	return ask(&process, &request, answer);
 }
@@ -933,14 +959,13 @@ static int finish_by_helper(const struct request *request, int64_t until)
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	errno = ESRCH;
-	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper, until) < 0)
+	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper, until, true) < 0)
 		return SILENT;
 	/* It was the helper that said who it is. What is in the step's cgroups ends with the step. */
 	if (!cgroup_holds(step.shared->helper.pid, step.shared->cgroups, step.job.uid)) {
 		errno = ESRCH;
 		return SILENT;
 	}
-	process.wary = true;
 	int rc = converse(&process, request, &answer);
 	int why = errno;
 	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
@@ -971,8 +996,8 @@ static int finish_by_another(spank_t sp, int ac, char **av, bool failed, int64_t
 
 	if (engage(&process, "finish", until) < 0)
 		return -1;
-	if (cgroup_move(process.pid, step.shared->cgroups) < 0) {
-		/* They go with the last process of a step that never began. */
+	if (cgroup_move(process.pid, step.shared->cgroups) < 0 || !step.shared->ready) {
+		/* They go with the last process of a step that never began, and Slurm ends what is in them no more. */
 		failed = true;
 		if (until == FOREVER)
 			process.until = in_milliseconds(KILLED_WAIT);
@@ -1015,14 +1040,18 @@ static int finish(spank_t sp, int ac, char **av)
 /* Whether the job has left something: what may stay is noted in RUNTIME_PATH/UID under its name. */
 static bool anything_left(const char *runtime_path, uid_t uid, uint32_t job_id)
 {
-	char path[PATH_MAX], prefix[32];
+	char prefix[32];
+	struct statx info;
 	bool found = false;
 
 	int length = snprintf(prefix, sizeof(prefix), "pyxis_%u", job_id);
-	(void)snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)uid);
-	DIR *directory = opendir(path);
-	if (!directory)
+	cleanup(close_fd) int there = open_user_directory(runtime_path, uid, &info);
+	int fd = there < 0 ? -1 : openat(there, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	if (!directory) {
+		close_fd(&fd);
 		return false;
+	}
 	/* Where there are very many the user's process looks. */
 	unsigned int read = 0;
 	for (struct dirent *entry; !found && (entry = readdir(directory));)
@@ -1038,15 +1067,14 @@ static bool anything_left(const char *runtime_path, uid_t uid, uint32_t job_id)
 static int get_user(const char *runtime_path, struct credentials *user, char *home, size_t home_size)
 {
 	const struct passwd *entry = getpwuid(user->uid);
-	char path[PATH_MAX];
-	struct stat info;
+	struct statx info;
 	int count = 0;
 
 	if (!entry) {
-		(void)snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)user->uid);
-		if (lstat(path, &info) < 0)
+		cleanup(close_fd) int fd = open_user_directory(runtime_path, user->uid, &info);
+		if (fd < 0 || info.stx_uid != user->uid)
 			return -1;
-		user->gid = info.st_gid;
+		user->gid = info.stx_gid;
 		(void)snprintf(home, home_size, "HOME=/");
 		return 0;
 	}

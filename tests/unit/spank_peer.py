@@ -119,6 +119,8 @@ def main():
             send(connection, [("ok", "")])
         return
     if verb != "step":
+        if "FINISH=late" in (v for k, v in pairs if k == "environ"):
+            time.sleep(15)
         send(connection, [("ok", ""), ("pid", "0")])
         return
     serve(connection, pairs)
@@ -151,8 +153,56 @@ def swell(task):
         task.sendall(b"x" * (1 << 20))
 
 
+def bequeath(task):
+    """End, and leave the socket to a process that has nothing to do with the step."""
+    begun, begin = os.pipe()
+    if os.fork() == 0:
+        os.close(begun)
+        message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
+        until = time.monotonic() + 15
+        for count in range(1 << 30):
+            task.sendall(200 * message)  # faster than it is read
+            if count == 100:
+                os.close(begin)
+            if time.monotonic() > until:
+                os._exit(0)
+    os.close(begin)
+    os.read(begun, 1)
+    os._exit(0)
+
+
+def linger(task):
+    """Hand over a connection whose last owner waits when he closes it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    if os.fork() == 0:
+        task.close()
+        far = server.accept()[0]
+        control = socket.socket(fileno=os.dup(4))
+        control.settimeout(15)
+        control.recv(1)  # until slurmstepd is gone
+        far.close()
+        os._exit(0)
+    near = socket.create_connection(server.getsockname())
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 15))
+    near.setblocking(False)
+    try:
+        while True:
+            near.send(b"x" * (1 << 20))
+    except BlockingIOError:
+        pass
+    message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
+    for _ in range(100):
+        task.sendall(200 * message)  # much to read before, so that this process is not the last owner
+    try:
+        socket.send_fds(task, [message], [near.fileno()])
+    except PermissionError:
+        os._exit(0)  # the kernel hands over nothing
+    near.close()
+    time.sleep(1000)
+
+
 # What the helper of a step is that its user has made another one, when root asks it to finish.
-HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell)}
+HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell, bequeath, linger)}
 
 
 def serve(connection, pairs):
@@ -167,6 +217,8 @@ def serve(connection, pairs):
     told = [v for k, v in pairs if k == "environ"]
     claimed = next((v.partition("=")[2] for v in told if v.startswith("CLAIM=")), f"{os.getpid()} {started}")
     answer = [*ok(fds, pairs), ("helper", claimed)]
+    if "SAVES=1" in told:
+        answer.append(("saves", ""))
     if "NOWHERE=1" in told:
         answer = [pair for pair in answer if pair[0] != "ns"]
         fds = []

@@ -5,6 +5,7 @@ for themselves and share nothing with the code under test. The driver's build
 has the sanitizers in it.
 """
 
+import ctypes
 import os
 import pathlib
 import re
@@ -406,6 +407,53 @@ def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how
     assert len(done.stderr) < 20_000
     assert all(c.isprintable() or c == "\n" for c in done.stderr)
     assert all(line.startswith(("error: pyxis: ", "info: pyxis: ")) for line in done.stderr.splitlines()), done.stderr
+
+
+@as_root
+def test_what_a_helper_leaves_behind_does_not_keep_root(driver: Driver) -> None:
+    """It has its socket and is in no cgroup of the step: there is no end of what it has to say."""
+    began = time.monotonic()
+    done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
+    assert time.monotonic() - began < 8
+    assert "has not ended" not in done.stderr
+
+
+def kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+
+
+@as_root
+@pytest.mark.skipif(kernel() < (6, 16), reason="SO_PASSRIGHTS")
+def test_root_does_not_close_what_lingers(driver: Driver) -> None:
+    began = time.monotonic()
+    driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", "env=FINISH=linger")
+    assert time.monotonic() - began < 8
+
+
+@as_root
+def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
+    """Slurm ends nothing of it any more."""
+    began = time.monotonic()
+    driver.run("stepd", 1, "container-image=step-error", "env=FINISH=late")
+    assert time.monotonic() - began < 8
+
+
+@as_root
+def test_what_a_user_has_mounted_over_his_directory_is_not_asked(driver: Driver) -> None:
+    place = f"{driver.directory}/run/pyxis/{USER}"
+    os.makedirs(place)
+    os.chown(place, USER, USER)
+    silent = os.open("/dev/fuse", os.O_RDWR)
+    words = f"fd={silent},rootmode=40000,user_id={USER},group_id={USER},allow_other"
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b"silent", place.encode(), b"fuse", 0, words.encode()) == 0, os.strerror(ctypes.get_errno())
+    try:
+        done = driver.run("stepd", 1, "container-image=ok")
+    finally:
+        libc.umount2(place.encode(), 2)
+        os.close(silent)
+    assert done.returncode == 5
+    assert f"cannot make the directory {place}: Invalid cross-device link" in done.stderr
 
 
 @as_root
