@@ -243,6 +243,7 @@ class Step:
         Raises ImageError, ConfigError where the container could not be saved at the end: no callback of Slurm
         after the last task changes the status with which srun exits, and the work would be lost.
         """
+        namespaces.hide()  # from other processes of the user
         if self.request.save and self.request.wants_container:
             from enroot_py import squashfs
 
@@ -253,7 +254,6 @@ class Step:
             self._takes_over = not self._note(self._step_name)
             # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-            namespaces.hide()
 
     def _claim_name(self) -> None:
         """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""

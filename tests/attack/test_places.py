@@ -103,17 +103,26 @@ def test_settings_and_hooks_of_another_user(
     assert not (user.home / "ran").exists()
 
 
-def test_a_file_of_settings_that_everybody_writes(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("enroot.conf", "ENROOT_REMAP_ROOT yes\n", "start box true"),
+        ("registries.conf", "localhost token=registry.of.bob\n", "digest docker://localhost:9#x:1"),
+    ],
+)
+def test_a_file_of_settings_that_everybody_writes(
+    user: User, rootfs: pathlib.Path, name: str, text: str, words: str
+) -> None:
     """Issue 10, 15: and one that is no file, which would be waited for."""
     etc = user.home / "etc"
     etc.mkdir()
-    (etc / "enroot.conf").write_text("ENROOT_REMAP_ROOT yes\n")
-    (etc / "enroot.conf").chmod(0o666)
+    (etc / name).write_text(text)
+    (etc / name).chmod(0o666)
     user.own(etc)
-    assert "can be written by others" in user.penroot("start", "box", "true", status=1).stderr
-    (etc / "enroot.conf").unlink()
-    os.mkfifo(etc / "enroot.conf")
-    assert "not a regular file" in user.penroot("start", "box", "true", status=1).stderr
+    assert "can be written by others" in user.penroot(*words.split(), status=1).stderr
+    (etc / name).unlink()
+    os.mkfifo(etc / name)
+    assert "not a regular file" in user.penroot(*words.split(), status=1, prefix=("timeout", "20")).stderr
 
 
 @pytest.mark.parametrize("kind", ["everybody's", "a group's", "a colleague's"])
