@@ -77,6 +77,7 @@ class Squatter:
 PLACES = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run-{}", "enroot-run-{}", "root")}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("which", PLACES)
 def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool
@@ -94,6 +95,7 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
     assert private[0].stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("which", PLACES)
 def test_nothing_is_swapped_at_any_system_call(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, which: str, soak: bool

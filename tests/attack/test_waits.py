@@ -153,6 +153,7 @@ def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
     assert lab.run("ls -A | grep waits", check=False).stdout == ""
 
 
+@pytest.mark.soak
 def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
     """Line 6: it has no limit but the job's: here one that is longer than all others of root."""
     seconds = 200 if soak else 11

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import random
 
 import pytest
@@ -49,3 +51,31 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
                 settings.expand(text, {"A": ""})
         except (PenrootError, ValueError) as e:
             assert str(e)
+
+
+VOLUMES = imagefiles.fstab(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
+
+
+def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> None:
+    """Whatever its fstab says, what is left of it is a tmpfs, or a path that is opened beneath its root."""
+    for _ in range(300_000 if soak else 3_000):
+        try:
+            for mount in mounts.parse_image(mutate(VOLUMES, rng), "/scratch/root", "fuzz"):
+                assert mount.confined and (mount.inside or mount.fstype == "tmpfs"), mount.describe()
+                assert not mount.words & {"remount", "x-move", "x-detach"}, mount.describe()
+        except (PenrootError, ValueError) as e:
+            assert str(e)
+
+
+def test_an_image_gets_no_secret_of_its_caller(rng: random.Random, soak: bool, tmp_path: pathlib.Path) -> None:
+    """By no way of writing a name in its /etc/environment."""
+    host = {"HF_TOKEN": "hidden", "MY_PASSWORD": "hidden", "PROXY": "http://me:hidden@proxy", "HOME": "/h"}
+    (tmp_path / "etc").mkdir()
+    text = "".join(f"A{number}=${{{name}}} '${name}' ${{{name}:-}}\n" for number, name in enumerate(host))
+    root = os.open(tmp_path, os.O_PATH)
+    try:
+        for _ in range(100_000 if soak else 1_000):
+            (tmp_path / "etc/environment").write_text(mutate(text, rng), errors="surrogateescape")
+            assert "hidden" not in "".join(environ.of_image(root, host).values())
+    finally:
+        os.close(root)
