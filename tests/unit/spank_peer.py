@@ -74,7 +74,7 @@ def enter_namespaces():
 
 def ok(fds, pairs):
     yield "ok", ""
-    for name in NAMES:
+    for name in NAMES[: len(fds)]:
         yield "ns", name
     yield "set", "FROM_IMAGE=two words"
     yield "set", "EMPTY="
@@ -211,18 +211,15 @@ def serve(connection, pairs):
         time.sleep(0.02)
     host = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     enter_namespaces()
-    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMES]
+    told = [v for k, v in pairs if k == "environ"]
+    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ([] if "NOWHERE=1" in told else NAMES)]
     with open("/proc/self/stat") as f:
         started = f.read().rpartition(")")[2].split()[19]
-    told = [v for k, v in pairs if k == "environ"]
     claimed = next((v.partition("=")[2] for v in told if v.startswith("CLAIM=")), f"{os.getpid()} {started}")
     answer = [*ok(fds, pairs), ("helper", claimed)]
     if "SAVES=1" in told:
         answer.append(("saves", ""))
-    if "NOWHERE=1" in told:
-        answer = [pair for pair in answer if pair[0] != "ns"]
-        fds = []
-    elif "HOST=1" in told:
+    if "HOST=1" in told:
         fds[NAMES.index("mnt")] = host
     send(connection, answer, fds)
     if "VANISH=1" in told:
