@@ -433,8 +433,8 @@ class Held:
                     f"step {other} runs the container {step.request.name}, and its helper process does not answer",
                     hint=f"is it stopped? scancel {other} ends that step, :no_exec goes without it",
                 ) from None
-            except (EOFError, ConnectionError):
-                continue  # it has ended in this very moment
+            except (EOFError, ConnectionError, ProcessLookupError):
+                continue  # it has ended in this very moment, and what it said is worth nothing
             except OSError as e:
                 raise _imposter(step, other, str(e.strerror)) from e
             finally:

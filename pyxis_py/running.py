@@ -56,15 +56,17 @@ class Peer:
             raise
 
     def check(self) -> None:
-        """See that the process lives, and is no container's. Raises PermissionError."""
+        """See that the process lives, and is no container's. Raises ProcessLookupError, PermissionError."""
         try:
             with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
                 inside = theirs.read() != ours.read()
         except (FileNotFoundError, PermissionError):
             # hidepid= of proc(5) hides what we may not trace, as a helper. What is in a container of ours, we may.
             inside = False
-        if inside or select.select([self._process], (), (), 0)[0]:
-            raise PermissionError(errno.EPERM, "it is in a container" if inside else "it has ended")
+        if inside:
+            raise PermissionError(errno.EPERM, "it is in a container")
+        if select.select([self._process], (), (), 0)[0]:
+            raise ProcessLookupError(errno.ESRCH, "it has ended")
 
     def close(self) -> None:
         """Close the connection too."""
