@@ -14,7 +14,6 @@ from enroot_py.run import find, run
 from pyxis_py import options, settings
 from pyxis_py.settings import PLUGIN
 
-SOURCES = ("plugin.c", "coprocess.c", "cgroup.c", "enter.c")
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -pthread".split()
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
@@ -38,7 +37,7 @@ def library_directory(prefix: str | None) -> str:
 def source_directory() -> str:
     """The C files: beside the package in a wheel, in c_shims in a source tree. Raises ConfigError."""
     for directory in (f"{_PACKAGE}/c_shims/spank", f"{os.path.dirname(_PACKAGE)}/c_shims/spank"):
-        if os.path.exists(f"{directory}/{SOURCES[0]}"):
+        if os.path.exists(f"{directory}/plugin.c"):
             return directory
     raise ConfigError(f"the sources of the plugin are not beside {_PACKAGE}", hint="install penroot again")
 
@@ -90,7 +89,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
                 f'-DPENROOT_PYTHON="{python}"',
                 f'-DPENROOT_LIB="{library}"',
                 *(f"-I{directory}" for directory in (work, sources, os.path.dirname(sources), include)),
-                *(f"{sources}/{name}" for name in SOURCES),
+                *sorted(glob.glob(f"{sources}/*.c")),
                 *("-o", f"{work}/{PLUGIN}"),
             ]
         )

@@ -6,6 +6,7 @@ has the sanitizers in it.
 """
 
 import ctypes
+import glob
 import os
 import pathlib
 import re
@@ -79,7 +80,7 @@ def compile_driver(directory: str, output: str, python: str, library: str) -> No
             f'-DPENROOT_PYTHON="{python}"',
             f'-DPENROOT_LIB="{library}"',
             *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
-            *(f"{sources}/{name}" for name in cli.SOURCES),
+            *sorted(glob.glob(f"{sources}/*.c")),
             *(f"{HERE}/spank_driver.c", "-o", output),
         ],
         check=True,

@@ -1,0 +1,125 @@
+/* Lines for srun and for slurmd's log. */
+#define _GNU_SOURCE
+#include "plugin.h"
+
+#include <limits.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <slurm/slurm.h>
+
+/* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step. */
+enum { LINE_LIMIT = 2048, TASK_LIMIT = 48 << 10, ROOT_LIMIT = 8 << 10 };
+
+const char *node;
+char hostname[HOST_NAME_MAX + 1];
+
+void set_node(bool shown)
+{
+	if (gethostname(hostname, sizeof(hostname) - 1) < 0)
+		hostname[0] = '\0';
+	hostname[strcspn(hostname, ".")] = '\0';
+	node = shown ? hostname : "";
+}
+
+/* The length of the character that a text begins with; 0 where it is none that a log or terminal should get. */
+static size_t plain(const unsigned char *text)
+{
+	size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
+
+	for (size_t i = 1; i < length; i++) {
+		if ((text[i] & 0xc0) != 0x80)
+			return 0;
+	}
+	/* Control characters, those of Latin-1 too: a line is one, and moves no cursor. */
+	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0) ? 0 : length;
+}
+
+/* Print one line by a function of Slurm's. In the log of slurmd, which is for all, as much as a step may need, and no
+ * more: what the user is to see of a task goes on to him alone. */
+static void say(void (*print)(const char *format, ...), const char *who, const char *text)
+{
+	char line[LINE_LIMIT];
+	size_t length = 0, limit = step.is_task ? TASK_LIMIT : ROOT_LIMIT;
+
+	for (const char *at = text; *at && length < sizeof(line) - 8;) {
+		size_t size = plain((const unsigned char *)at);
+		if (size)
+			memcpy(line + length, at, size);
+		else
+			line[length] = '?';
+		length += size ? size : 1;
+		at += size ? size : 1;
+		if (*at && length >= sizeof(line) - 8) {
+			memcpy(line + length, "...", 3);
+			length += 3;
+			break;
+		}
+	}
+	line[length] = '\0';
+	const char *colon = *who ? ": " : "";
+	if (spank_context() != S_CTX_REMOTE && spank_context() != S_CTX_JOB_SCRIPT) {
+		print("pyxis: %s%s%s", who, colon, line);
+		return;
+	}
+	/* What Slurm puts before it counts too. */
+	step.log_size += length + 128;
+	if (step.log_size <= limit)
+		print("pyxis: %s%s%s", who, colon, line);
+	else if (step.log_size - length - 128 <= limit)
+		print("pyxis: %s%smore is not logged", who, colon);
+	if (step.log_size > limit && step.is_task && print != slurm_info)
+		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
+}
+
+/* Whether anybody sees what this task says: srun --pty has /dev/null for all but one. */
+bool is_heard(void)
+{
+	struct stat info;
+
+	return fstat(STDERR_FILENO, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 3);
+}
+
+/* What fails for one task mostly fails for all: one of them says it. Of the container's start only the task knows
+ * that started it, so if that one is not heard, another one says it. */
+void print_error(const char *text)
+{
+	if (step.is_task && !is_heard()) {
+		size_t used = strlen(step.shared->why);
+		if (step.starts)
+			(void)snprintf(step.shared->why + used, sizeof(step.shared->why) - used, "%s\n", text);
+		return;
+	}
+	if (step.is_task && !step.reports)
+		step.reports = !atomic_exchange(&step.shared->reported, true);
+	/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
+	bool told = !step.is_task && step.shared && step.shared->failed;
+	if (!step.is_task || step.reports)
+		say(told ? slurm_info : slurm_error, node, text);
+}
+
+int fail(const char *format, ...)
+{
+	char text[PATH_MAX + 512];
+	va_list arguments;
+
+	va_start(arguments, format);
+	(void)vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	print_error(text);
+	return -1;
+}
+
+void print_log(const char *level, const char *text)
+{
+	if (strcmp(level, "error") == 0)
+		print_error(text);
+	else if (strcmp(level, "warn") == 0)
+		say(slurm_spank_log, node, text);
+	else if (strcmp(level, "tell") == 0)
+		say(slurm_spank_log, "", text);
+	else
+		say(slurm_info, node, text);
+}
