@@ -115,4 +115,4 @@ uninstall: ## remove what install put there, and this node's line in plugstack.c
 	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
 clean:
-	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/_linux*.so enroot_py/_linux.c
+	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c

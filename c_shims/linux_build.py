@@ -1,4 +1,4 @@
-"""Builds enroot_py._linux, the man-page calls of linux.h, as a cffi API module."""
+"""Builds enroot_py.base._linux, the man-page calls of linux.h, as a cffi API module."""
 
 import os
 
@@ -31,7 +31,7 @@ ffibuilder.cdef(
     """
 )
 ffibuilder.set_source(
-    "enroot_py._linux",
+    "enroot_py.base._linux",
     '#include "linux.h"',
     include_dirs=[HERE],
     depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h")],

@@ -4,6 +4,7 @@ import sys
 
 __version__ = "0.1.0"
 ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are: scripts compare it
+LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on sys.path
 
 
 def version() -> str:

@@ -6,14 +6,14 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.errors import PenrootError
+    from enroot_py.base.errors import PenrootError
 
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
     import _signal
 
-    from enroot_py.errors import PenrootError, cause
+    from enroot_py.base.errors import PenrootError, cause
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
@@ -77,7 +77,7 @@ def _run(arguments: "list[str]") -> int:
     if verb in ("start", "batch"):
         # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
         gc.disable()
-        from enroot_py.start import main as start
+        from enroot_py.cli.start import main as start
 
         start(arguments[1:], batch=verb == "batch")
         return 0
@@ -86,14 +86,14 @@ def _run(arguments: "list[str]") -> int:
 
         sys.stdout.write(version() + "\n")
         return 0
-    from enroot_py.cli import main as cli
+    from enroot_py.cli.verbs import main as cli
 
     os.umask(os.umask(0o077) & 0o077)  # what is made here, its owner can use
     return cli(arguments)
 
 
 def _say(error: "PenrootError") -> None:
-    from enroot_py import log
+    from enroot_py.base import log
 
     log.error(str(error))
     if error.hint:
@@ -104,13 +104,13 @@ def _failed(error: OSError) -> None:
     """Say in one line what no caller had words for: mostly the file system is not as it should be."""
     import errno
 
-    from enroot_py import log
+    from enroot_py.base import log
 
     hint = "PENROOT_DEBUG=1 shows where"
     if error.filename is not None:
         where = error.filename
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            from enroot_py import filesystems
+            from enroot_py.base import filesystems
 
             hint = filesystems.way_out(error, os.fsdecode(where))
     elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
@@ -119,7 +119,7 @@ def _failed(error: OSError) -> None:
         where, hint = "cannot write the output", "what stdout goes to is full, broken or closed"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
     elif error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
-        from enroot_py import filesystems
+        from enroot_py.base import filesystems
 
         where, hint = "cannot start a process", filesystems.way_out(error, "/")
     else:

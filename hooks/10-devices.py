@@ -2,11 +2,11 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:
     if context.settings.restrict_dev and not context.settings.unshare_ipc:  # with its own IPC it has one
-        from enroot_py import private
+        from enroot_py.runtime import isolated
 
-        private.make_dev(context.root, own_ipc=False)
+        isolated.make_dev(context.root, own_ipc=False)

@@ -4,7 +4,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:

@@ -10,12 +10,12 @@ no user. Nothing comes from those of the host. What the image says of new users,
 import grp
 import os
 
-from enroot_py import log, paths
-from enroot_py.errors import HookError
+from enroot_py.base import log, paths
+from enroot_py.base.errors import HookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 OVERFLOW = 65534  # user_namespaces(7): who is not mapped
 

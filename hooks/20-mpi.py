@@ -1,16 +1,16 @@
 """MPI: a rank that mpirun, mpiexec or srun has started finds its launcher, and through it the others."""
 
-from enroot_py.environ import is_rank
+from enroot_py.runtime.environ import is_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:
     if not (context.settings.mpi and is_rank(context.host)):
         return
-    from enroot_py import pmix, ranks
+    from enroot_py.runtime import pmix, ranks
 
     given = ranks.variables(context.host, context.settings)
     remap_root = context.settings.remap_root

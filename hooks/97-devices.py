@@ -7,8 +7,8 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices import Edits, Host
-    from enroot_py.hooks import Context
+    from enroot_py.devices.edits import Edits, Host
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:
@@ -18,11 +18,12 @@ def run(context: "Context") -> None:
 
 def plan(context: "Context") -> "Edits":
     """Raises HookError for a device that this node does not have."""
-    from enroot_py import cdi, devices
-    from enroot_py.errors import HookError
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import cdi
+    from enroot_py.devices.edits import Edits, Host
 
-    host = devices.Host.of(context.host)
-    edits = devices.Edits("97-devices")
+    host = Host.of(context.host)
+    edits = Edits("97-devices")
     kinds: dict[str, list[str]] = {}
     for word in context.settings.devices.split(","):
         word = word.strip()
@@ -40,11 +41,11 @@ def plan(context: "Context") -> "Edits":
         wanted = known if "all" in names and "all" not in known else names
         folders = registry.add(edits, kind, wanted or names)
         if missing := registry.stale(kind, wanted):
-            from enroot_py import log
+            from enroot_py.base import log
 
             log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")
         if folders:
-            from enroot_py import nvidia
+            from enroot_py.devices import nvidia
 
             nvidia.Driver.of(host, context.host).link(edits, folders)
     return edits

@@ -4,9 +4,9 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices import Edits, Host
-    from enroot_py.hooks import Context
-    from enroot_py.nvidia import GPU, Driver, Selection
+    from enroot_py.devices.edits import Edits, Host
+    from enroot_py.devices.nvidia import GPU, Driver, Selection
+    from enroot_py.runtime.hooks import Context
 
 KIND = "nvidia.com/gpu"
 UNTOLD = "all"  # where Slurm tells a step how many GPUs it has, but not which: with --gpu-bind=none
@@ -61,11 +61,13 @@ def wanted(context: "Context") -> "tuple[str, str]":
 
 def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     """What the container needs for these GPUs. Raises HookError."""
-    from enroot_py import devices, log, nvidia
-    from enroot_py.errors import HookError
+    from enroot_py.base import log
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import nvidia
+    from enroot_py.devices.edits import Edits, Host
 
-    host = devices.Host.of(context.host)
-    edits = devices.Edits("98-nvidia")
+    host = Host.of(context.host)
+    edits = Edits("98-nvidia")
     mode = context.host.get("PENROOT_NVIDIA_MODE") or "auto"
     if mode not in MODES:
         raise HookError(f"PENROOT_NVIDIA_MODE={mode} is no way to find GPUs", hint="there are " + ", ".join(MODES))
@@ -114,7 +116,7 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
 
 
 def origin(context: "Context", visible: str) -> str:
-    from enroot_py.devices import shown
+    from enroot_py.devices.edits import shown
 
     return shown(f"{'--device ' + KIND if by_option(context) else 'NVIDIA_VISIBLE_DEVICES'}={visible}")
 
@@ -135,8 +137,9 @@ def narrowed(
     context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver", step: "Selection"
 ) -> "Selection":
     """Of the step's GPUs those that the caller asks for."""
-    from enroot_py import log, nvidia
-    from enroot_py.errors import HookError
+    from enroot_py.base import log
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import nvidia
 
     allocated = ",".join(str(gpu.minor) for gpu in step.gpus) if allocated == UNTOLD else allocated
     visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")  # of --env too
@@ -165,8 +168,8 @@ def of_step(
     What of them is not the step's, the device cgroup keeps from it. And whether the tasks are told
     numbers that count all GPUs of the node, as they are without ConstrainDevices.
     """
-    from enroot_py import nvidia
-    from enroot_py.errors import HookError
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import nvidia
 
     everything = nvidia.Selection(tuple(known), every=True)
     masks = [word for word in context.host.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
@@ -217,12 +220,14 @@ def by_cdi(
     mode: str,
 ) -> bool:
     """Add the devices as a CDI specification describes them; False where none does and another way is open."""
-    from enroot_py import cdi
+    from enroot_py.devices import cdi
 
     if mode == "auto" and not any(host.list(directory) for directory in cdi.DIRECTORIES):
         return False
-    from enroot_py import devices, log, nvidia
-    from enroot_py.errors import HookError
+    from enroot_py.base import log
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import nvidia
+    from enroot_py.devices.edits import shown
 
     registry = cdi.Registry(host, context.settings.cache_path)
     names = registry.names(KIND)
@@ -232,7 +237,7 @@ def by_cdi(
     missing = [word for word in words if word not in names]
     stale = "" if missing else registry.stale(KIND, words)
     if not names or missing or stale:
-        why = f"there is no device {KIND}={devices.shown(missing[0])}" if missing else f"{stale} does not exist"
+        why = f"there is no device {KIND}={shown(missing[0])}" if missing else f"{stale} does not exist"
         if not names:
             why = f"there is no specification of {KIND}"
         why = "; ".join([why, *registry.failures()])
@@ -262,7 +267,7 @@ def add_optional(context: "Context", host: "Host", driver: "Driver", edits: "Edi
 def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:
     """GPUDirect, which nvidia-container-cli knows little of, and MPS."""
     if "compute" in capabilities:
-        from enroot_py import nvidia
+        from enroot_py.devices import nvidia
 
         nvidia.add_direct_nodes(edits, host)
         edits.file(host, "/etc/cufile.json")
@@ -281,7 +286,7 @@ def requirements(context: "Context") -> "dict[str, str]":
 
 def check_requirements(context: "Context", version: str, known: "list[GPU]") -> None:
     if required := requirements(context):
-        from enroot_py import nvidia
+        from enroot_py.devices import nvidia
 
         nvidia.check_requirements(required, version, known)
 

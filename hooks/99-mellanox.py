@@ -9,8 +9,8 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices import Edits, Host
-    from enroot_py.hooks import Context
+    from enroot_py.devices.edits import Edits, Host
+    from enroot_py.runtime.hooks import Context
 
 CLASSES = ("infiniband", "infiniband_verbs", "infiniband_cm", "infiniband_mad")
 SHARING = ("/dev/knem", "/dev/xpmem")  # need no choice: they give what cross-memory attach gives
@@ -84,8 +84,8 @@ def select(visible: str, known: "list[HCA]") -> "list[HCA]":
                 chosen.append(hca)
                 break
         else:
-            from enroot_py.devices import shown
-            from enroot_py.errors import HookError
+            from enroot_py.base.errors import HookError
+            from enroot_py.devices.edits import shown
 
             have = ", ".join(f"{number} ({hca.name})" for number, hca in enumerate(known))
             raise HookError(
@@ -99,11 +99,11 @@ def select(visible: str, known: "list[HCA]") -> "list[HCA]":
 
 def plan(context: "Context", visible: str) -> "Edits":
     """What the container needs for these devices. Raises HookError."""
-    from enroot_py import devices
+    from enroot_py.devices.edits import Edits, Host, shared_dev, shown
 
-    host = devices.Host.of(context.host)
-    edits = devices.Edits("99-mellanox")
-    own_dev = not devices.shared_dev(context)
+    host = Host.of(context.host)
+    edits = Edits("99-mellanox")
+    own_dev = not shared_dev(context)
     for path in SHARING if own_dev else ():
         edits.node(host, path)
     if not visible:
@@ -112,11 +112,11 @@ def plan(context: "Context", visible: str) -> "Edits":
     chosen = select(visible, known)
     for hca in chosen if visible != "all" else ():
         if not host.exists(f"/dev/infiniband/{hca.verbs}"):
-            from enroot_py.errors import HookError
+            from enroot_py.base.errors import HookError
 
             where = f"{host.path('/dev/infiniband')}/{hca.verbs} on {os.uname().nodename}"
             raise HookError(
-                f"MELLANOX_VISIBLE_DEVICES={devices.shown(visible)}: {hca.name} has no node {where}",
+                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: {hca.name} has no node {where}",
                 hint="as root: modprobe ib_uverbs, then udevadm trigger",
             )
     hidden = [hca for hca in known if hca not in chosen]
@@ -166,16 +166,17 @@ def filter_sysfs(host: "Host", edits: "Edits", chosen: "list[HCA]", mads: "dict[
 
 def add_provider(context: "Context", host: "Host", edits: "Edits", chosen: "list[HCA]") -> None:
     """The host's libibverbs and the providers of the chosen devices, where MELLANOX_MOUNT_DRIVER asks for them."""
-    from enroot_py import devices, ldcache
+    from enroot_py.devices import ldcache
+    from enroot_py.devices.edits import add_library, bits, library_directory
 
     try:
         libraries = ldcache.find(host.read("/etc/ld.so.cache"), LIBRARIES)
     except ldcache.DAMAGE:
         libraries = []
     for library in libraries:
-        if devices.bits(library[0]) == 64:
-            devices.add_library(edits, host, context, library)
-    target = devices.library_directory(context, 64)
+        if bits(library[0]) == 64:
+            add_library(edits, host, context, library)
+    target = library_directory(context, 64)
     providers = {hca.driver.partition("_")[0] for hca in chosen}
     configured = context.host.get("MELLANOX_CONFIG_DIR", "/etc/libibverbs.d")
     for source in dict.fromkeys(path.rpartition("/")[0] for _, _, path in libraries):

@@ -6,14 +6,15 @@ Done by a child: it moves into the namespaces of the container, and there is no 
 import errno
 import os
 
-from enroot_py import linux, mounts, namespaces, paths
-from enroot_py.errors import PenrootError
+from enroot_py.base import linux, paths
+from enroot_py.base.errors import PenrootError
+from enroot_py.runtime import mounts, namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from enroot_py.mounts import Mount
+    from enroot_py.runtime.mounts import Mount
 
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 

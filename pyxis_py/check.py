@@ -13,11 +13,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from enroot_py import doctor
-from enroot_py import settings as enroot_settings
-from enroot_py.doctor import Finding
-from enroot_py.errors import PenrootError
-from enroot_py.run import find, run
+from enroot_py.base.errors import PenrootError
+from enroot_py.base.run import find, run
+from enroot_py.cli import doctor
+from enroot_py.cli.doctor import Finding
+from enroot_py.config import settings as enroot_settings
 from pyxis_py import settings
 from pyxis_py.settings import PLUGIN
 

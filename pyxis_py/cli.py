@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from enroot_py import __version__, log
-from enroot_py.errors import ConfigError, PenrootError
-from enroot_py.run import find, run
+from enroot_py import __version__
+from enroot_py.base import log
+from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base.run import find, run
 from pyxis_py import options, settings
 from pyxis_py.settings import PLUGIN
 
@@ -229,7 +230,7 @@ def check_command(plugstack: str | None) -> None:
 
     Exit status 1 where something is.
     """
-    from enroot_py import doctor
+    from enroot_py.cli import doctor
     from pyxis_py import check
 
     if not doctor.report(check.findings(plugstack)):

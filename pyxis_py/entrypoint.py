@@ -10,8 +10,9 @@ import fcntl
 import os
 import select
 
-from enroot_py import linux, start
-from enroot_py.errors import CommandError, PenrootError
+from enroot_py.base import linux
+from enroot_py.base.errors import CommandError, PenrootError
+from enroot_py.cli import start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

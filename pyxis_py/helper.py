@@ -14,8 +14,8 @@ import os
 import select
 import sys
 
-from enroot_py import log
-from enroot_py.errors import ContainerError, PenrootError, RefusedError, cause
+from enroot_py.base import log
+from enroot_py.base.errors import ContainerError, PenrootError, RefusedError, cause
 from pyxis_py import running
 from pyxis_py.job import REFUSED, Job
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NoReturn
 
-    from enroot_py.rootfs import Source
+    from enroot_py.runtime.rootfs import Source
     from pyxis_py.step import Step
 
 _SOCKET = 3

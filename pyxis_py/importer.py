@@ -6,8 +6,8 @@ until ``PROGRAM release``; that may be called more than once for a step.
 
 import os
 
-from enroot_py import log, run
-from enroot_py.errors import ImageError
+from enroot_py.base import log, run
+from enroot_py.base.errors import ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from enroot_py import manual
+from enroot_py.cli import manual
 from pyxis_py.options import NAME_MODES, OPTIONS, YES
 from pyxis_py.settings import SETTINGS
 

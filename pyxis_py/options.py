@@ -5,7 +5,7 @@ of the SPANK plugin is generated from the table when the plugin is built:
 ``python3 -m pyxis_py.options``. On the step path: no typing, no re.
 """
 
-from enroot_py.errors import UsageError
+from enroot_py.base.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 
-from enroot_py.errors import PenrootError
+from enroot_py.base.errors import PenrootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

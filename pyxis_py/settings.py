@@ -1,6 +1,6 @@
 """The plugin's arguments in plugstack.conf: one table, as for options. On the step path."""
 
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
 from pyxis_py.options import NO, YES
 
 TYPE_CHECKING = False

@@ -3,9 +3,9 @@
 import errno
 import os
 
-from enroot_py import __version__, claims, containers, linux, log, namespaces, pmix, processes, rootfs, start
-from enroot_py import settings as enroot_settings
-from enroot_py.errors import (
+from enroot_py import __version__
+from enroot_py.base import linux, log
+from enroot_py.base.errors import (
     CommandError,
     ContainerError,
     ImageError,
@@ -13,7 +13,11 @@ from enroot_py.errors import (
     PenrootError,
     RefusedError,
 )
-from enroot_py.mounts import Mount
+from enroot_py.cli import start
+from enroot_py.config import settings as enroot_settings
+from enroot_py.runtime import namespaces, pmix, processes, rootfs
+from enroot_py.runtime.mounts import Mount
+from enroot_py.store import claims, containers
 from pyxis_py import options, running, submit
 from pyxis_py import settings as plugin_settings
 from pyxis_py.job import REFUSED, RESOLVED
@@ -23,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from enroot_py.settings import Settings
+    from enroot_py.config.settings import Settings
     from pyxis_py.job import Job
 
 # Languages of the host mean nothing in an image that has other locales.
@@ -245,7 +249,7 @@ class Step:
         """
         namespaces.hide()  # from other processes of the user
         if self.request.save and self.request.wants_container:
-            from enroot_py import squashfs
+            from enroot_py.store import squashfs
 
             self._check_save(self.request.save)
             squashfs.check_options(self.settings)
@@ -304,7 +308,8 @@ class Step:
         return containers.temporary(self.container, source, self.settings) if self._leaves_a_directory else source
 
     def _from_reference(self, image: str) -> rootfs.Source:
-        from enroot_py import images, reference
+        from enroot_py.registry import reference
+        from enroot_py.store import pull
 
         ref = reference.parse(image, self.job.cwd)
         # Of several tasks one looks at the last line only; a batch step has none.
@@ -314,7 +319,7 @@ class Step:
         if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:
-            stored = images.pull(ref, self.settings, agreed="" if resolved == REFUSED else resolved)
+            stored = pull.pull(ref, self.settings, agreed="" if resolved == REFUSED else resolved)
         except PenrootError as e:
             if resolved == REFUSED and isinstance(e, RefusedError):
                 raise ImageError("") from e  # srun has said it, for all nodes
@@ -484,7 +489,7 @@ class Step:
             if self._goes_with_steps and not self.registry.others(self.name, self.job.jobid, self.job.stepid):
                 _remove(self.container, self.settings)
             if failed and self.request.image:
-                from enroot_py.store import Store
+                from enroot_py.store.store import Store
 
                 Store(self.settings.cache_path).sweep()  # of an import that was killed
             if self.directory_id() is None:
@@ -503,7 +508,7 @@ class Step:
         return containers.read_record(f"{self.settings.data_path}/{name}/{_BOOT}")
 
     def _check_save(self, save: str) -> None:
-        from enroot_py import filesystems, memory
+        from enroot_py.base import filesystems, memory
 
         directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
         file = os.path.join(directory, os.path.basename(save))
@@ -558,7 +563,7 @@ def clean_up(job: "Job") -> None:
 
     What takes time comes last: if this process is killed then, what is left of a container has no name any more.
     """
-    from enroot_py import making
+    from enroot_py.store import making
 
     plugin = plugin_settings.load(job.arguments)
     registry = running.Registry(plugin.runtime_path, job.uid)

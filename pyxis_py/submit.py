@@ -5,16 +5,16 @@ In a module of its own, as each of them waits for it: nothing of containers is i
 
 import os
 
-from enroot_py import log
-from enroot_py.errors import UsageError
+from enroot_py.base import log
+from enroot_py.base.errors import UsageError
 from pyxis_py import options, settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from enroot_py.mounts import Mount
-    from enroot_py.reference import Reference
+    from enroot_py.registry.reference import Reference
+    from enroot_py.runtime.mounts import Mount
     from pyxis_py.job import Job
     from pyxis_py.options import Request
 
@@ -38,8 +38,8 @@ def check(job: "Job") -> "Request":
     if request.mounts:
         mounts(request)
     if request.image is not None and not is_file(request.image, job.cwd):
-        from enroot_py import reference
-        from enroot_py.errors import ImageReferenceError
+        from enroot_py.base.errors import ImageReferenceError
+        from enroot_py.registry import reference
 
         try:
             reference.parse(request.image)
@@ -54,7 +54,7 @@ def slips(environ: "Mapping[str, str]") -> "list[str]":
     unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
         return []
-    from enroot_py import settings as enroot_settings
+    from enroot_py.config import settings as enroot_settings
 
     meant = ((name, enroot_settings.nearest(name, known)) for name in unknown)
     said = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
@@ -63,7 +63,7 @@ def slips(environ: "Mapping[str, str]") -> "list[str]":
 
 def mounts(request: "Request") -> "list[Mount]":
     """The entries of --container-mounts as lines of fstab. Raises ConfigError for a flag that none has."""
-    from enroot_py.mounts import Mount
+    from enroot_py.runtime.mounts import Mount
 
     origin = request.origins.get("mounts", "")
     return [
@@ -79,7 +79,7 @@ def tag(job: "Job", request: "Request") -> "Reference | None":
         return None
     if is_file(request.image, job.cwd) or job.resolved(request.image):
         return None
-    from enroot_py import reference
+    from enroot_py.registry import reference
 
     named = reference.parse(request.image, job.cwd)
     return named if isinstance(named, reference.Reference) and not named.digest else None
@@ -91,9 +91,9 @@ def resolve(job: "Job", tag: "Reference") -> str:
     Ends the process where that takes too long: the plugin then goes on without. Raises
     RefusedError; a node may have another login or mirror, so it asks all the same.
     """
-    from enroot_py import settings as enroot_settings
-    from enroot_py import tags
-    from enroot_py.errors import PenrootError, RefusedError
+    from enroot_py.base.errors import PenrootError, RefusedError
+    from enroot_py.config import settings as enroot_settings
+    from enroot_py.registry import tags
 
     heard = tags.hurry(_PATIENCE)
     try:

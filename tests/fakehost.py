@@ -18,8 +18,8 @@ import subprocess
 import tempfile
 from typing import Any
 
-from enroot_py.hooks import Context
-from enroot_py.settings import load
+from enroot_py.config.settings import load
+from enroot_py.runtime.hooks import Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"

@@ -1,6 +1,6 @@
 /* penroot-mount: do the mounts of an fstab(5), beneath a root directory.
  *
- * The grammar is that of enroot_py/mounts.py: fields may be missing, x-create=dir|file|auto
+ * The grammar is that of enroot_py/runtime/mounts.py: fields may be missing, x-create=dir|file|auto
  * makes the target, x-move and x-detach move and detach, nofail and silent
  * forgive, ${VAR} is replaced and \040 is a space. Lines of one pass are done,
  * those of the others left for another call.

@@ -2,7 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:
@@ -10,10 +10,10 @@ def run(context: "Context") -> None:
     # Of MIG devices the caller has parts, and those are made already.
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
-    from enroot_py import devices, nvidia, nvml
-    from enroot_py.errors import HookError
+    from enroot_py.base.errors import HookError
+    from enroot_py.devices import edits, nvidia, nvml
 
-    host = devices.Host.of(context.host)
+    host = edits.Host.of(context.host)
     library = nvidia.Driver.of(host, context.host).nvml()
     if not library:
         return

@@ -5,7 +5,7 @@ Sources: SHARP Collective Library, "Setting up"; NCCL, NCCL_COLLNET_ENABLE.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.hooks import Context
+    from enroot_py.runtime.hooks import Context
 
 
 def run(context: "Context") -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import filesystems, forms, settings, trees
-from enroot_py import squashfs as squash
+from enroot_py.base import filesystems, trees
+from enroot_py.config import settings
+from enroot_py.store import onefile
+from enroot_py.store import squashfs as squash
 from tests import images
 from tests.images import directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -186,8 +188,8 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
     try:
         values = {"HOME": "/", "ENROOT_CACHE_PATH": f"{tmp_path}/bin"}
         assert filesystems.kind(f"{tmp_path}/bin") == "fuse.sshfs"
-        assert forms.of_store(settings.load(values)) == "squashfs"
-        assert forms.of_store(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
+        assert onefile.of_store(settings.load(values)) == "squashfs"
+        assert onefile.of_store(settings.load({**values, "ENROOT_STORE_FORM": "tree"})) == "tree"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

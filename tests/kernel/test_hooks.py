@@ -216,6 +216,6 @@ common::rmall "${made}"; [ ! -e "${made}" ]
 
 def test_without_bash_hooks_no_process_is_started(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     (site / "50-x.py").write_text(
-        "def run(c):\n    import sys\n    c.environ['SEEN'] = str('enroot_py.scripts' in sys.modules)\n"
+        "def run(c):\n    import sys\n    c.environ['SEEN'] = str('enroot_py.runtime.shellhooks' in sys.modules)\n"
     )
     assert user.start("box", "sh", "-c", "echo $SEEN") == "False\n"

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import settings, tags
-from enroot_py.reference import Reference, parse
+from enroot_py.config import settings
+from enroot_py.registry import tags
+from enroot_py.registry.reference import Reference, parse
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -345,7 +346,7 @@ def test_127_layers_start_from_the_overlay(user: User, registry: Server) -> None
     by_mount = f"""
 import os, sys
 sys.path.insert(0, "{PREFIX}/lib/penroot")
-from enroot_py import rootfs
+from enroot_py.runtime import rootfs
 stack = open(next(os.scandir("cache/images")).path + "/stack").read().split()
 lower = tuple(os.path.abspath("cache/" + line) for line in stack)
 assert len(lower) == 128 and sum(map(len, lower)) > 4096

@@ -173,7 +173,7 @@ def test_home_is_made_or_mounted(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
-    from enroot_py import imagefiles, rc
+    from enroot_py.runtime import imagefiles, rc
 
     run = rc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
     (rootfs / "etc/rc").write_text(imagefiles.rc("docker://x", {}, run))

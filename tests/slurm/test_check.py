@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py.doctor import selinux
+from enroot_py.cli.doctor import selinux
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, srun
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py import configs, mounts, registries, settings
-from enroot_py.reference import DOCKER_HUB
+from enroot_py.config import files, settings
+from enroot_py.registry import site
+from enroot_py.registry.reference import DOCKER_HUB
+from enroot_py.runtime import mounts
 from pyxis_py import settings as plugin_settings
 from tests.slurm.lab import Lab
 from tests.slurm.steps import sbatch
@@ -154,12 +156,12 @@ def test_site_configuration_is_understood() -> None:
     assert loaded.passed_on["MELLANOX_VISIBLE_DEVICES"] == "all"
     assert loaded.passed_on["https_proxy"] == "http://proxy.example.com:3128"
     assert "registry.example.com" in loaded.passed_on["no_proxy"]
-    known = {name: registries.site(name, loaded, environ) for name in ("nvcr.io", DOCKER_HUB, "ghcr.io")}
+    known = {name: site.site(name, loaded, environ) for name in ("nvcr.io", DOCKER_HUB, "ghcr.io")}
     assert known["nvcr.io"].mirrors == ("registry.example.com:5000",)
     assert len(known[DOCKER_HUB].mirrors) == 2
     assert known["ghcr.io"].mirrors == ()
-    assert registries.site("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
-    for _, text in configs.fragments((str(EXAMPLES / "site/mounts.d"),), ".fstab", {}):
+    assert site.site("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
+    for _, text in files.fragments((str(EXAMPLES / "site/mounts.d"),), ".fstab", {}):
         assert [mount.target for mount in mounts.parse_file(text, {}, "site")] == ["/scratch", "/data"]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import blobs
-from enroot_py.manifests import Descriptor, Manifest
+from enroot_py.registry import shared
+from enroot_py.registry.manifests import Descriptor, Manifest
 
 DATA = b"a blob"
 BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
@@ -65,9 +65,9 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
             try:
                 if user >= 0:
                     os.setuid(user)
-                with blobs.Shared(str(place / "shared")).blob(Place(place / "log"), BLOB) as stream:
+                with shared.Shared(str(place / "shared")).blob(Place(place / "log"), BLOB) as stream:
                     got = b"".join(iter(lambda: stream.read(100), b""))
-                    if isinstance(stream, blobs.Kept):
+                    if isinstance(stream, shared.Kept):
                         stream.publish()
                 status = got != DATA
             finally:
@@ -78,7 +78,7 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
 
 def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when one looks just before another publishes, and locks just after."""
-    monkeypatch.setattr(blobs, "_POLL", 0.0)
+    monkeypatch.setattr(shared, "_POLL", 0.0)
     for number in range(40):
         place = tmp_path / str(number)
         place.mkdir()
@@ -124,7 +124,7 @@ def test_directories_are_open_to_others_from_the_first_moment_on(
     monkeypatch.setattr(os, "chmod", lambda *_: None)  # by then another node may have looked
     umask = os.umask(0o077)
     try:
-        blobs.Shared(str(tmp_path))
+        shared.Shared(str(tmp_path))
     finally:
         os.umask(umask)
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}

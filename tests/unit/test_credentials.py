@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import credentials, settings
-from enroot_py.credentials import Credential
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import settings
+from enroot_py.registry import credentials
+from enroot_py.registry.credentials import Credential
 
 
 class Home:

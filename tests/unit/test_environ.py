@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enroot_py import environ
+from enroot_py.runtime import environ
 
 HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 

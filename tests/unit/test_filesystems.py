@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import filesystems, forms, settings
+from enroot_py.base import filesystems
+from enroot_py.config import settings
+from enroot_py.store import onefile
 
 # Names of stat(1), which go by the magic number of statfs(2), and those of the kernel.
 SAME = {"overlayfs": "overlay", "ext2/ext3": "ext4", "btrfs": "btrfs", "xfs": "xfs", "tmpfs": "tmpfs", "proc": "proc"}
@@ -37,22 +39,22 @@ def test_network_file_systems_are_known(name: str) -> None:
 def test_local_file_systems_hold_trees() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         values = {"HOME": place, "ENROOT_CACHE_PATH": place}
-        assert forms.of_store(settings.load(values)) == "tree"
-        assert forms.of_store(settings.load({**values, "ENROOT_STORE_FORM": "squashfs"})) == "squashfs"
+        assert onefile.of_store(settings.load(values)) == "tree"
+        assert onefile.of_store(settings.load({**values, "ENROOT_STORE_FORM": "squashfs"})) == "squashfs"
 
 
 def test_file_that_changes_is_another(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"hsqs" + bytes(200))
     os.utime(file, ns=(10, 10))
-    first = forms.identity(str(file))
+    first = onefile.identity(str(file))
     assert len(first) == 64
-    assert forms.identity(str(file)) == first
+    assert onefile.identity(str(file)) == first
     file.write_bytes(b"hsqs" + b"\1" + bytes(199))  # the same size, another superblock
     os.utime(file, ns=(10, 10))
-    second = forms.identity(str(file))
+    second = onefile.identity(str(file))
     os.utime(file, ns=(10, 11))
-    assert len({first, second, forms.identity(str(file))}) == 3
+    assert len({first, second, onefile.identity(str(file))}) == 3
 
 
 @pytest.mark.parametrize(

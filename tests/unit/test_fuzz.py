@@ -8,8 +8,9 @@ import random
 
 import pytest
 
-from enroot_py import environ, imagefiles, mounts, rc, settings
-from enroot_py.errors import PenrootError
+from enroot_py.base.errors import PenrootError
+from enroot_py.config import settings
+from enroot_py.runtime import environ, imagefiles, mounts, rc
 
 pytestmark = pytest.mark.soak
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from enroot_py import images as engine
-from enroot_py import layers, settings, trees
-from enroot_py.errors import PenrootError
-from enroot_py.reference import LocalImage
-from enroot_py.store import architecture
+from enroot_py.base import trees
+from enroot_py.base.errors import PenrootError
+from enroot_py.config import settings
+from enroot_py.registry.reference import LocalImage, architecture
+from enroot_py.store import layers
+from enroot_py.store import pull as engine
 from tests import images
 from tests.images import digest, directory, entry, hardlink, symlink
 

@@ -11,8 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from enroot_py import hooks, settings
-from enroot_py.errors import HookError
+from enroot_py.base.errors import HookError
+from enroot_py.config import settings
+from enroot_py.runtime import hooks
 
 HOOKS = pathlib.Path(__file__).parent.parent.parent / "hooks"
 

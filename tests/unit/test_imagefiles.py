@@ -3,8 +3,8 @@ import subprocess
 
 import pytest
 
-from enroot_py import imagefiles
-from enroot_py.rc import Exec, parse
+from enroot_py.runtime import imagefiles
+from enroot_py.runtime.rc import Exec, parse
 
 NASTY = ["", "plain", "two\nlines", "a\\nb", "a\\\\nb\\", '"quoted"', "'single'", "${HOME}", " spaces ", "\ttab",
          "a=b=c", "# no comment", "ünï", "$(touch /x)", "`x`", "\r", "x\\", "\n",

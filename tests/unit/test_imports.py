@@ -1,4 +1,4 @@
-"""The house's rules about imports: one direction, and a start path that imports next to nothing."""
+"""The house's rules about imports: rooms with one-way doors, and a start path that imports next to nothing."""
 
 import ast
 import pathlib
@@ -9,21 +9,20 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# Lower layers never import higher ones; a module may import its own layer.
-LAYERS = (
-    {"enroot_py", "errors", "log"},
-    {"linux", "run", "settings", "reference", "imagefiles", "rc", "tar", "workers", "filesystems",
-     "progress", "ldcache", "memory", "yamlcache", "yamlconf", "configs", "trees", "trusted"},
-    {"paths", "mounts", "namespaces", "environ", "hooks", "originals", "addresses", "connections", "credentials",
-     "registry", "squashfs", "layers",
-     "store", "manifests", "registries", "rootfs", "scripts", "private", "processes", "devices", "ldcache", "cdi",
-     "making", "claims", "fuseoverlay", "login", "squashfuse", "pmix", "ranks", "masks"},
-    {"devices", "cdi", "nvidia", "nvml"},
-    {"tags", "merge", "forms", "images", "containers", "start", "bundle", "sources", "blobs", "cache", "listing",
-     "manual", "doctor"},
-    {"cli"},
-    {"main"},
-)  # fmt: skip
+# What each room of enroot_py may import beside itself and what the package has (__init__.py): README.md draws it.
+ROOMS = {
+    "base": "",
+    "config": "base",
+    "registry": "base config",
+    "runtime": "base config",
+    "store": "base config registry runtime",
+    "devices": "base config runtime",
+    "cli": "base config registry runtime store devices",
+    "main": "base cli",
+    "errors": "base",
+}
+# These modules of pyxis_py enter containers; the others take errors, the log and programs from base alone.
+ENTERING = ("step", "entrypoint", "attached", "submit", "check", "manual")
 
 # Each costs more than a whole start may.
 HEAVY = set(
@@ -32,9 +31,16 @@ HEAVY = set(
 )
 
 
+def modules() -> "dict[str, pathlib.Path]":
+    """Each module of both packages, by its full name."""
+    paths = [path for package in ("enroot_py", "pyxis_py") for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
 def imports(path: pathlib.Path) -> set[str]:
-    """Modules of ours that a file imports anywhere, for types excepted."""
-    found: set[str] = set()
+    """Modules of ours that a file imports anywhere, within functions too; for types excepted."""
+    names: set[str] = set()
+    known = modules()
     tree = ast.parse(path.read_text())
     for_types = {
         id(inner)
@@ -45,39 +51,64 @@ def imports(path: pathlib.Path) -> set[str]:
     for node in ast.walk(tree):
         if id(node) in for_types:
             continue
-        if isinstance(node, ast.ImportFrom) and node.module in ("enroot_py", "pyxis_py"):
-            found |= {f"{node.module}.{name.name}" for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner_modules = {f"{node.module}.{name.name}" for name in node.names} & set(known)
+            names |= inner_modules or {node.module}
         elif isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-    return {name for name in found if name.startswith(("enroot_py", "pyxis_py"))}
+            names |= {name.name for name in node.names}
+    return {name for name in names if name.startswith(("enroot_py", "pyxis_py"))}
 
 
-def test_every_module_has_a_layer() -> None:
-    modules = {path.stem for path in (ROOT / "enroot_py").glob("*.py")} - {"__init__"}
-    assert modules <= set().union(*LAYERS)
+def room(module: str) -> str:
+    """The room of a module of enroot_py; "" for the package itself, which all may import."""
+    return f"{module}.".split(".")[1]
 
 
-def test_imports_go_one_way() -> None:
-    level = {name: i for i, names in enumerate(LAYERS) for name in names}
-    for path in (ROOT / "enroot_py").glob("*.py"):
-        for name in imports(path):
-            package, _, module = name.partition(".")
-            assert package == "enroot_py", f"{path.name} imports {name}"
-            target = level.get(module, 0)
-            assert target <= level.get(path.stem, 0), f"{path.name} imports {module}, which is above it"
+@pytest.mark.parametrize("name", ROOMS)
+def test_doors_go_one_way(name: str) -> None:
+    may = {"", name, *ROOMS[name].split()}
+    for module, path in modules().items():
+        if module.startswith("enroot_py.") and room(module) == name:
+            for imported in imports(path):
+                assert imported.startswith("enroot_py"), f"{module} imports {imported}"
+                assert room(imported) in may, (
+                    f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
+                )
+
+
+def test_every_room_has_its_rule_and_nothing_but_words() -> None:
+    packages = {path.parent.name: path for path in (ROOT / "enroot_py").glob("*/__init__.py")}
+    assert {room(module) for module in modules() if module.startswith("enroot_py.")} == set(ROOMS)
+    for name, path in packages.items():
+        (docstring,) = ast.parse(path.read_text()).body
+        assert isinstance(docstring, ast.Expr), f"{name}/__init__.py has more than its docstring"
+
+
+@pytest.mark.xfail(strict=True, reason="five circles are left")
+def test_no_circles() -> None:
+    """Imports within functions count: what needs them to work is a circle that waits."""
+    doors = {module: imports(path) - {module} for module, path in modules().items()}
+
+    def walk(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " > ".join((*way[way.index(module) :], module))
+        if module not in seen:
+            for imported in sorted(doors.get(module, ())):
+                walk(imported, (*way, module))
+            seen.add(module)
+
+    seen: set[str] = set()
+    for module in doors:
+        walk(module, ())
 
 
 def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
-    shared = {"enroot_py.errors", "enroot_py.log", "enroot_py.__version__", "enroot_py.run", "enroot_py.doctor"}
+    shared = {"enroot_py", *(f"enroot_py.{name}" for name in ("base.errors", "base.log", "base.run", "cli.doctor"))}
     for path in (ROOT / "pyxis_py").glob("*.py"):
-        beyond = {name for name in imports(path) if name.startswith("enroot_py.")} - shared
-        may = ("step", "entrypoint", "attached", "submit", "check", "manual")
-        assert not beyond or path.stem in may, f"{path.name} imports {beyond}"
+        beyond = {name for name in imports(path) if name.startswith("enroot_py")} - shared
+        assert not beyond or path.stem in ENTERING, f"{path.name} imports {beyond}"
 
 
-@pytest.mark.parametrize("module", ["enroot_py.start", "pyxis_py.helper", "pyxis_py.step", "pyxis_py.submit"])
+@pytest.mark.parametrize("module", ["enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.step", "pyxis_py.submit"])
 def test_start_path_imports_nothing_heavy(module: str) -> None:
     code = (
         "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1].split(':'); "

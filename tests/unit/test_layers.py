@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from enroot_py import layers, tar, trees
-from enroot_py.errors import ImageError
+from enroot_py.base import trees
+from enroot_py.base.errors import ImageError
+from enroot_py.store import layers, tar
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
 
@@ -645,7 +646,8 @@ def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) ->
     """Thousands of times its size, as all can: what waits to be written is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(150_000_000))]))
     code = f"""
-from enroot_py import layers, tar, trees
+from enroot_py.base import trees
+from enroot_py.store import layers, tar
 blob = open({str(tmp_path / "blob")!r}, "rb")
 layers.unpack(blob, {str(tmp_path)!r})
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

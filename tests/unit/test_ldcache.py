@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from enroot_py import ldcache
+from enroot_py.devices import ldcache
 
 X86_64 = 0x303
 

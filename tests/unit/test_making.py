@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import making
+from enroot_py.store import making
 
 
 def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:

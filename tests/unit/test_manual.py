@@ -6,9 +6,10 @@ import re
 import click
 import pytest
 
-from enroot_py import manual, start, yamlconf
-from enroot_py.cli import penroot
-from enroot_py.settings import SETTINGS
+from enroot_py.cli import manual, start
+from enroot_py.cli.verbs import penroot
+from enroot_py.config import yaml
+from enroot_py.config.settings import SETTINGS
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option
@@ -95,6 +96,6 @@ def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
 
 def test_example_has_every_setting_at_its_default() -> None:
     text = re.sub(r"^#(?=\w)", "", manual.example(), flags=re.M)
-    found = {variable: value for variable, _, value in yamlconf.parse("example", text.encode())}
+    found = {variable: value for variable, _, value in yaml.parse("example", text.encode())}
     assert found == {variable: setting.default for variable, setting in SETTINGS.items()}
-    assert yamlconf.parse("example", manual.example().encode()) == []
+    assert yaml.parse("example", manual.example().encode()) == []

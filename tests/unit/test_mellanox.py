@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from enroot_py.devices import Edits, Host
-from enroot_py.errors import HookError
+from enroot_py.base.errors import HookError
+from enroot_py.devices.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import FakeHost
 

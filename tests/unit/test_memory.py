@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import memory
+from enroot_py.base import memory
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import random
 import stat
 from pathlib import Path
 
-from enroot_py import layers, merge
+from enroot_py.store import layers, merge
 from tests import images
 from tests.images import digest, directory, entry, symlink
 

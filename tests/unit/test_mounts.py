@@ -1,7 +1,8 @@
 import pytest
 
-from enroot_py import linux, mounts
-from enroot_py.errors import ConfigError
+from enroot_py.base import linux
+from enroot_py.base.errors import ConfigError
+from enroot_py.runtime import mounts
 
 
 def parse(line: str) -> mounts.Mount:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from enroot_py import namespaces
+from enroot_py.runtime import namespaces
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 EPERM = PermissionError(errno.EPERM, os.strerror(errno.EPERM))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from enroot_py import nvidia
-from enroot_py.devices import Edits, Host
-from enroot_py.errors import HookError
+from enroot_py.base.errors import HookError
+from enroot_py.devices import nvidia
+from enroot_py.devices.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid
 

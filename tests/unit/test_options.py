@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from enroot_py.errors import UsageError
+from enroot_py.base.errors import UsageError
 from pyxis_py import options
 from pyxis_py.options import OPTIONS, MountEntry, ignored, parse
 
@@ -243,7 +243,8 @@ def test_importing_costs_no_heavy_module() -> None:
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
         "enroot_py",
-        "enroot_py.errors",
+        "enroot_py.base",
+        "enroot_py.base.errors",
         "pyxis_py",
         "pyxis_py.options",
         "pyxis_py.settings",

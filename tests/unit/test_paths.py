@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py import paths
+from enroot_py.base import paths
 
 
 def rename_for_ever(directory: pathlib.Path) -> None:

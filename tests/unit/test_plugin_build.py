@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from enroot_py.errors import ConfigError, PenrootError
+from enroot_py.base.errors import ConfigError, PenrootError
 from pyxis_py import cli, options
 from tests.waiting import until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
 from pyxis_py.settings import SETTINGS, load
 
 

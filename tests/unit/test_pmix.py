@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from enroot_py import pmix
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
+from enroot_py.runtime import pmix
 
 NATIVE = {"SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "slurm.pmix.1.0", "PMIX_SECURITY_MODE": "native"}
 MUNGE = {**NATIVE, "PMIX_SECURITY_MODE": "munge,native"}

@@ -1,6 +1,6 @@
 import pytest
 
-from enroot_py import imagefiles, rc
+from enroot_py.runtime import imagefiles, rc
 
 ENROOT = """\
 # enroot-provenance: docker://registry-1.docker.io#library/x:1

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from enroot_py.errors import ImageReferenceError
-from enroot_py.reference import Reference, is_local, parse
+from enroot_py.base.errors import ImageReferenceError
+from enroot_py.registry.reference import Reference, is_local, parse
 
 D = "sha256:" + "0123456789abcdef" * 4
 HUB = "registry-1.docker.io"

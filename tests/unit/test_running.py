@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.errors import PenrootError
+from enroot_py.base.errors import PenrootError
 from pyxis_py.job import Job
 from pyxis_py.running import Registry
 

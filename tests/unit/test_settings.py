@@ -3,8 +3,8 @@ import pathlib
 
 import pytest
 
-from enroot_py import settings
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import settings
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import squashfs
-from enroot_py.errors import ImageError
+from enroot_py.base.errors import ImageError
+from enroot_py.store import squashfs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,7 +65,7 @@ def test_missing_file_and_other_versions(tmp_path: Path, image: Path) -> None:
 
 
 def test_checking_imports_next_to_nothing() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.squashfs; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store.squashfs; print(*sys.modules)"
     command = [sys.executable, "-IS", "-c", code, str(ROOT)]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"re", "typing", "json", "subprocess", "dataclasses", "shutil", "signal"} & set(modules)

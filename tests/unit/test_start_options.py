@@ -2,8 +2,8 @@
 
 import pytest
 
-from enroot_py import start
-from enroot_py.errors import UsageError
+from enroot_py.base.errors import UsageError
+from enroot_py.cli import start
 
 SHORT = [option for option in start.VALUES if len(option) == 2]
 LONG = [option for option in start.VALUES if len(option) > 2]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py import layers
-from enroot_py.errors import ImageError
-from enroot_py.reference import parse
-from enroot_py.store import Name, Store, architecture
+from enroot_py.base.errors import ImageError
+from enroot_py.registry.reference import architecture, parse
+from enroot_py.store import layers
+from enroot_py.store.store import Name, Store
 from tests import images
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,7 +139,7 @@ def test_architecture_has_its_oci_name() -> None:
 
 MAKER = """
 import os, sys, time
-from enroot_py.store import Store
+from enroot_py.store.store import Store
 store = Store(sys.argv[1], create=True)
 with store.build("layers", sys.argv[2]) as build:
     if build.done:
@@ -167,7 +167,7 @@ def test_of_several_makers_one_works(store: Store) -> None:
 
 RACE = """
 import os, sys
-from enroot_py.store import Store
+from enroot_py.store.store import Store
 store = Store(sys.argv[1], create=True)
 for number in range(200):
     with store.build("layers", f"sha256:{number:064x}") as build:
@@ -243,9 +243,7 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
 
 
 def test_reading_the_store_imports_next_to_nothing() -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store, enroot_py.reference; print(*sys.modules)"
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store.store; print(*sys.modules)"
     command = [sys.executable, "-IS", "-c", code, str(ROOT)]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"re", "typing", "json", "urllib3", "subprocess", "dataclasses", "hashlib"} & set(modules)

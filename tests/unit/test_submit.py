@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
 from pyxis_py import submit
 from pyxis_py.job import RESOLVED, Job
 

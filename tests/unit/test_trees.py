@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enroot_py import trees
+from enroot_py.base import trees
 
 
 def test_tree_of_any_depth_and_mode_goes_and_nothing_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from enroot_py import trusted
+from enroot_py.base import trusted
 
 OTHER = 27002  # in nobody's passwd
 

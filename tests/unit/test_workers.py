@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from enroot_py import workers
-from enroot_py.errors import ImageError, PenrootError
+from enroot_py.base import workers
+from enroot_py.base.errors import ImageError, PenrootError
 
 
 def fail() -> None:
@@ -71,7 +71,7 @@ def test_a_signal_at_the_very_end_is_not_lost(end: Callable[[], None]) -> None:
 
 def test_an_ignored_signal_stays_ignored() -> None:
     script = (
-        "import os, signal\nfrom enroot_py import workers\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, signal\nfrom enroot_py.base import workers\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "workers.run([lambda: None], 1, lambda done: os.kill(os.getpid(), signal.SIGINT))\nprint('went on')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from enroot_py import yamlcache
-from enroot_py.errors import ConfigError
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import parsed
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -27,7 +27,7 @@ def write(path: pathlib.Path, text: str, seconds: int = 1000) -> None:
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of a change cannot be set back: let it count as old."""
-    monkeypatch.setattr(yamlcache, "_SETTLED", -(10**18))
+    monkeypatch.setattr(parsed, "_SETTLED", -(10**18))
 
 
 def kept(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -46,9 +46,9 @@ def test_the_second_read_is_the_kept_one(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    assert yamlcache.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
     forge(directory)
-    assert yamlcache.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "9")]
+    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "9")]
 
 
 @pytest.mark.parametrize("change", ["content", "time", "replaced"])
@@ -57,7 +57,7 @@ def test_a_changed_file_is_parsed_again(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    yamlcache.read(str(conf), str(directory))
+    parsed.read(str(conf), str(directory))
     forge(directory)
     if change == "content":
         write(conf, "max_connections: 44\n")
@@ -68,7 +68,7 @@ def test_a_changed_file_is_parsed_again(
         write(other, "max_connections: 5\n")
         os.rename(other, conf)
     value = {"content": "44", "time": "3", "replaced": "5"}[change]
-    assert yamlcache.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, value)]
+    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, value)]
 
 
 @pytest.mark.parametrize("how", ["open directory", "open file", "link", "link to the directory"])
@@ -77,7 +77,7 @@ def test_what_others_can_write_is_not_believed(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    yamlcache.read(str(conf), str(directory))
+    parsed.read(str(conf), str(directory))
     path = forge(directory)
     if how == "open directory":
         directory.chmod(0o777)
@@ -89,7 +89,7 @@ def test_what_others_can_write_is_not_believed(
     else:
         directory.rename(tmp_path / "planted")
         directory.symlink_to(tmp_path / "planted")
-    assert yamlcache.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
@@ -99,22 +99,22 @@ def test_what_belongs_to_others_is_not_believed(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    yamlcache.read(str(conf), str(directory))
+    parsed.read(str(conf), str(directory))
     path = forge(directory)
     os.chown(directory if what == "directory" else path, 27002, 27002)
-    assert yamlcache.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 def test_a_file_that_changed_just_now_is_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Its times may stay the same over the next change."""
     directory = tmp_path / "run"
     os.utime(conf, ns=(4 * 10**18, 4 * 10**18))  # the future is as good as now
-    yamlcache.read(str(conf), str(directory))
+    parsed.read(str(conf), str(directory))
     assert kept(directory) == []
 
 
 def test_a_place_that_cannot_be_written_does_no_harm(conf: pathlib.Path) -> None:
-    assert yamlcache.read(str(conf), "/proc/nowhere") == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert parsed.read(str(conf), "/proc/nowhere") == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 def test_mistakes_are_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,19 +122,19 @@ def test_mistakes_are_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path, monke
     write(conf, "max_connections: 3\nno_such_key: 1\n")
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"penroot\.yaml:2"):
-            yamlcache.read(str(conf), str(tmp_path / "run"))
+            parsed.read(str(conf), str(tmp_path / "run"))
 
 
 def test_a_kept_parse_imports_no_yaml(
     conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
-    yamlcache.read(str(conf), str(tmp_path / "run"))
+    parsed.read(str(conf), str(tmp_path / "run"))
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py import yamlcache; "
-        "assert yamlcache.read(*sys.argv[2:]); print(*sys.modules)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.config import parsed; "
+        "assert parsed.read(*sys.argv[2:]); print(*sys.modules)"
     )
     command = [sys.executable, "-IS", "-c", code, str(ROOT), str(conf), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "yaml" not in done.stdout.split()
-    assert "enroot_py.yamlconf" not in done.stdout.split()
+    assert "enroot_py.config.yaml" not in done.stdout.split()

@@ -1,8 +1,8 @@
 import pytest
 
-from enroot_py import yamlconf
-from enroot_py.errors import ConfigError
-from enroot_py.settings import SETTINGS, Setting
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import yaml
+from enroot_py.config.settings import SETTINGS, Setting
 
 
 def test_settings_by_name_with_their_lines() -> None:
@@ -17,7 +17,7 @@ environment:
   MELLANOX_VISIBLE_DEVICES: all
   https_proxy: "http://proxy:3128"
 """
-    assert yamlconf.parse("x", text) == [
+    assert yaml.parse("x", text) == [
         ("ENROOT_DATA_PATH", 2, "/local/${USER}/containers"),
         ("ENROOT_REMAP_ROOT", 3, "yes"),
         ("ENROOT_MAX_CONNECTIONS", 4, "3"),
@@ -31,12 +31,12 @@ environment:
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
 def test_every_setting_has_its_key(setting: Setting) -> None:
     text = f'{setting.name}: "{setting.default}"'
-    assert yamlconf.parse("x", text.encode()) == [(setting.variable, 1, setting.default)]
+    assert yaml.parse("x", text.encode()) == [(setting.variable, 1, setting.default)]
 
 
 @pytest.mark.parametrize("text", [b"", b"\n# nothing\n"])
 def test_an_empty_file_says_nothing(text: bytes) -> None:
-    assert yamlconf.parse("x", text) == []
+    assert yaml.parse("x", text) == []
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_an_empty_file_says_nothing(text: bytes) -> None:
 )
 def test_mistakes_name_file_and_line(text: str, line: int, hint: str) -> None:
     if "python" in text:  # a tag makes no object: the text is what counts, and it is no yes or no
-        assert yamlconf.parse("x", text.encode()) == [("ENROOT_LOGIN_SHELL", 1, "x")]
+        assert yaml.parse("x", text.encode()) == [("ENROOT_LOGIN_SHELL", 1, "x")]
         return
     with pytest.raises(ConfigError, match=rf"^/etc/penroot\.yaml:{line}: ") as caught:
-        yamlconf.parse("/etc/penroot.yaml", text.encode())
+        yaml.parse("/etc/penroot.yaml", text.encode())
     assert hint in caught.value.hint

@@ -1,0 +1,77 @@
+"""Failures that users are expected to see, each with its way out."""
+
+
+class PenrootError(Exception):
+    """A failure with a cause that the user can act on.
+
+    Printed as one ``[ERROR]`` line, then ``hint`` if there is one. Anything
+    that is not a PenrootError is a bug and shows its traceback.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(PenrootError):
+    """The command line is wrong: look at the options. ``usage`` goes to stdout where the caller said enroot."""
+
+    def __init__(self, message: str, *, hint: str = "", usage: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.usage = usage
+
+
+class ConfigError(PenrootError):
+    """A setting is wrong: look at the file or variable that is named."""
+
+
+class ImageReferenceError(PenrootError):
+    """An image reference does not parse."""
+
+
+class RegistryError(PenrootError):
+    """A registry refused, failed or was not reached."""
+
+
+class Unreachable(RegistryError):
+    """The registry does not answer, or its answer makes no sense: a stored image may do instead."""
+
+
+class RefusedError(RegistryError):
+    """A registry has answered for good: it has no such image, or none for this user."""
+
+
+class ImageError(PenrootError):
+    """An image is not what it should be: digest, format, missing layer."""
+
+
+class ContainerError(PenrootError):
+    """A container exists, does not exist, or cannot be stored."""
+
+
+class MountError(PenrootError):
+    """A mount cannot be done: look at its source, target and flags."""
+
+
+class NamespaceError(PenrootError):
+    """The kernel or its settings do not allow what a container needs."""
+
+
+class HookError(PenrootError):
+    """A hook failed: look at the hook."""
+
+
+class CommandError(PenrootError):
+    """The command in the container cannot be executed (126) or found (127)."""
+
+    exit_code = 126
+
+
+def cause(error: BaseException) -> "PenrootError | None":
+    """What is wrong with the image that this process has mounted, if that caused ``error``: squashfuse.why()."""
+    import sys
+
+    squashfuse = sys.modules.get("enroot_py.squashfuse")
+    return squashfuse.why(error) if squashfuse else None

@@ -1,0 +1,190 @@
+"""System calls under the names of their man pages.
+
+Each wraps one call, knows nothing of containers, and raises OSError with the
+errno and, where the call takes one, the path. Calls that Python has already
+(memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are used from os.
+"""
+
+import os
+import sys
+
+from enroot_py.base._linux import ffi, lib
+
+_NULL = ffi.NULL
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
+
+# clone(2)
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+# mount(2)
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_SYNCHRONOUS = 0x10
+MS_REMOUNT = 0x20
+MS_DIRSYNC = 0x80
+MS_NOATIME = 0x400
+MS_NODIRATIME = 0x800
+MS_BIND = 0x1000
+MS_MOVE = 0x2000
+MS_REC = 0x4000
+MS_SILENT = 0x8000
+MS_UNBINDABLE = 0x20000
+MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
+MS_SHARED = 0x100000
+MS_RELATIME = 0x200000
+MS_STRICTATIME = 0x1000000
+MNT_DETACH = 0x2
+
+# open_tree(2), move_mount(2), fsopen(2), fsconfig(2), fsmount(2), mount_setattr(2)
+OPEN_TREE_CLONE = 0x1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+FSOPEN_CLOEXEC = 0x1
+FSMOUNT_CLOEXEC = 0x1
+FSCONFIG_SET_FLAG = 0
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+MOUNT_ATTR_NOATIME = 0x10
+MOUNT_ATTR_STRICTATIME = 0x20
+MOUNT_ATTR_NODIRATIME = 0x80
+MOUNT_ATTR__ATIME = 0x70
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+
+# openat2(2)
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+# close_range(2)
+CLOSE_RANGE_CLOEXEC = 0x4
+
+# prctl(2), capabilities(7)
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+
+
+def _check(result: int, *paths: "str | None") -> int:
+    if result < 0:
+        error = ffi.errno
+        raise OSError(error, os.strerror(error), *paths[:1])
+    return result
+
+
+def _text(value: "str | None") -> bytes:
+    return _NULL if value is None else value.encode(*_ENCODING)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)"""
+    _check(lib.unshare(flags))
+
+
+def setns(fd: int, nstype: int) -> None:
+    """setns(2)"""
+    _check(lib.setns(fd, nstype))
+
+
+def mount(source: "str | None", target: str, fstype: "str | None", flags: int, data: "str | None" = None) -> None:
+    """mount(2)"""
+    _check(lib.mount(_text(source), _text(target), _text(fstype), flags, _text(data)), target)
+
+
+def umount2(target: str, flags: int) -> None:
+    """umount2(2)"""
+    _check(lib.umount2(_text(target), flags), target)
+
+
+def open_tree(dirfd: int, path: str, flags: int) -> int:
+    """open_tree(2)"""
+    return _check(lib.linux_open_tree(dirfd, _text(path), flags), path)
+
+
+def move_mount(from_dirfd: int, from_path: str, to_dirfd: int, to_path: str, flags: int) -> None:
+    """move_mount(2)"""
+    _check(lib.linux_move_mount(from_dirfd, _text(from_path), to_dirfd, _text(to_path), flags), to_path)
+
+
+def fsopen(fstype: str, flags: int) -> int:
+    """fsopen(2)"""
+    return _check(lib.linux_fsopen(_text(fstype), flags), fstype)
+
+
+def fsconfig(fd: int, command: int, key: "str | None", value: "str | None", aux: int = 0) -> None:
+    """fsconfig(2)"""
+    _check(lib.linux_fsconfig(fd, command, _text(key), _text(value), aux), key)
+
+
+def fsmount(fd: int, flags: int, attributes: int) -> int:
+    """fsmount(2)"""
+    return _check(lib.linux_fsmount(fd, flags, attributes))
+
+
+def mount_setattr(dirfd: int, path: str, flags: int, attr_set: int, attr_clr: int, propagation: int) -> None:
+    """mount_setattr(2)"""
+    _check(lib.linux_mount_setattr(dirfd, _text(path), flags, attr_set, attr_clr, propagation), path)
+
+
+def openat2(dirfd: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    """openat2(2)"""
+    return _check(lib.linux_openat2(dirfd, _text(path), flags, mode, resolve), path)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)"""
+    _check(lib.linux_pivot_root(_text(new_root), _text(put_old)), new_root)
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2)"""
+    _check(lib.linux_syncfs(fd))
+
+
+def close_range(first: int, last: int, flags: int) -> None:
+    """close_range(2)"""
+    _check(lib.linux_close_range(first, last, flags))
+
+
+def prctl(operation: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+    """prctl(2)"""
+    return _check(lib.linux_prctl(operation, a, b, c, d))
+
+
+def capset(effective: int, permitted: int, inheritable: int) -> None:
+    """capset(2); each set is a mask of bits 1 << CAP_x"""
+    _check(lib.linux_capset(effective, permitted, inheritable))
+
+
+def capget_permitted() -> int:
+    """The permitted set of capget(2) as a mask of bits 1 << CAP_x"""
+    out = ffi.new("uint64_t *")
+    _check(lib.linux_capget_permitted(out))
+    return int(out[0])
+
+
+def install_filter() -> None:
+    """seccomp(2) with the filter of c_shims/seccomp.h; needs PR_SET_NO_NEW_PRIVS"""
+    _check(lib.penroot_install_filter())

@@ -1,0 +1,262 @@
+"""Paths beneath a root: no symlink and no ``..`` of an image leads outside.
+
+Every function takes ``root``, an open directory, and resolves with openat2(2)
+RESOLVE_IN_ROOT, as chroot(2) would.
+
+Trees of the host are mounted beneath the root too, and an image may link there: its /etc to
+/dev/shm, a file to /proc/self/environ. What is read and made here is the container's own,
+on the root's mount or on a tmpfs of its own; else it is named by a path without a link, by whoever
+had the tree mounted there.
+"""
+
+import errno
+import os
+import stat
+
+from enroot_py.base import linux, trusted
+from enroot_py.base.errors import ContainerError
+
+_MAXSYMLINKS = 40  # path_resolution(7)
+_LARGEST = 16 << 20  # bytes of a file of an image that is read into memory, as its /etc/passwd
+_MOST = 2000  # files that are copied into a new home directory
+_AT_ONCE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def open_in(root: int, path: str, flags: int = os.O_PATH, mode: int = 0) -> int:
+    """Open ``path`` beneath ``root``. Raises OSError."""
+    return _open(root, path, flags, 0, mode)
+
+
+def _open(root: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    resolve |= linux.RESOLVE_IN_ROOT
+    return linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, mode, resolve)
+
+
+def exists(root: int, path: str) -> bool:
+    try:
+        os.close(open_in(root, path))
+    except OSError:
+        return False
+    return True
+
+
+class Foreign(OSError):
+    """A path of the container that leads to what is mounted from the host, where nothing is read or made."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EXDEV, f"it leads to what is mounted from {os.uname().nodename}", path)
+
+
+def is_own(root: int, fd: int) -> bool:
+    """Whether an open file beneath ``root`` is the container's: of the root's own mount, or of a tmpfs only there.
+
+    For a process that is not in the container: it believes its /proc.
+    """
+    number, base_number = _mount_id(fd), _mount_id(root)
+    if number == base_number:
+        return True
+    mounted = {}
+    with open("/proc/self/mountinfo", "rb") as f:
+        for line in f:
+            fields, _, kind = line.partition(b" - ")
+            words = fields.split()
+            # Device, the directory in it that is shown, where that is, the type.
+            mounted[int(words[0])] = words[2], words[3], words[4], kind.split()[0]
+    if number not in mounted or base_number not in mounted:
+        return False
+    device, shown, _, kind = mounted[number]
+    base_device, base_shown, place, _ = mounted[base_number]
+    if device == base_device:  # a volume, which shows a part of the container
+        return _is_beneath(shown, base_shown)
+    return kind == b"tmpfs" and all(_is_beneath(m[2], place) for m in mounted.values() if m[0] == device)
+
+
+def _mount_id(fd: int) -> int:
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as f:
+        return int(f.read().partition(b"mnt_id:")[2].split()[0])
+
+
+def _is_beneath(path: bytes, directory: bytes) -> bool:
+    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+
+
+def check_own(root: int, path: str, *, named: bool = False, entered: bool = False) -> bool:
+    """Whether ``path``, which exists, is the container's own; False where no link leads there, if it is ``named``.
+
+    Raises Foreign for all else, and OSError. A process that has ``entered`` the container does not
+    believe what is mounted on /proc there.
+    """
+    try:
+        os.close(_open(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV))
+        return True
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+    if not entered:
+        fd = open_in(root, path)
+        try:
+            if is_own(root, fd):
+                return True
+        finally:
+            os.close(fd)
+    try:
+        if named:
+            os.close(_open(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS))
+            return False
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+    raise Foreign(path)
+
+
+def open_regular(root: int, path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file beneath ``root``: nothing is waited for, as a FIFO would have it, and no device is touched.
+
+    A file of the host's that a link leads to is refused, and so is all of the host's for writing. Raises OSError.
+    """
+    try:
+        # On the root's own mount no device can be opened: it is nodev.
+        fd = _open(root, path, flags | _AT_ONCE, linux.RESOLVE_NO_XDEV)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        check_own(root, path, named=flags & os.O_ACCMODE == os.O_RDONLY)
+        os.close(trusted.regular(open_in(root, path), path))  # to open a device could do something
+        fd = open_in(root, path, flags | _AT_ONCE)
+    return trusted.regular(fd, path)
+
+
+def read(root: int, path: str, limit: int = _LARGEST) -> bytes:
+    """The content of a regular file beneath ``root``, of up to ``limit`` bytes. Raises OSError as open_regular()."""
+    with open(open_regular(root, path), "rb") as f:
+        content = f.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB", path)
+    return content
+
+
+def text(root: int, path: str) -> str:
+    """What a file says that an image may have, as its /etc/rc; "" where it has none. Raises ContainerError."""
+    try:
+        return os.fsdecode(read(root, path))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as e:
+        message = f"cannot read {path} of the image: {e.strerror}"
+        raise ContainerError(message, hint=f"penroot start --mount FILE:{path} puts a file in its place") from e
+
+
+def create(
+    root: int,
+    path: str,
+    *,
+    directory: bool,
+    mode: int = 0o755,
+    named: bool = False,
+    entered: bool = False,
+    _depth: int = 0,
+) -> int:
+    """Open ``path`` beneath ``root`` with O_PATH; make it, with ``mode``, and its parents where they are missing.
+
+    A dangling symlink is followed: what it points to is made. Nothing is made where check_own() says no.
+    Raises OSError.
+    """
+    try:
+        return open_in(root, path)
+    except FileNotFoundError:
+        pass
+    if _depth > _MAXSYMLINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    above, _, name = path.strip("/").rpartition("/")
+    if name == "..":
+        raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
+    parent = create(root, above or ".", directory=True, named=named, entered=entered, _depth=_depth + 1)
+    try:
+        try:
+            if not check_own(root, above, named=named, entered=entered):
+                mode |= 0o755  # what is left there is the user's
+            if directory:
+                os.mkdir(name, mode, dir_fd=parent)
+            else:
+                os.mknod(name, stat.S_IFREG | mode & 0o666, dir_fd=parent)
+        except FileExistsError:
+            try:
+                target = os.readlink(name, dir_fd=parent)
+            except OSError:
+                return open_in(root, path)  # somebody else made it in the meantime
+            if not target.startswith("/"):
+                target = f"{above}/{target}"
+            return create(root, target, directory=directory, mode=mode, entered=entered, _depth=_depth + 1)
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def copy(root: int, source: str, target: str) -> None:
+    """Copy what is in the directory ``source`` into the new directory ``target``, both beneath ``root``.
+
+    Files, directories and links as they are, up to the size that a skeleton of homes has. Raises OSError.
+    """
+    check_own(root, source)
+    pending, room, number = [""], _LARGEST, 0
+    while pending:
+        place = pending.pop()
+        directory = open_in(root, source + place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in sorted(os.listdir(directory)):
+                path, found = f"{place}/{name}", os.stat(name, dir_fd=directory, follow_symlinks=False)
+                number += 1
+                if number > _MOST or path.count("/") > _MAXSYMLINKS or found.st_size > room:
+                    raise OSError(errno.EFBIG, "it is too large to be copied", source)
+                if stat.S_ISDIR(found.st_mode):
+                    os.close(create(root, target + path, directory=True, mode=found.st_mode & 0o777 | 0o700))
+                    pending.append(path)
+                elif stat.S_ISLNK(found.st_mode):
+                    _link(root, os.readlink(name, dir_fd=directory), target + path)
+                elif stat.S_ISREG(found.st_mode):
+                    write(root, target + path, read(directory, name), found.st_mode & 0o777)
+                    room -= found.st_size
+        finally:
+            os.close(directory)
+
+
+def _link(root: int, content: str, path: str) -> None:
+    above, _, name = path.rpartition("/")
+    parent = create(root, above, directory=True)
+    try:
+        check_own(root, above)
+        os.symlink(content, name, dir_fd=parent)
+    except FileExistsError:
+        pass
+    finally:
+        os.close(parent)
+
+
+def foreign_group(error: BaseException) -> str:
+    """The way out where ``error`` means a group that the container's user namespace has not, which has one; else ""."""
+    if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
+        return ""
+    way_out = "newgrp to that, or give each group its own: $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"
+    return f"the files of the image or container are of another group than this process: {way_out}"
+
+
+def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
+    """Put a file beneath ``root`` by rename, so that a reader sees the old or the new one. Raises OSError.
+
+    Never in a tree of the host.
+    """
+    above, _, name = path.strip("/").rpartition("/")
+    parent = create(root, above or ".", directory=True)
+    temporary = f".{name}.{os.getpid()}"
+    try:
+        check_own(root, above)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
+        try:
+            with open(fd, "wb") as f:
+                f.write(content)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            os.unlink(temporary, dir_fd=parent)
+            raise
+    finally:
+        os.close(parent)

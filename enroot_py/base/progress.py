@@ -1,0 +1,59 @@
+"""How far an import is: on a terminal one line that is rewritten, elsewhere a line now and then."""
+
+import mmap
+import struct
+import time
+from collections.abc import Callable
+
+from enroot_py.base import log
+
+_QUIET = 5.0  # seconds between lines that stay
+_COUNT = struct.Struct("=Q")
+
+
+class Progress:
+    """Bytes that several processes have read of ``total``, each of its own part.
+
+    Made before the processes are forked: they count in memory that is shared.
+    """
+
+    def __init__(self, what: str, parts: int, total: int) -> None:
+        self._what = what
+        self._parts = parts
+        self._total = total
+        self._counts = mmap.mmap(-1, _COUNT.size * max(1, parts))
+        self._began = self._said = time.monotonic()
+        self.done = 0  # parts
+        if log.on_terminal():
+            self.tick()  # now, so that the processes know that there is a line to write over
+
+    def part(self, number: int) -> Callable[[int], None]:
+        """To be told, in any process, how many bytes of a part have been read."""
+
+        def count(size: int) -> None:
+            _COUNT.pack_into(self._counts, number * _COUNT.size, size)
+
+        return count
+
+    def tick(self) -> None:
+        """Show how far it is, if it is time to."""
+        now = time.monotonic()
+        if log.on_terminal():
+            log.rewrite(self._text(now))
+        elif now - self._said >= _QUIET:
+            self._said = now
+            log.info(self._text(now))
+
+    def end(self) -> None:
+        """Nothing is to be seen any more of a line that was rewritten."""
+        if log.on_terminal():
+            log.rewrite("")
+
+    def _text(self, now: float) -> str:
+        got = sum(_COUNT.unpack_from(self._counts, n * _COUNT.size)[0] for n in range(self._parts))
+        rate = got / max(now - self._began, 0.001)
+        left = f", {(self._total - got) / rate:.0f} s left" if rate > 0 and now - self._began > 1 else ""
+        return (
+            f"{self._what}: {self.done} of {log.many(self._parts, 'layer')}, "
+            f"{got / 1e6:.0f} of {self._total / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s{left}"
+        )

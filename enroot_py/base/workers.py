@@ -1,0 +1,167 @@
+"""Work in forked processes: several at a time, the first failure ends them all.
+
+Processes, not threads: hashing and unpacking shall use every CPU, and a process can
+enter namespaces and be killed without the rest.
+"""
+
+import os
+import pickle
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from enroot_py.base import linux
+from enroot_py.base.errors import PenrootError
+
+_TICK = 0.2  # seconds
+_PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Get this signal when the parent ends. To be called again after a user namespace was entered: prctl(2)."""
+    linux.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
+    """Call each task in a process of its own, ``parallel`` at a time, in order.
+
+    ``tick`` is told, some times a second, how many have ended.
+
+    Raises the PenrootError or OSError of the first that fails, when all others have been killed.
+    Kills them likewise when it is interrupted itself: SIGINT raises KeyboardInterrupt,
+    SIGTERM SystemExit. What a killed one leaves is the caller's to sweep.
+    """
+    waiting = list(tasks)
+    running: dict[int, int] = {}  # pid -> pipe of its failure
+    failure: BaseException | None = None
+    with _Interrupts() as interrupts:
+        try:
+            while failure is None and (waiting or running):
+                while waiting and len(running) < max(1, parallel):
+                    _start(waiting.pop(0), running)
+                # The pipe of one that ends is closed, or has what it failed of.
+                watched = [interrupts.pipe, *running.values()]
+                ended, _, _ = select.select(watched, (), (), _TICK if tick else None)
+                interrupts.check()
+                for pid in [pid for pid, pipe in running.items() if pipe in ended]:
+                    _, status = os.waitpid(pid, 0)
+                    failure = _outcome(running.pop(pid), status) or failure
+                if tick:
+                    tick(len(tasks) - len(waiting) - len(running))
+        finally:
+            _end(running)
+    if failure is not None:
+        raise failure
+
+
+class _Interrupts:
+    """While it lasts SIGINT and SIGTERM are noted, and raise only where check() is called.
+
+    What a handler raises comes up between any two instructions, also in a
+    destructor, where Python drops it: the interrupt would be lost. ``pipe`` is
+    readable from the first one on. A signal that the caller ignores, or handles
+    in another way, is left alone.
+    """
+
+    def __enter__(self) -> "_Interrupts":
+        self.number = 0
+        self.pipe, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[int, Any] = {}
+        for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) == usual:
+                self._before[number] = usual
+                signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.pipe)
+        os.close(self._wakeup)
+        if kind is None:
+            self.check()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        os.write(self._wakeup, b"!")
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt or SystemExit for the signal that was noted last."""
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number:
+            raise SystemExit(128 + self.number)
+
+
+def _start(task: Callable[[], None], running: dict[int, int]) -> None:
+    result, answer = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing may interrupt between fork and the entry in running: the child would be forgotten.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _child(task, answer, parent, blocked)
+    os.setpgid(pid, pid)  # here and there, so that it has happened whoever comes first
+    running[pid] = result
+    os.close(answer)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -> NoReturn:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, _kill_group)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        die_with_parent()
+        if os.getppid() == parent:
+            task()
+            status = 0
+    except (PenrootError, OSError) as e:
+        said = pickle.dumps(e)
+        os.write(answer, said if len(said) <= _PIPE else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _kill_group(number: int, frame: FrameType | None) -> None:
+    os.killpg(0, signal.SIGKILL)  # this process and the program that it runs
+
+
+def _outcome(pipe: int, status: int) -> BaseException | None:
+    with open(pipe, "rb") as f:
+        said = f.read()
+    if said:
+        error = pickle.loads(said)
+        assert isinstance(error, (PenrootError, OSError))
+        return error
+    if status == 0:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        name = signal.Signals(-code).name
+        return PenrootError(
+            f"a worker process was killed by {name}",
+            hint="out of memory? see --mem and dmesg" if code == -signal.SIGKILL else "",
+        )
+    return RuntimeError("a worker process failed, see above")
+
+
+def _end(running: dict[int, int]) -> None:
+    for pid in running:
+        os.killpg(pid, signal.SIGKILL)
+    for pid, pipe in running.items():
+        os.waitpid(pid, 0)
+        os.close(pipe)
+    running.clear()

@@ -1,0 +1,280 @@
+"""``penroot bundle``: an image and all that it takes to run it, in one executable file.
+
+The file is a shell script, a tar.gz of the static helper programs and the
+driver, and the squashfs image as it is. Of the host it needs sh, tar and gzip,
+for the small tar; the image is mounted out of the file where the host has
+squashfuse, else unpacked by a helper that reads squashfs itself. So nothing is
+converted here, nothing stored twice, and a bundle starts at once where it can.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+
+from enroot_py import LIBRARY, __version__
+from enroot_py.base import filesystems, log, run, trees
+from enroot_py.base.errors import ImageError, PenrootError
+from enroot_py.config import files
+from enroot_py.config.settings import SETTINGS, Settings, sysconf_path
+from enroot_py.runtime import environ, hooks, imagefiles, mounts, rc
+from enroot_py.store import making, squashfs
+
+PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
+ALIASES = {
+    "enroot-unshare": "penroot-unshare",
+    "enroot-nsenter": "penroot-unshare",
+    "enroot-mount": "penroot-mount",
+    "enroot-switchroot": "penroot-switchroot",
+}
+COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
+_ALIGNMENT = 4096  # of the image in the file, so that it could be a loop device too
+_BLOCK = 1 << 20
+_DIRECTORIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("environ.d", ".env", environ.SHIPPED),
+    ("mounts.d", ".fstab", mounts.SYSTEM),
+)
+
+
+def write(
+    image: str,
+    output: str | None,
+    settings: Settings,
+    *,
+    everything: bool = False,
+    checksum: bool = False,
+    description: str = "",
+    target: str | None = None,
+) -> str:
+    """Write the bundle of a squashfs image, by default to its name with ``.run``, and return where it is.
+
+    ``everything`` takes the user's configuration and ENROOT_* variables along, not only the
+    system's. ``target`` is where the bundle unpacks itself with --keep; ``${VAR}`` in it is
+    replaced then. With SOURCE_DATE_EPOCH set the same image gives the same bytes. The file
+    appears whole or not at all. Raises ImageError, PenrootError.
+    """
+    squashfs.check(image)
+    if output == squashfs.STDOUT:
+        raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
+    output = os.path.abspath(output or os.path.basename(image).removesuffix(".sqsh") + ".run")
+    squashfs.check_output(output, settings)
+    if target is None:
+        target = os.path.basename(output).removesuffix(".run")
+    making.sweep(os.path.dirname(output))
+    with _readable(image, settings) as source:
+        config = _config(source, image, description, target)
+        runtime = _runtime(config, settings, everything)
+        try:
+            _publish(source, runtime, output, checksum=checksum, replace=settings.force_override)
+        except FileExistsError:
+            raise ImageError(f"file already exists: {output}", hint="--force overwrites it") from None
+        except OSError as e:
+            raise squashfs.cannot_write(output, e) from e
+    return output
+
+
+def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace: bool) -> None:
+    """Header, runtime and image beside ``output``, then under its name. Raises OSError."""
+    start = len(_header("0" * 64 if checksum else ""))
+    offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
+    length = offset - start + os.path.getsize(image)
+    digest = hashlib.sha256()
+    with making.File(output) as file:
+        with open(file.fd, "wb", closefd=False) as out:
+            out.seek(start)
+            for block in _blocks(runtime.ljust(offset - start, b"\0"), image):
+                if checksum:
+                    digest.update(block)
+                out.write(block)
+            out.seek(0)
+            out.write(_header(digest.hexdigest() if checksum else "", start, length, offset))
+        mode = os.fstat(file.fd).st_mode
+        os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
+        file.publish(replace=replace)
+
+
+def _blocks(first: bytes, image: str) -> Iterator[bytes]:
+    yield first
+    with open(image, "rb") as f:
+        while block := f.read(_BLOCK):
+            yield block
+
+
+def _header(checksum: str, start: int = 0, length: int = 0, offset: int = 0) -> bytes:
+    """The script at the beginning; of the same length whatever the numbers are."""
+    with open(find("header.sh")) as f:
+        text = f.read()
+    for word, value in (
+        ("@SUM@", str(_tar_sum())),
+        ("@START@", f"{start:014}"),
+        ("@LENGTH@", f"{length:014}"),
+        ("@OFFSET@", f"{offset:014}"),
+        ("@SHA256@", checksum),
+    ):
+        text = text.replace(word, value)
+    return text.encode()
+
+
+def _tar_sum() -> int:
+    """What the script adds the digits of its random name to: the other bytes of a tar header.
+
+    Source: tar(5), "POSIX ustar Archives".
+    """
+    name = b"penroot-bundle." + b"/"
+    fields = name + b"0000700" + b"0000000" * 2 + b"00000000000" * 2 + b" " * 8 + b"5" + b"ustar" + b"00"
+    return sum(fields)
+
+
+def find(name: str) -> str:
+    """A static helper or a part of the driver: beside an installation, or in a source tree. Raises PenrootError."""
+    for directory in (
+        os.path.dirname(os.path.dirname(LIBRARY)) + "/libexec/penroot",
+        LIBRARY + "/c_shims/helpers/build",
+        LIBRARY + "/configs/bundle",
+    ):
+        if os.path.isfile(f"{directory}/{name}"):
+            return f"{directory}/{name}"
+    raise PenrootError(
+        f"the helper program {name} is not installed",
+        hint="make install PREFIX=... builds it; a plain pip install has none",
+    )
+
+
+@contextlib.contextmanager
+def _readable(image: str, settings: Settings) -> Iterator[str]:
+    """An image that the helper can unpack: the same file, or a copy of it in zstd."""
+    known = run.run([find("penroot-runfile"), "compressions"]).split()
+    if _compression(image) in known:
+        yield image
+        return
+    log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
+    making.sweep(settings.temp_path)
+    scratch, lock = "", -1
+    try:
+        scratch, lock = making.directory(settings.temp_path + "/penroot-bundle", 0o700)
+        unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
+        os.mkdir(unpacked)
+        squashfs.unpack(image, unpacked, settings)
+        squashfs.write((unpacked,), converted, settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K"))
+    except OSError as e:
+        hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+        raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e
+    else:
+        yield converted
+    finally:
+        if scratch:
+            trees.remove(scratch)
+            os.close(lock)
+
+
+def _compression(image: str) -> str:
+    with open(image, "rb") as f:
+        block = f.read(96)
+    return COMPRESSIONS.get(int.from_bytes(block[20:22], "little"), "unknown")
+
+
+def _config(source: str, image: str, description: str, target: str) -> str:
+    """What the driver knows of this bundle, as assignments of sh(1)."""
+    try:
+        size = int(run.run([find("penroot-runfile"), "size", source, "0"], error=ImageError))
+    except ImageError as e:
+        what = str(e).partition(" failed: ")[2]
+        if "is damaged" not in what:
+            raise
+        raise ImageError(what.replace("the image", f"the image {image}", 1), hint="import or copy it again") from e
+    values = {
+        "description": description,
+        "version": __version__,
+        "compression": _compression(source),
+        "target": target,
+        "size": str(-(-size // 1024)),
+    }
+    script = rc.parse(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
+    if script is not None:  # no shell is needed to know what it runs
+        values["image_run"] = "y"
+        values["image_workdir"] = script.workdir
+        values["image_entrypoint"] = " ".join(map(imagefiles.quote, script.entrypoint))
+        values["image_command"] = " ".join(map(imagefiles.quote, script.command))
+    return "".join(f"{key}={imagefiles.quote(value)}\n" for key, value in values.items())
+
+
+def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
+    """The tar.gz of programs, driver and configuration."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for program in PROGRAMS:
+            with open(find(program), "rb") as f:
+                _add(tar, f"bin/{program}", f.read(), 0o755)
+        for alias, program in sorted(ALIASES.items()):
+            entry = _entry(f"bin/{alias}", 0o777)
+            entry.type, entry.linkname = tarfile.SYMTYPE, program
+            tar.addfile(entry)
+        for part in ("driver", "inside"):
+            with open(find(f"{part}.sh"), "rb") as f:
+                _add(tar, part, f.read(), 0o644)
+        with open(hooks.STANDARD + "/common.sh", "rb") as f:
+            _add(tar, "lib/common.sh", f.read(), 0o644)
+        order, scripts = _hooks(settings, everything)
+        config += f"order={imagefiles.quote(' '.join(map(imagefiles.quote, order)))}\n"
+        _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
+        for name, data in sorted(scripts.items()):
+            _add(tar, name, data, 0o755)
+        for name, data, mode in sorted(_configuration(settings, everything)):
+            _add(tar, name, data, mode)
+    return gzip.compress(out.getvalue(), mtime=0)
+
+
+def _entry(name: str, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.mode = mode
+    entry.mtime = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
+    return entry
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+    entry = _entry(name, mode)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, bytes, int]]:
+    """Name, content and mode of each file of environ.d, mounts.d and hooks.d that goes along."""
+    places = [("system", sysconf_path(), True)]
+    if everything:
+        places.append(("user", settings.config_path, False))
+        lines = []
+        for variable, setting in sorted(SETTINGS.items()):
+            if settings.origin(setting) != "default" and setting.kind != "path":
+                value = imagefiles.quote(settings.text(setting))
+                lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
+        yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
+    for place, directory, first in places:
+        for kind, suffix, shipped in _DIRECTORIES:
+            ours = shipped if first else {}
+            for origin, text in files.fragments((f"{directory}/{kind}",), suffix, ours):
+                name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
+                yield name, text.encode("utf-8", "surrogateescape"), 0o644
+
+
+def _hooks(settings: Settings, everything: bool) -> "tuple[list[str], dict[str, bytes]]":
+    """What runs in a bundle, in order: hooks of its driver, by name, and scripts, by path beneath etc; and these."""
+    order: list[str] = []
+    scripts: dict[str, bytes] = {}
+    if not everything:
+        settings = settings.replace("bundle", config_path=os.devnull)
+    for hook in hooks.arrange(hooks.STANDARD, settings, os.environ):
+        ours = hook.path == f"{hooks.STANDARD}/{hook.name}.py"
+        script = hook.path if hook.is_script else "" if ours else hook.original
+        if script:
+            place = "user" if script.startswith(settings.config_path + "/") else "system"
+            order.append(f"{place}/hooks.d/{os.path.basename(script)}")
+            with open(script, "rb") as f:
+                scripts["etc/" + order[-1]] = f.read()
+        elif hook.path:
+            if not ours:
+                log.warn(f"hook {hook.path} is left out: a bundle runs where there is no Python")
+            order.append(hook.name)
+    return order, scripts

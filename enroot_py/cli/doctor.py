@@ -1,0 +1,279 @@
+"""``penroot doctor``: whether containers can run on this machine, and for what is wrong the way to mend it.
+
+Looks, and tries what only a try can tell; changes nothing. ``pyxis-py check`` does the same for steps of Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from enroot_py.base import filesystems, linux
+from enroot_py.config.settings import Settings
+from enroot_py.runtime import namespaces, squashfuse
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: ``ok``, ``warn`` where some steps will suffer, or ``bad``; ``fix`` says how."""
+
+    verdict: str
+    what: str
+    fix: str = ""
+
+
+def findings(settings: Settings) -> Iterator[Finding]:
+    """Everything that is worth a look, in the order in which a start meets it."""
+    yield from machine()
+    yield from programs()
+    yield data_path(settings.data_path)
+    yield from cache_path(settings)
+    yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
+
+
+def machine() -> Iterator[Finding]:
+    """What containers need of the kernel and of /dev/fuse, with Slurm and without."""
+    yield from namespace_limits()
+    yield overlay()
+    yield from selinux()
+    yield hidepid()
+    yield from fuse()
+
+
+def report(found: Iterable[Finding]) -> bool:
+    """Print them; False where something is wrong."""
+    good = True
+    for finding in found:
+        good = good and finding.verdict != "bad"
+        fix = f"\n     fix: {finding.fix}" if finding.fix else ""
+        print(f"{finding.verdict:<5}{finding.what}{fix}", flush=True)
+    return good
+
+
+def _sysctl(name: str) -> int | None:
+    try:
+        with open("/proc/sys/" + name.replace(".", "/")) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None  # this kernel has it not
+
+
+def namespace_limits() -> Iterator[Finding]:
+    said: tuple[tuple[str, Callable[[int], bool], int, str], ...] = (
+        ("user.max_user_namespaces", lambda value: value < 100, 15000, "bad"),
+        ("user.max_mnt_namespaces", lambda value: value < 100, 15000, "bad"),
+        ("kernel.unprivileged_userns_clone", lambda value: value == 0, 1, "bad"),
+        # A profile may allow it to the interpreter all the same: the try below decides.
+        ("kernel.apparmor_restrict_unprivileged_userns", lambda value: value == 1, 0, "warn"),
+    )
+    for name, wrong, right, verdict in said:
+        value = _sysctl(name)
+        if value is None:
+            continue
+        if wrong(value):
+            fix = f"echo {name}={right} > /etc/sysctl.d/80-penroot.conf; sysctl --system"
+            yield Finding(verdict, f"{name} is {value}: users may not make the namespaces of a container", fix)
+        else:
+            yield Finding("ok", f"{name} is {value}")
+
+
+def overlay() -> Finding:
+    """Mount an overlay as an ordinary user: no version and no setting tells what this does."""
+    directory = tempfile.mkdtemp(prefix="penroot-check-")
+    os.chmod(directory, 0o755)
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        try:
+            _mount_overlay(directory)
+        except BaseException as e:
+            os.write(send, f"{e} {getattr(e, 'hint', '')}".encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(send)
+    with open(receive, errors="replace") as pipe:
+        why = pipe.read().strip()
+    _, status = os.waitpid(child, 0)
+    os.rmdir(directory)
+    if status == 0:
+        return Finding("ok", "an ordinary user can mount an overlay in a user namespace")
+    return Finding(
+        "bad",
+        f"an ordinary user cannot mount an overlay in a user namespace: {why or 'killed'}",
+        "Linux 5.11 or later, modprobe overlay, and what is said above of user namespaces; "
+        "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
+    )
+
+
+_NOBODY = 65534
+
+
+def _mount_overlay(directory: str) -> None:
+    """In a child of its own, whose mounts go with it. Raises OSError, PenrootError."""
+    # Root of a user namespace that holds nobody else cannot become him, and need not.
+    with contextlib.suppress(OSError):
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
+    namespaces.enter_user(os.geteuid(), os.getegid())
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("tmpfs", directory, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV)
+    for name in ("one", "two", "root"):
+        os.mkdir(f"{directory}/{name}")
+    data = f"lowerdir={directory}/one:{directory}/two,userxattr"
+    linux.mount("overlay", f"{directory}/root", "overlay", linux.MS_RDONLY, data)
+
+
+def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
+    """Whether its policy may refuse what the try above did as root's service would not: selinux(8)."""
+    try:
+        with open(f"{root}/enforce") as file:
+            enforcing = file.read().strip() == "1"
+    except OSError:
+        return  # this kernel has it not, or it is switched off
+    if enforcing:
+        yield Finding(
+            "warn",
+            "SELinux enforces its policy: in the domain of slurmd it may refuse namespaces, mounts and /dev/fuse",
+            "after a step that fails: ausearch -m avc -ts recent | audit2allow -M penroot; semodule -i penroot.pp",
+        )
+    else:
+        yield Finding("ok", "SELinux refuses nothing (permissive)")
+
+
+def hidepid(mountinfo: str = "/proc/self/mountinfo") -> Finding:
+    """Whether users see only their own processes: proc(5)."""
+    with open(mountinfo, errors="surrogateescape") as file:
+        lines = [line.split() for line in file]
+    options = next((line[-1].split(",") for line in reversed(lines) if line[4] == "/proc"), [])
+    hidden = next((value for key, _, value in (o.partition("=") for o in options) if key == "hidepid"), "0")
+    if hidden in ("0", "off"):
+        return Finding("ok", "/proc shows all processes")
+    return Finding(
+        "warn",
+        f"/proc is mounted with hidepid={hidden}: steps run, but who shares a store does not see who else uses it",
+        "mount -o remount,hidepid=0 /proc, or a store for each user: ENROOT_CACHE_PATH in enroot.conf",
+    )
+
+
+def fuse() -> Iterator[Finding]:
+    try:
+        info = os.stat("/dev/fuse")
+    except FileNotFoundError:
+        yield Finding("bad", "there is no /dev/fuse: squashfs images cannot be mounted", "modprobe fuse")
+        return
+    mode = stat.S_IMODE(info.st_mode)
+    if not stat.S_ISCHR(info.st_mode) or mode & 0o006 != 0o006:
+        fix = """echo 'KERNEL=="fuse", MODE="0666"' > /etc/udev/rules.d/80-fuse.rules; chmod 666 /dev/fuse"""
+        yield Finding("bad", f"/dev/fuse has mode {mode:04o}: users cannot mount squashfs images", fix)
+    else:
+        yield Finding("ok", f"/dev/fuse has mode {mode:04o}")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as e:
+        if e.errno == errno.EPERM:  # EACCES is the mode's
+            yield Finding(
+                "bad",
+                "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
+                "/dev/fuse in cgroup_allowed_devices_file.conf where Slurm has that, else ConstrainDevices=no",
+            )
+    server = squashfuse.installed("squashfuse_ll", "squashfuse")
+    if server:
+        yield Finding("ok", f"squashfs images are mounted by {server}")
+    else:
+        yield Finding("bad", "squashfuse is not installed: squashfs images cannot be mounted", "install squashfuse")
+
+
+def programs() -> Iterator[Finding]:
+    """Others' programs that some verbs need; a start of what is stored needs none."""
+    for program, purpose in (("mksquashfs", "import and export cannot write"), ("unsquashfs", "create cannot unpack")):
+        if path := shutil.which(program):
+            yield Finding("ok", f"{program} is {path}")
+        else:
+            what = f"{program} is not installed: {purpose} squashfs images"
+            yield Finding("warn", what, "install squashfs-tools")
+
+
+def data_path(path: str) -> Finding:
+    """Where containers are; that of the caller stands for all users'."""
+    fix = "a local disk for ENROOT_DATA_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)"
+    kind = filesystems.kind(path)
+    if kind in filesystems.NETWORK:
+        return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
+    there = filesystems.existing(path)
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return Finding("bad", f"containers are in {path}, mounted noexec: their programs cannot be executed", fix)
+    nosuid = ", nosuid" if os.statvfs(there).f_flag & os.ST_NOSUID else ""
+    return Finding("ok", f"containers are in {path} ({kind}{nosuid})")
+
+
+def cache_path(settings: Settings) -> Iterator[Finding]:
+    """Where images are stored, and in which form."""
+    path = settings.cache_path
+    kind = filesystems.kind(path)
+    if kind not in filesystems.NETWORK:
+        yield Finding("ok", f"images are stored in {path} ({kind})")
+        return
+    what = f"images are stored in {path}, a network file system ({kind}): as one squashfs file each, which FUSE serves"
+    yield Finding("warn", what, "a local disk for ENROOT_CACHE_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)")
+
+
+_FEW, _MANY = 10_000, 100_000  # files of a small image, and of one with a framework or two
+
+
+def inodes(paths: Iterable[str]) -> Iterator[Finding]:
+    """Whether the files of images fit, as far as the file system and the quota of the caller go."""
+    for path in paths:
+        there = filesystems.existing(path)
+        info = os.statvfs(there)
+        free = [info.f_favail] if info.f_files else []  # 0: made as they are needed
+        left = inode_quota(there)
+        free += [] if left is None else [left]
+        if not free:
+            continue
+        why = "your quota" if left is not None and left == min(free) else "the file system"
+        if min(free) >= _MANY:
+            yield Finding("ok", f"{path} has room for {min(free)} files")
+            continue
+        fix = "more inodes: setquota -u USER 0 0 0 0 " + there if why == "your quota" else "df -i, penroot cache prune"
+        what = f"{path} has room for {min(free)} files by {why}: large images have {_MANY} and more"
+        yield Finding("bad" if min(free) < _FEW else "warn", what, f"{fix}; or ENROOT_STORE_FORM=squashfs")
+
+
+class _Quota(ctypes.Structure):
+    """struct if_dqblk of quotactl(2)."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("bhard", "bsoft", "space", "ihard", "isoft", "inodes", "btime", "itime")
+        ),
+        ("valid", ctypes.c_uint32),
+    )
+
+
+_QUOTACTL_FD = 443  # the same on all architectures since Linux 5.14
+_GET_USER_QUOTA = 0x800007 << 8
+
+
+def inode_quota(path: str) -> int | None:
+    """How many more files the caller may make on the file system of ``path``; None where nothing limits him."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    quota = _Quota()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        failed = libc.syscall(_QUOTACTL_FD, fd, _GET_USER_QUOTA, os.getuid(), ctypes.byref(quota))
+    finally:
+        os.close(fd)
+    limits = [limit for limit in (quota.ihard, quota.isoft) if limit]
+    return max(0, min(limits) - quota.inodes) if not failed and limits else None

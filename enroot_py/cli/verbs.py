@@ -1,0 +1,512 @@
+"""The command line of penroot, but for ``start``, which has its own quick way in."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+import enroot_py
+from enroot_py import ENROOT_VERSION, __version__, called_as
+from enroot_py.base import log
+from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.config import settings
+from enroot_py.config.settings import SETTINGS, Settings
+from enroot_py.runtime import hooks
+from enroot_py.store import containers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.store.store import Store
+
+
+# What verbs of docker and podman are called here.
+_ELSEWHERE = {
+    "images": "cache list",
+    "ls": "list",
+    "ps": "list --fancy",
+    "pull": "import",
+    "rm": "remove",
+    "rmi": "cache prune",
+    "run": "start",
+}
+
+
+class Commands(click.Group):
+    """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
+            hint = f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}"
+            raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=_usage(ctx))
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands)
+
+
+T = TypeVar("T", str | None, tuple[str, ...])
+
+
+def _there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
+    """A value that is not empty: else it is a variable of a script that was not set."""
+    if value == "" or isinstance(value, tuple) and "" in value:
+        raise click.BadParameter("it is empty")
+    return value
+
+
+class Days(click.FloatRange):
+    """A time in days, with a name for messages."""
+
+    name = "number of days"
+
+
+_PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def _usage(ctx: click.Context) -> str:
+    """The help text of a command, which goes to stdout."""
+    return ctx.get_help() + "\n"
+
+
+@click.group(
+    cls=Commands,
+    context_settings=_CONTEXT,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    options_metavar="",
+    subcommand_metavar="COMMAND [ARG...]",
+)
+@click.version_option(enroot_py.version(), message="%(version)s")
+@click.pass_context
+def penroot(ctx: click.Context) -> None:
+    """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
+    for line in settings.slips(os.environ):
+        log.warn(line)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=called_as() != "enroot")
+        ctx.exit(1)
+
+
+def _program() -> str:
+    return os.path.basename(sys.argv[0])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line and return its status. Raises PenrootError; a wrong option is a UsageError."""
+    try:
+        # What Context.exit() was given comes back as the value.
+        return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.Abort:
+        return 130
+    except click.UsageError as e:
+        verb = arguments[:1] if arguments[0] in penroot.commands else ()
+        hint = f"{e.ctx.command_path if e.ctx else ' '.join((_program(), *verb))} --help"
+        said = " ".join(e.format_message().split()).rstrip(".")
+        raise UsageError(said, hint=hint, usage=_usage(e.ctx) if e.ctx else "") from e
+
+
+def _synopsis(made: click.Command) -> click.Command:
+    """Let the usage of a command say of its options what it has."""
+    words = ("[options]", click.Option), ("[--]", click.Argument)
+    made.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in made.params))
+    return made
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """A verb of the command line, under the name of its function."""
+    return _synopsis(penroot.command(function.__name__.strip("_"), context_settings=_CONTEXT)(function))
+
+
+_force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
+
+
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE."""
+    found = settings.load()
+    return found.replace("--force", force_override=True) if force else found
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Containers for completion, and images in the working directory where one may be started."""
+    found = containers.names(settings.load())
+    if parameter.name == "name" and ctx.command.name == "start":
+        found += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+@command
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-o", "--output", callback=_there, help="Name of the image file; - is stdout.")
+@_force
+@click.argument("uri")
+def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
+    """Import an image from a registry, an archive or an engine to a squashfs file.
+
+    URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
+    oci-archive:FILE[:TAG], docker-archive:FILE[:NAME], dockerd://IMAGE or podman://IMAGE.
+    """
+    from enroot_py.store import pull
+
+    pull.import_(uri, output, loaded(force=force), arch)
+
+
+@command
+@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
+@_force
+@click.argument("image")
+def create(name: str | None, force: bool, image: str) -> None:
+    """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
+    from enroot_py.registry import reference
+
+    options = loaded(force=force)
+    if reference.is_uri(image):
+        _create_from(image, name, options, None)
+        return
+    name = name or os.path.basename(image).removesuffix(".sqsh")
+    if not os.path.isfile(image):
+        what = "not an image file" if os.path.exists(image) else "no such image"
+        raise ContainerError(f"{what}: {image}", hint="give a squashfs file, or docker://IMAGE")
+    containers.unpack(name, image, options, force=options.force_override)
+
+
+@command
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
+@_force
+@click.argument("uri")
+def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
+    """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
+    _create_from(uri, name, loaded(force=force), arch)
+
+
+def _create_from(uri: str, name: str | None, options: Settings, arch: str | None) -> None:
+    from enroot_py.registry import reference
+    from enroot_py.store import pull
+
+    ref = reference.parse(uri)
+    name = name or ref.filename().removesuffix(".sqsh")
+    force = options.force_override
+    if not force:
+        containers.refuse_taken(name, options)  # before it is fetched
+    containers.create(name, pull.pull(ref, options, arch=arch).path, options, str(ref), force=force)
+
+
+@command
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.argument("uri")
+def digest(arch: str | None, uri: str) -> None:
+    """Print the digest of an image's manifest for an architecture, as the registry has it now."""
+    from enroot_py.store import pull
+
+    click.echo(pull.digest(uri, loaded(), arch))
+
+
+@command
+@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.argument("image")
+def inspect(arch: str | None, image: str) -> None:
+    """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
+
+    IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
+    """
+    import json
+
+    from enroot_py.store import pull
+
+    found = json.dumps(pull.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
+    click.echo(found.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
+
+
+@command
+@click.option("-f", "--fancy", is_flag=True, help="Show what runs in them.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="For people, or machines.")
+def list_(fancy: bool, form: str) -> None:
+    """List the containers."""
+    from enroot_py.cli import listing
+
+    found = settings.load()
+    click.echo(listing.as_json(found) if form == "json" else listing.as_text(found, fancy=fancy), nl=False)
+
+
+@_synopsis
+@penroot.command("exec", context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@click.option(
+    *("-e", "--env"),
+    multiple=True,
+    callback=_there,
+    metavar="KEY[=VALUE]",
+    help="Set a variable, or take it from the caller.",
+)
+@click.argument("target", metavar="PID|NAME|JOBID[.STEPID]")
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
+def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
+    """Run a command in a container that is running."""
+    from enroot_py.cli import start
+
+    sys.exit(start.execute_in(target, words, env, settings.load()))
+
+
+def _confirmed(question: str) -> bool:
+    """The answer of whom may be asked. Raises UsageError where nobody is there."""
+    if sys.stdin is None:
+        raise UsageError("nobody can be asked: stdin is closed", hint="--force does not ask")
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        sys.stderr.write("\n")  # the question's line has no end
+        if sys.stdin.isatty():
+            raise
+        raise UsageError("nobody answers on stdin", hint="--force does not ask") from None
+
+
+@command
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_names)
+def remove(force: bool, names: tuple[str, ...]) -> None:
+    """Delete containers and all that is in them."""
+    options = loaded(force=force)
+    failed = False
+    for name in names:
+        if containers.check_name(name) not in containers.names(options):
+            log.error(f"no such container: {name}")
+            failed = True
+        elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
+            containers.remove(name, options)
+    if failed:
+        raise PenrootError("not every container was removed", hint="penroot list shows those there are")
+
+
+@command
+@click.option("-o", "--output", callback=_there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
+@_force
+@click.argument("name", shell_complete=_names)
+def export(output: str | None, force: bool, name: str) -> None:
+    """Write a container to a squashfs image."""
+    containers.export(name, output or f"{name}.sqsh", loaded(force=force))
+
+
+@command
+@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
+@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
+@click.option("-d", "--desc", callback=_there, help="What the bundle is.")
+@click.option("-o", "--output", callback=_there, help="Name of the bundle, if not IMAGE.run.")
+@click.option("-t", "--target", callback=_there, help="Where --keep unpacks it, if not ./BUNDLE.")
+@_force
+@click.argument("image")
+def bundle(
+    everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
+) -> None:
+    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed."""
+    from enroot_py.cli import bundle
+
+    options = loaded(force=force)
+    bundle.write(
+        image,
+        output,
+        options,
+        everything=everything or options.bundle_all,
+        checksum=checksum or options.bundle_checksum,
+        description=desc or "",
+        target=target,
+    )
+
+
+def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:
+    """A verb that main() enters without click: here for help and completion only, its options from its own table."""
+    from enroot_py.cli import start
+
+    def never() -> None:
+        raise AssertionError(f"{name} is entered before click")
+
+    spellings: dict[str, list[str]] = {}
+    for option, attribute in {**start.FLAGS, **start.VALUES}.items():
+        spellings.setdefault(attribute, []).append(option)
+    flags = set(start.FLAGS.values())
+    options: list[click.Parameter] = [
+        click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
+    ]
+    options.append(click.Option(["--explain"], is_flag=True))
+    rest = click.Argument(["words"], nargs=-1)
+    return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
+
+
+penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
+_config = click.Argument(["config"], type=click.Path())
+penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
+
+
+@command
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a SHELL complete commands, options and container names."""
+    from click import shell_completion
+
+    found = shell_completion.get_completion_class(shell)
+    assert found is not None
+    name = os.path.basename(sys.argv[0])
+    click.echo(found(penroot, {}, name, f"_{name.upper()}_COMPLETE").source())
+
+
+@penroot.command("manual", hidden=True)
+@click.argument("directory", type=click.Path())
+def manual_(directory: str) -> None:
+    """Write the manual pages to man1 and man5 of DIRECTORY, and print an example of penroot.yaml, for make install."""
+    from enroot_py.cli import manual
+
+    manual.write(manual.pages(penroot), directory)
+    click.echo(manual.example(), nl=False)
+
+
+@penroot.group(context_settings=_CONTEXT, no_args_is_help=False, options_metavar="")
+def cache() -> None:
+    """Show, check and clean the store of images."""
+
+
+def _store() -> "Store":
+    from enroot_py.store.store import Store
+
+    return Store(settings.load().cache_path)
+
+
+@_synopsis
+@cache.command("list", context_settings=_CONTEXT)
+def cache_list() -> None:
+    """List the stored images: digest, size, last use, names."""
+    import time
+
+    from enroot_py.store import prune
+
+    for image in prune.images(_store()):
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
+        click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
+
+
+@_synopsis
+@cache.command("prune", context_settings=_CONTEXT)
+@click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
+def cache_prune(keep: str, older: float, dry_run: bool) -> None:
+    """Remove images that no container uses, those used longest ago first."""
+    from enroot_py.config.settings import Size
+    from enroot_py.store import prune
+
+    try:
+        limit = Size("0", "").parse(keep)
+    except ValueError as e:
+        raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
+    done = prune.prune(_store(), settings.load(), limit=limit, older=older * 86400, dry=dry_run)
+    for digest, user in done.kept:
+        log.info(f"kept {digest}: used by {user}")
+    for image in done.images:
+        click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
+    log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
+
+
+@_synopsis
+@cache.command("verify", context_settings=_CONTEXT)
+@click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
+def cache_verify(repair: bool) -> None:
+    """Read all that is stored and compare it with what was unpacked."""
+    from enroot_py.store import prune, pull
+
+    store = _store()
+    count, layers, size = prune.total(store)
+    damaged: dict[tuple[str, str], str] = {}
+    for kind, name, what in prune.verify(store):
+        log.error(f"{kind}/{name}: {what}")
+        damaged[kind, name] = what
+    checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
+    log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
+    if damaged and not repair:
+        raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
+    failed = 0
+    for reference in prune.repair(store, settings.load(), damaged) if damaged else ():
+        try:
+            pull.pull(reference, settings.load())
+        except PenrootError as e:
+            log.error(f"{reference}: {e}")
+            failed += 1
+    if failed:
+        raise PenrootError(
+            f"{log.many(failed, 'damaged image')} could not be fetched again", hint="import them from where they are"
+        )
+
+
+@command
+def info() -> None:
+    """Show the version, the files of settings, and every setting with its origin."""
+    found = settings.load()
+    if called_as() == "enroot":
+        _info_of_enroot(found)
+        return
+    click.echo(f"penroot version: {__version__}")
+    files = list(settings.read_files(os.environ)) or [f"none in {settings.sysconf_path()} and {found.config_path}"]
+    click.echo("Config files: " + " ".join(files))
+    click.echo("\nEnvironment variables:")
+    for variable, text, origin in sorted(found.everything()):
+        click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
+    click.echo("\nHooks:")
+    for hook in hooks.arrange(hooks.STANDARD, found, os.environ):
+        click.echo(f"  {hook.describe()}")
+
+
+def _info_of_enroot(found: Settings) -> None:
+    """The same in enroot's form, which scripts read: what is off is not there."""
+    site = settings.sysconf_path()
+    variables = {
+        **{variable: text for variable, text, _ in found.everything() if variable.startswith("ENROOT_")},
+        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
+        "ENROOT_LIBRARY_PATH": hooks.STANDARD,
+        "ENROOT_SYSCONF_PATH": site,
+        "ENROOT_VERSION": ENROOT_VERSION,
+    }
+    click.echo(f"Enroot version: {ENROOT_VERSION}")
+    click.echo(f"Config file: {site}/enroot.conf")
+    click.echo("\nEnvironment variables:")
+    for variable, text in sorted(variables.items()):
+        setting = SETTINGS.get(variable)
+        if setting is None or not setting.kind.startswith("bool") or setting.parse(text):
+            click.echo(f"  {variable}={text}")
+
+
+@command
+def doctor() -> None:
+    """Look whether containers can run on this machine, and say how to mend what is wrong.
+
+    Exit status 1 where something is. A node of a Slurm cluster is looked at by pyxis-py check.
+    """
+    from enroot_py.cli.doctor import findings, report
+
+    if not report(findings(loaded())):
+        click.get_current_context().exit(1)
+
+
+@command
+def version() -> None:
+    """Show the version."""
+    click.echo(enroot_py.version())
+
+
+@command
+@click.argument("verb", required=False)
+@click.pass_context
+def help_(ctx: click.Context, verb: str | None) -> None:
+    """Show this text, or that of a VERB."""
+    if verb in ("start", "batch"):
+        from enroot_py.cli import start
+
+        click.echo(start.usage(verb), nl=False)
+    elif verb:
+        ctx.exit(main([verb, "--help"]))
+    else:
+        assert ctx.parent is not None
+        click.echo(ctx.parent.get_help())

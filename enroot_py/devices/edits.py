@@ -1,0 +1,369 @@
+"""Devices of the host inside a container: decided first, described, then done.
+
+What a device needs is nodes of /dev, files of its driver, links, variables and
+entries in the loader's cache. The hooks decide; nothing here knows a vendor.
+
+/dev of a container is either the host's, whole, or one of its own. In the
+host's a node cannot be taken away; what is hidden is bound upon itself with
+``nodev``, so that opening it gives EACCES, as a device cgroup gives EPERM.
+"""
+
+import os
+import stat
+
+from enroot_py.base import linux, log, paths
+from enroot_py.base.errors import HookError
+from enroot_py.devices import ldcache
+from enroot_py.runtime import mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from enroot_py.runtime.hooks import Context
+
+_RDONLY = linux.MOUNT_ATTR_RDONLY
+_FILE = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_NODE = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC
+_CACHE = "/etc/ld.so.cache"
+_FLAGS = os.O_PATH | os.O_CLOEXEC
+
+
+class Host:
+    """A tree with the paths of a host: the host itself, a driver's own tree, or one made for a test.
+
+    Raises HookError where the tree does not exist.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix.rstrip("/")
+        self._root = -1
+        if self.prefix:
+            try:
+                self._root = os.open(self.prefix, _FLAGS | os.O_DIRECTORY)
+            except OSError as e:
+                raise HookError(f"cannot look for devices beneath {prefix}: {e.strerror}") from e
+            # As the kernel names what is beneath it.
+            self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
+
+    @classmethod
+    def of(cls, environ: "Mapping[str, str]") -> "Host":
+        """The host's own tree, or PENROOT_HOST_ROOT. The variable is the caller's, who gains nothing by it."""
+        return cls(environ.get("PENROOT_HOST_ROOT", ""))
+
+    def beneath(self, path: str) -> "Host":
+        return Host(self.prefix + path) if path.strip("/") else self
+
+    def path(self, path: str) -> str:
+        return self.prefix + path
+
+    def open(self, path: str) -> int:
+        """Open with O_PATH, symlinks beneath the tree. Raises OSError."""
+        return os.open(path, _FLAGS) if self._root < 0 else paths.open_in(self._root, path)
+
+    def real(self, path: str) -> str:
+        """Where a path of the tree leads, symlinks resolved; empty where there is nothing."""
+        try:
+            fd = self.open(path)
+        except OSError:
+            return ""
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}").removeprefix(self.prefix)
+        finally:
+            os.close(fd)
+
+    def exists(self, path: str) -> bool:
+        # Nodes of a tree made for a test are nodes, not links that could lead out of it.
+        if not self.prefix or path.startswith("/dev/"):
+            return os.path.exists(self.prefix + path)
+        return bool(self.real(path))
+
+    def read(self, path: str) -> bytes:
+        """Content of a file, empty if there is none or it is not for us."""
+        try:
+            if self._root >= 0:
+                return paths.read(self._root, path)
+            with open(path, "rb") as f:
+                return f.read()
+        except OSError:
+            return b""
+
+    def list(self, path: str) -> "list[str]":
+        """Names in a directory in their order, none if there is none."""
+        try:
+            if self._root < 0:
+                return sorted(os.listdir(path))
+            fd = paths.open_in(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+
+class Edits:
+    """What is to change in a container. Adding the same twice is adding it once."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.programs: list[list[str]] = []  # run first, with the container's root as their last argument
+        self.nodes: dict[str, str] = {}  # by path in the container, from that of the host
+        self.hidden: list[str] = []
+        self.files: dict[str, tuple[str, int]] = {}  # likewise, with the attributes of the mount
+        self.tmpfs: list[str] = []
+        self.links: dict[str, str] = {}
+        self.environ: dict[str, str] = {}
+        self.directories: dict[int, str] = {}  # of libraries, by their width
+        self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths of the container
+
+    def node(self, host: Host, path: str, target: str = "") -> bool:
+        """A device node of the host; False where it has none."""
+        if not host.exists(path):
+            return False
+        self.nodes[target or path] = host.path(path)
+        return True
+
+    def file(self, host: Host, path: str, target: str = "", *, writable: bool = False) -> bool:
+        """A file, directory or socket of the host; False where it has none."""
+        real = host.real(path)
+        if real:
+            self.files[target or path] = (host.path(real), _FILE if writable else _FILE | _RDONLY)
+        return bool(real)
+
+    def describe(self) -> "list[str]":
+        """One line for each, in the order in which they are done."""
+        lines = [f"program  {' '.join(command)}" for command in self.programs]
+        lines += [f"hide     {path}" for path in self.hidden]
+        lines += [f"device   {target} from {source}" for target, source in sorted(self.nodes.items())]
+        lines += [f"cover    {path}" for path in self.tmpfs]
+        lines += [f"file     {target} from {source}" for target, (source, _) in sorted(self.files.items())]
+        lines += [f"link     {path} to {target}" for path, target in sorted(self.links.items())]
+        lines += [f"library  {name} at {path}" for _, name, path in self.libraries]
+        return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
+
+    def execute(self, context: "Context") -> None:
+        """Do it. Raises HookError for a device that cannot be had; a file that cannot is a warning."""
+        whole = shared_dev(context)
+        if not whole:
+            self.hidden = []  # nothing is there that was not put there
+        if log.explain or os.environ.get("PENROOT_DEBUG"):
+            for line in self.describe():
+                (log.explain or log.debug)(line)
+        for command in self.programs:
+            _run(command, context)
+        place = _Places(context.root)
+        try:
+            self._nodes(context, place, whole)
+            steps: list[tuple[str, Callable[..., None], tuple[object, ...]]] = []
+            steps += [(path, place.tmpfs, ()) for path in self.tmpfs]
+            steps += [(path, place.bind, source) for path, source in self.files.items()]
+            steps += [(path, place.link, (target,)) for path, target in self.links.items()]
+            for path, do, arguments in steps:
+                try:
+                    do(path, *arguments)
+                except OSError as e:
+                    say = log.warn if do == place.bind else log.debug
+                    say(f"{self.origin}: cannot give the container {path}: {e.strerror}")
+        finally:
+            place.close()
+        self._cache(context)
+        context.environ.update(self.environ)
+
+    def _nodes(self, context: "Context", place: "_Places", whole: bool) -> None:
+        for path in self.hidden:
+            place.hide(path)
+        host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
+        for target, source in self.nodes.items():
+            if whole and (source == host + target or context.exists(target)):
+                continue  # with the rest of /dev
+            try:
+                place.bind(target, source)
+            except OSError as e:
+                message = f"cannot give the container the device {target}: {e.strerror}"
+                raise HookError(message, hint=f"it is {source} on {os.uname().nodename}") from e
+
+    def _cache(self, context: "Context") -> None:
+        if not self.libraries:
+            return
+        old = context.read(_CACHE)
+        try:
+            new = ldcache.extend(old, self.libraries)
+        except ldcache.DAMAGE:
+            # Damaged; the libraries are where the loader looks without it too.
+            log.debug(f"{self.origin}: {_CACHE} of the image cannot be read")
+            return
+        if new != old:
+            try:
+                context.write(_CACHE, new)
+            except OSError as e:
+                log.warn(f"{self.origin}: cannot write {_CACHE}: {e.strerror}")
+
+
+def _run(command: "list[str]", context: "Context") -> None:
+    """Run a program of a vendor with our capabilities, as root would run it. Raises HookError."""
+    from enroot_py.base import run
+    from enroot_py.runtime import shellhooks
+
+    path = f"{context.host.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    root = os.readlink(f"/proc/self/fd/{context.root}")
+    environ = {**context.host, "PATH": path}
+    command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]
+    run.run(command, error=HookError, environ=environ, before=shellhooks.keep_capabilities)
+
+
+def shared_dev(context: "Context") -> bool:
+    """Whether /dev of the container is the host's."""
+    host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
+    try:
+        theirs = os.stat(host)
+        fd = paths.open_in(context.root, "/dev")
+    except OSError:
+        return False
+    try:
+        ours = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+class _Places:
+    """Places in a container where something is put; directories are looked up once."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.directories: dict[str, int] = {}
+
+    def close(self) -> None:
+        for fd in self.directories.values():
+            os.close(fd)
+
+    def directory(self, path: str) -> int:
+        if path not in self.directories:
+            self.directories[path] = paths.create(self.root, path, directory=True)
+        return self.directories[path]
+
+    def own_directory(self, path: str) -> int:
+        """Where something is made: not in a tree of the host. Raises OSError."""
+        directory = self.directory(path)
+        paths.check_own(self.root, path)
+        return directory
+
+    def bind(self, path: str, source: str, attributes: int = 0) -> None:
+        """Bind ``source`` of the host on ``path``: a node, or with attributes a file or directory. Raises OSError."""
+        above, _, name = path.rpartition("/")
+        parent = self.directory(above or "/")
+        # A directory with what is mounted in it: a lone clone of it is refused
+        # where the parent namespace locked those mounts.
+        directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
+        recursive = linux.AT_RECURSIVE if directory else 0
+        flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive
+        tree = linux.open_tree(linux.AT_FDCWD, source, flags)
+        try:
+            if attributes:
+                linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
+            self._make(above or "/", name, directory)
+            linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
+        finally:
+            os.close(tree)
+
+    def _make(self, above: str, name: str, directory: bool) -> None:
+        """A place to mount on. A symlink gives way: a mount through it would cover what it leads to."""
+        parent = self.directory(above)
+        try:
+            if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                return
+            paths.check_own(self.root, above)
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            paths.check_own(self.root, above)
+        if directory:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        else:
+            os.mknod(name, 0o644, dir_fd=parent)
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link, in the place of what is there unless that is a directory. Raises OSError."""
+        above, _, name = path.rpartition("/")
+        parent = self.own_directory(above or "/")
+        try:
+            os.symlink(target, name, dir_fd=parent)
+        except FileExistsError:
+            try:
+                if os.readlink(name, dir_fd=parent) == target:
+                    return
+            except OSError:
+                pass
+            os.unlink(name, dir_fd=parent)
+            os.symlink(target, name, dir_fd=parent)
+
+    def hide(self, path: str) -> None:
+        """Make a device of the shared /dev one that cannot be opened. Raises OSError."""
+        try:
+            fd = paths.open_in(self.root, path)
+        except OSError:
+            return  # what is not there is hidden
+        try:
+            flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
+            tree = linux.open_tree(fd, "", flags)
+            try:
+                attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
+                linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, attributes, 0, 0)
+                mounts.attach(tree, fd)
+            finally:
+                os.close(tree)
+        finally:
+            os.close(fd)
+
+    def tmpfs(self, path: str) -> None:
+        """Cover a directory with an empty one. Raises OSError."""
+        target = paths.create(self.root, path, directory=True)
+        try:
+            made = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], _FILE | linux.MOUNT_ATTR_NOEXEC)
+            try:
+                mounts.attach(made, target)
+            finally:
+                os.close(made)
+        finally:
+            os.close(target)
+
+
+def add_library(edits: Edits, tree: Host, context: "Context", library: "ldcache.Library", real: str = "") -> str:
+    """A library of ``tree`` where the container's loader looks, with its name's link and its entry in the cache.
+
+    ``real`` is where its path leads, if that is known. Returns the directory in the container.
+    """
+    flags, name, path = library
+    real = real or tree.real(path)
+    width = bits(flags)
+    if width not in edits.directories:
+        edits.directories[width] = library_directory(context, width)
+    directory = edits.directories[width]
+    file = real.rpartition("/")[2]
+    edits.files[f"{directory}/{file}"] = (tree.path(real), _FILE | _RDONLY)
+    if name != file:
+        edits.links[f"{directory}/{name}"] = file
+    edits.libraries.append((flags, name, f"{directory}/{name}"))
+    return directory
+
+
+def shown(value: str) -> str:
+    """A value in a message: an image may say anything, at any length."""
+    short = value if len(value) <= 200 else value[:200] + "..."
+    return short if short.isprintable() else ascii(short)[1:-1]
+
+
+def bits(flags: int) -> int:
+    """Width of a library by its flags in the loader's cache: without an architecture it is i386."""
+    return 64 if flags & 0xFF00 else 32
+
+
+def library_directory(context: "Context", width: int) -> str:
+    """Where the loader of the container looks without a cache: Debian's directory, or the one of all others."""
+    if width == 32:
+        return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"
+    machine = os.uname().machine
+    debian = f"/usr/lib/{machine}-linux-gnu"
+    if context.exists(debian):
+        return debian
+    return "/usr/lib64" if machine == "x86_64" or context.exists("/usr/lib64") else "/usr/lib"

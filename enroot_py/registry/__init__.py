@@ -1,0 +1,4 @@
+"""Where bytes of images come from: references, registries and their credentials, archives, engines.
+
+Imports base and config.
+"""

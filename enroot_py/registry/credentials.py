@@ -1,0 +1,291 @@
+"""Who we are to a registry: enroot's ``.credentials`` (netrc), docker's config.json, podman's auth.json.
+
+Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5). A
+secret is never part of a message, nor of the arguments of a program; where it came from is.
+"""
+
+import base64
+import binascii
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from enroot_py.base import log, run
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import files
+from enroot_py.config.settings import Settings, base_directories
+from enroot_py.registry.reference import DOCKER_HUB
+
+_HUB_KEY = "https://index.docker.io/v1/"
+_LARGEST = 4 << 20  # bytes of a file, and of a program's answer
+_PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A login for one registry. ``source`` names the file, for messages."""
+
+    user: str
+    secret: str = field(repr=False)
+    source: str
+    identity_token: bool = False  # the secret is an OAuth2 refresh token, not a password
+
+    def basic(self) -> str:
+        """The Authorization header of RFC 7617."""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
+
+
+def find(
+    registry: str,
+    user: str,
+    settings: Settings,
+    *,
+    repository: str = "",
+    realm: str = "",
+    environ: Mapping[str, str] = os.environ,
+) -> Credential | None:
+    """The credential for ``registry`` (HOST or HOST:PORT), of ``user`` where one is given.
+
+    ``repository`` is what it is for: a login may be for a part of a registry. ``realm`` is a host that
+    is known to hand out the registry's tokens, for enroot's files may name that instead. Raises
+    ConfigError for a file that cannot be read or understood.
+    """
+    hosts = _hosts(registry)
+    if realm and realm not in hosts:
+        hosts += _hosts(realm)
+    found = _from_netrc(netrc_path(settings), hosts, user, environ)
+    for path in _docker_paths(environ):
+        found = found or _from_docker(path, hosts, repository, user, environ)
+    return found
+
+
+def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Where find() looks, for messages."""
+    return ", ".join((netrc_path(settings), *_docker_paths(environ)))
+
+
+def netrc_path(settings: Settings) -> str:
+    return settings.config_path + "/.credentials"
+
+
+def _docker_paths(environ: Mapping[str, str]) -> list[str]:
+    """Files in docker's format: of whom the user names one, of docker, and of podman."""
+    base = base_directories(environ)
+    podmans = [base["XDG_CONFIG_HOME"]]
+    if environ.get("XDG_RUNTIME_DIR"):
+        podmans.insert(0, environ["XDG_RUNTIME_DIR"])
+    return [
+        *filter(None, [environ.get("REGISTRY_AUTH_FILE")]),
+        (environ.get("DOCKER_CONFIG") or base["HOME"] + "/.docker") + "/config.json",
+        *(f"{directory}/containers/auth.json" for directory in podmans),
+    ]
+
+
+def _hosts(registry: str) -> list[str]:
+    """Names under which a registry may be filed, the most exact first."""
+    hosts = [registry]
+    host, colon, port = registry.rpartition(":")
+    if colon and port.isdigit():
+        hosts.append(host)
+    if registry == DOCKER_HUB:
+        hosts += ["docker.io", "index.docker.io"]
+    return hosts
+
+
+def _from_netrc(path: str, hosts: Sequence[str], user: str, environ: Mapping[str, str]) -> Credential | None:
+    text, safe = _read(path)
+    entries = list(_netrc(text, path))
+    for host in hosts:
+        for machine, login, password in entries:
+            if machine.lower() == host and (not user or login == user):
+                return Credential(login, _secret(password, path, machine, environ, safe), path)
+    return None
+
+
+def _netrc(text: str, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (machine, login, password). A password that is a command goes on to the end of its line."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        rest = line.strip()
+        if rest.startswith("#"):
+            continue
+        while rest:
+            key, *more = rest.split(None, 1)
+            value, *after = more[0].split(None, 1) if more else ("",)
+            if key not in ("machine", "login", "password", "account") or not value or not found and key != "machine":
+                raise ConfigError(
+                    f"{path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
+                    hint="one entry a line, see enroot-import(1)",
+                )
+            rest = after[0] if after else ""
+            if key == "password" and value.startswith("$("):
+                value, rest = more[0].rstrip(), ""
+            if key == "machine":
+                if found:
+                    yield found["machine"], found["login"], found["password"]
+                found = dict.fromkeys(("machine", "login", "password"), "")
+            found[key] = value
+    if found:
+        yield found["machine"], found["login"], found["password"]
+
+
+def _secret(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
+    """A password; or what it says, as a whole, to be taken from: ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
+
+    A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
+    """
+    if password.lstrip("\\").startswith("$") and password.startswith("\\"):
+        return password[1:]
+    if password.startswith("$("):
+        return _command(password, path, machine, environ, safe)
+    name = password[2:-1] if password.startswith("${") and password.endswith("}") else password[1:]
+    if not password.startswith("$") or not (name.isascii() and name.isidentifier()):
+        return password
+    secret = environ.get(name, "")
+    if not secret:
+        raise ConfigError(
+            f"{path}: the password of {machine} is that of a variable which is not set",
+            hint="a password that begins with $ is written with a backslash before it",
+        )
+    return secret
+
+
+def _command(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
+    """What ``$(COMMAND)`` writes, by a shell. Only a file that nobody else can write has commands run."""
+    if not safe:
+        raise ConfigError(
+            f"{path}: the password of {machine} is a command, but others can write to the file",
+            hint=f"chmod 600 {path}, and own it",
+        )
+    if not password.endswith(")"):
+        raise ConfigError(f"{path}: the password of {machine} does not parse", hint="write: password $(COMMAND)")
+    # Not an argument, which everybody on the machine sees: it may have a secret in it.
+    script = f"{{ {password[2:-1]}\n}} </dev/null\n"
+    answer, failure = _ask(["/bin/sh"], environ, script)
+    if failure:
+        raise ConfigError(f"{path}: the command for the password of {machine}: {failure}")
+    secret = answer.strip()
+    if not secret:
+        raise ConfigError(f"{path}: the command for the password of {machine} writes nothing")
+    return secret
+
+
+def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
+    """What a program writes to stdout, which no message quotes, for it is a secret; and why it failed."""
+    with open(os.memfd_create("question"), "w+b") as given, open(os.memfd_create("answer"), "w+b") as taken:
+        given.write(question.encode())
+        given.seek(0)
+        failure = None
+        try:
+            run.run(
+                command,
+                error=ConfigError,
+                environ=environ,
+                stdin=given.fileno(),
+                stdout=taken.fileno(),
+                timeout=_PATIENCE,
+            )
+        except ConfigError as e:
+            failure = e
+        taken.seek(0)
+        return taken.read(_LARGEST).decode("utf-8", "replace"), failure
+
+
+def _from_docker(
+    path: str, hosts: Sequence[str], repository: str, user: str, environ: Mapping[str, str]
+) -> Credential | None:
+    text, _ = _read(path)
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        auths = config.get("auths") or {}
+        helpers = config.get("credHelpers") or {}
+        for host in hosts:
+            for key in _keys(auths, host, repository):
+                found = _docker_auth(auths[key], path) if auths[key] else None
+                if found and (not user or found.user in (user, "")):
+                    return found
+            helper = helpers.get(host) or config.get("credsStore")
+            if helper:
+                found = _ask_helper(str(helper), host, environ)
+                if found and (not user or found.user in (user, "")):
+                    return found
+    except (ValueError, AttributeError, TypeError, RecursionError) as e:
+        raise ConfigError(f"{path}: {e}", hint="it is written by: docker login") from e
+    return None
+
+
+def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
+    """The keys of auths for a repository of a host, the most exact first: containers-auth.json(5).
+
+    ``https://index.docker.io/v1/`` and ``HOST`` mean all of a host, ``HOST/PATH`` what is beneath PATH.
+    """
+    found = []
+    for key in auths:
+        _, separator, rest = key.rpartition("://")
+        name, _, part = rest.rstrip("/").partition("/")
+        if separator or part in ("v1", "v2"):
+            part = ""
+        if name.lower() == host and (not part or f"{repository}/".startswith(f"{part}/")):
+            found.append((len(part), key))
+    return [key for _, key in sorted(found, reverse=True)]
+
+
+def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
+    """What the program docker-credential-NAME knows: docker-login(1), "Credential helper protocol"."""
+    program = f"docker-credential-{name}"
+    path = shutil.which(program, path=environ.get("PATH"))
+    if path is None or "/" in name:
+        log.warn(f"{program} is not in PATH: it may know a login for {host}")
+        return None
+    # Docker files the Hub under the address of its first version.
+    answer, failure = _ask([path, "get"], environ, _HUB_KEY if host == DOCKER_HUB else host)
+    if failure:
+        if "credentials not found" not in f"{answer}{failure}":
+            log.warn(str(failure))
+        return None
+    try:
+        found = json.loads(answer)
+        user, secret = str(found["Username"]), str(found["Secret"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        log.warn(f"{program} answers what is no login for {host}")
+        return None
+    if not secret:
+        return None
+    return Credential("" if user == "<token>" else user, secret, program, identity_token=user == "<token>")
+
+
+def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:
+    if entry.get("identitytoken"):
+        return Credential(entry.get("username", ""), entry["identitytoken"], path, identity_token=True)
+    if entry.get("auth"):
+        try:
+            user, colon, secret = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            raise ValueError("an auth is not base64 of USER:PASSWORD") from None
+        return Credential(user, secret, path) if colon else None
+    if entry.get("username") and entry.get("password"):
+        return Credential(entry["username"], entry["password"], path)
+    return None
+
+
+def _read(path: str) -> tuple[str, bool]:
+    """What a file says, "" where there is none, and whether nobody else could have written it."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
+            found = os.fstat(f.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is not a regular file")
+            if found.st_size > _LARGEST:
+                raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
+            safe = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+            return f.read(_LARGEST), safe
+    except (OSError, UnicodeDecodeError) as e:
+        files.refuse_unless_absent(path, e)
+        return "", False

@@ -1,0 +1,259 @@
+"""Image references: ``docker://[USER@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
+
+``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` are
+written as containers-transports(5) has them, ``dockerd://IMAGE`` and ``podman://IMAGE`` as
+enroot-import(1). Grammar of docker://: enroot-import(1); names as in the OCI distribution specification, "Pulling
+manifests". On the start path: no re, no dataclasses.
+"""
+
+import os
+
+from enroot_py.base.errors import ImageReferenceError
+
+FILES = ("oci:", "oci-archive:", "docker-archive:")
+ENGINES = ("dockerd://", "podman://")
+DOCKER_HUB = "registry-1.docker.io"
+HUB_NAMES = frozenset(("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB))
+# What a name may lead to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
+_HEX = frozenset("0123456789abcdef")
+_TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
+_HOST = frozenset(".-_") | _LOWER
+_ARCHITECTURES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "armv6l": "arm",
+    "i386": "386",
+    "i686": "386",
+    "loongarch64": "loong64",
+}
+
+
+def architecture(name: "str | None" = None) -> str:
+    """The OCI name (GOARCH) of an architecture that is named as uname(2) or OCI do; default: this machine's."""
+    name = name or os.uname().machine
+    return _ARCHITECTURES.get(name, name)
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is ``sha256:`` and 64 hex digits."""
+    algorithm, _, value = text.partition(":")
+    return algorithm == "sha256" and len(value) == 64 and not value.strip("0123456789abcdef")
+
+
+class Reference:
+    """One image in a registry. Frozen; equal when every field is equal.
+
+    Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set.
+    """
+
+    __slots__ = ("registry", "repository", "tag", "digest", "user")
+
+    registry: str
+    repository: str
+    tag: str
+    digest: str
+    user: str
+
+    def __init__(self, registry: str, repository: str, tag: str = "", digest: str = "", user: str = "") -> None:
+        for name, value in zip(self.__slots__, (registry, repository, tag, digest, user), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Reference is frozen")
+
+    def _key(self) -> "tuple[str, str, str, str, str]":
+        return self.registry, self.repository, self.tag, self.digest, self.user
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        """The canonical name: ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``. The user is no part of it."""
+        return f"{self.registry}/{self.repository}" + (f"@{self.digest}" if self.digest else f":{self.tag}")
+
+    def __repr__(self) -> str:
+        return f"Reference({self.uri()!r})"
+
+    def uri(self) -> str:
+        """The URI that enroot records as provenance, and that parse() reads back."""
+        user = f"{self.user}@" if self.user else ""
+        end = f"@{self.digest}" if self.digest else f":{self.tag}"
+        return f"docker://{user}{self.registry}#{self.repository}{end}"
+
+    def filename(self) -> str:
+        """Default name of the imported file: enroot-import(1)."""
+        name = self.repository
+        if self.registry == DOCKER_HUB:
+            name = name.removeprefix("library/")
+        return f"{name.replace('/', '+')}+{self.digest or self.tag}.sqsh"
+
+
+class LocalImage:
+    """An image that is here: in a file, a directory, or what a container engine keeps.
+
+    ``scheme`` is one of FILES or ENGINES, ``place`` an absolute path or the engine's name
+    of the image, ``name`` the one that is meant of several in one place.
+    """
+
+    __slots__ = ("scheme", "place", "name")
+
+    digest = ""  # by which a Reference may be pinned
+
+    def __init__(self, scheme: str, place: str, name: str = "") -> None:
+        self.scheme = scheme
+        self.place = place
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalImage) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.scheme}{self.place}" + (f":{self.name}" if self.name else "")
+
+    __repr__ = __str__
+
+    def uri(self) -> str:
+        """The URI that is recorded as provenance, and that parse() reads back."""
+        return str(self)
+
+    def filename(self) -> str:
+        """Default name of the imported file: of an engine's image as in enroot-import(1)."""
+        if self.scheme in ENGINES:
+            return self.place.replace("/", "+").replace(":", "+") + ".sqsh"
+        base = os.path.basename(self.place).removesuffix(".tar")
+        name = self.name.replace("/", "+").replace(":", "+")
+        return (f"{base}+{name}" if name else base) + ".sqsh"
+
+
+def is_uri(text: str) -> bool:
+    """Whether a text says itself that it is a reference."""
+    return text.startswith(("docker://", *FILES, *ENGINES))
+
+
+def parse(text: str, cwd: str = "") -> "Reference | LocalImage":
+    """Read a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
+
+    A digest beside a tag wins. Raises ImageReferenceError.
+    """
+    rest = text
+    for scheme in (*FILES, *ENGINES):
+        if text.startswith(scheme):
+            return _parse_local(text, scheme, cwd)
+    scheme, colon, after = text.partition("://")
+    if colon:
+        if scheme != "docker":
+            raise ImageReferenceError(
+                f"{text}: images do not come from {scheme}://",
+                hint="they come from docker://, dockerd://, podman://, oci:, oci-archive: and docker-archive:",
+            )
+        rest = after
+
+    digest = ""
+    at = rest.rfind("@")
+    if at >= 0 and rest[at + 1 :].startswith(("sha256:", "sha512:")):
+        rest, digest = rest[:at], rest[at + 1 :]
+        algorithm, _, value = digest.partition(":")
+        if algorithm != "sha256" or len(value) != 64 or not _HEX.issuperset(value):
+            raise ImageReferenceError(f"{text}: bad digest {digest!r}", hint="write sha256: and 64 hex digits")
+    user, at_sign, rest = rest.rpartition("@")
+    if ":" in user:
+        raise ImageReferenceError(
+            "a password in a reference would be seen by everybody on the machine",
+            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
+        )
+    if at_sign and not user or any(c in user for c in " /#\t\n"):
+        raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
+
+    registry, has_registry, image = rest.partition("#")
+    if not has_registry:
+        first, slash, path = rest.partition("/")
+        if slash and ("." in first or ":" in first or first.lower() == "localhost"):
+            registry, image = first, path
+        else:
+            registry, image = DOCKER_HUB, rest
+    registry = registry.lower()
+    _check_registry(text, registry)
+    repository, tag = _split_tag(image)
+    if registry in HUB_NAMES:
+        registry = DOCKER_HUB
+        if repository and "/" not in repository:
+            repository = "library/" + repository
+    _check_repository(text, repository)
+    if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG.issuperset(tag)):
+        raise ImageReferenceError(f"{text}: bad tag {tag!r}", hint="letters, digits, '_', '.' and '-', at most 128")
+    return Reference(registry, repository, "" if digest else tag or "latest", digest, user)
+
+
+def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
+    rest = text[len(scheme) :]
+    if scheme in ENGINES:
+        if not rest or rest[0] in "-./:" or not (_TAG | frozenset("/:@")).issuperset(rest):
+            raise ImageReferenceError(f"{text}: bad image name {rest!r}", hint=f"write {scheme}IMAGE[:TAG]")
+        return LocalImage(scheme, rest)
+    path, _, name = rest.partition(":")
+    if not path or "\n" in rest:
+        raise ImageReferenceError(f"{text}: no path", hint=f"write {scheme}PATH or {scheme}PATH:NAME")
+    return LocalImage(scheme, os.path.abspath(os.path.join(cwd, path)), name)
+
+
+def is_local(registry: str) -> bool:
+    """Whether HOST or HOST:PORT is this machine: plain HTTP is no danger then."""
+    host = registry.lower().removeprefix("[").partition("]")[0]
+    host = host.rpartition(":")[0] if host.count(":") == 1 else host
+    return (
+        host in ("localhost", "::1")
+        or host.endswith(".localhost")
+        or host.startswith("127.")
+        and host[4:].replace(".", "").isdecimal()
+    )
+
+
+_FORM = "write docker://[USER@][REGISTRY#]IMAGE[:TAG][@sha256:DIGEST]"
+
+
+def _split_tag(image: str) -> "tuple[str, str | None]":
+    slash = image.rfind("/")
+    colon = image.find(":", slash + 1)
+    return (image, None) if colon < 0 else (image[:colon], image[colon + 1 :])
+
+
+def _check_registry(text: str, registry: str) -> None:
+    host, port = registry, ""
+    if registry.startswith("["):  # an IPv6 address
+        host, bracket, port = registry[1:].partition("]")
+        good = bool(bracket) and bool(host) and (_HEX | frozenset(":.")).issuperset(host) and port[:1] in ("", ":")
+        port = port[1:] if port else "0"
+    else:
+        host, colon, port = registry.partition(":")
+        good = bool(host) and host[0] not in ".-" and _HOST.issuperset(host)
+        port = port if colon else "0"
+    if not good or not (port.isascii() and port.isdecimal()) or int(port[:9]) > 65535 or len(registry) > 255:
+        raise ImageReferenceError(f"{text}: bad registry {registry!r}", hint="it is HOST or HOST:PORT")
+
+
+def _check_repository(text: str, repository: str) -> None:
+    for component in repository.split("/"):
+        good = bool(component) and component[0] in _LOWER and component[-1] in _LOWER
+        if not good or not (_LOWER | frozenset("._-")).issuperset(component):
+            hint = _FORM
+            if repository != repository.lower():
+                hint = "image names are lower case"
+            elif text.startswith(("/", "./", "../", "~")) or text.endswith((".sqsh", ".squashfs")):
+                hint = "a file is named by its path: ./image.sqsh or /path/image.sqsh"
+            raise ImageReferenceError(f"{text}: bad image name {repository!r}", hint=hint)
+    if len(repository) > 255:
+        raise ImageReferenceError(f"{text[:80]}…: the image name is longer than 255 characters")

@@ -1,0 +1,121 @@
+"""What a site, or a user, says of single registries: the file ``registries.conf``.
+
+One line a registry (HOST or HOST:PORT; ``*`` is every other), and what holds for it::
+
+    # registry        what holds
+    build.site:5000   http
+    reg.site          ca=/etc/ssl/site.pem
+    docker.io         mirror=reg.site/hub mirror=build.site:5000
+    registry.site     token=gitlab.site
+
+``http`` allows plain HTTP where TLS is not spoken, ``ca`` names a file of authorities to
+trust besides the system's, and each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the
+registry itself, in order. ``token`` names another host that hands out the registry's tokens,
+and gets its login for that; where none is named, only the registry's own host does, and those
+that are known to. The user's line replaces the system's. Mirrors are trusted with
+the meaning of a tag; what a digest names is checked whoever sends it.
+"""
+
+import os
+from _collections_abc import Iterator, Mapping
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.config import files
+from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, is_local
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+
+# Registries whose tokens come from another host of the same house.
+_TOKEN_SERVERS = {
+    DOCKER_HUB: "auth.docker.io",
+    "nvcr.io": "authn.nvidia.com",
+    "registry.gitlab.com": "gitlab.com",
+    "registry.digitalocean.com": "api.digitalocean.com",
+}
+
+
+class Site:
+    """What holds for one registry."""
+
+    __slots__ = ("http", "ca", "mirrors", "token_servers")
+
+    def __init__(self) -> None:
+        self.http = False
+        self.ca = ""
+        self.mirrors: tuple[str, ...] = ()
+        self.token_servers: tuple[str, ...] = ()
+
+
+def site(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Site:
+    """What holds for ``registry``. Raises ConfigError with file and line."""
+    found: dict[str, Site] = {}
+    for directory in (sysconf_path(environ), settings.config_path):
+        found.update(_read(directory + "/registries.conf"))
+    host = registry.rpartition(":")[0]
+    return found.get(registry) or found.get(host) or found.get("*") or Site()
+
+
+def may_be_plain(registry: str, settings: Settings) -> bool:
+    """Whether plain HTTP may be spoken with a registry that does not speak TLS."""
+    named = settings.allow_http
+    if is_local(registry) or "*" in named or registry in named or registry.rpartition(":")[0] in named:
+        return True
+    return site(registry, settings).http
+
+
+def is_token_server(registry: str, host: str, settings: Settings) -> bool:
+    """Whether ``host``, which is not the registry's own, is known to hand out the tokens of a registry."""
+    return host == _TOKEN_SERVERS.get(registry) or host in site(registry, settings).token_servers
+
+
+def mirrored(reference: Reference, mirror: str) -> Reference:
+    """The same image in a mirror."""
+    host, slash, prefix = mirror.partition("/")
+    repository = f"{prefix.strip('/')}/{reference.repository}" if slash else reference.repository
+    return Reference(host.lower(), repository, reference.tag, reference.digest)
+
+
+def tls() -> "SSLContext":
+    """TLS that trusts the system's authorities, and asks no more of a site's own than curl and docker do.
+
+    Python 3.13 does: a key usage extension, for one.
+    """
+    import ssl
+
+    context = ssl.create_default_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _read(path: str) -> Iterator[tuple[str, Site]]:
+    if not os.path.exists(path):  # or in a place that is closed to us
+        return
+    try:
+        lines = (files.content(path) or b"").decode().splitlines()
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: is not UTF-8") from e
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        registry, made = words[0].lower(), Site()
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if word == "http":
+                made.http = True
+            elif key == "ca" and value.startswith("/"):
+                made.ca = value
+            elif key == "mirror" and value and "://" not in value:
+                made.mirrors += (value,)
+            elif key == "token" and value and "/" not in value:
+                made.token_servers += (value.lower().removesuffix(":443"),)
+            else:
+                raise ConfigError(
+                    f"{path}:{number}: {word!r}",
+                    hint="write http, ca=/FILE, mirror=HOST[:PORT][/PREFIX] or token=HOST[:PORT]",
+                )
+        yield DOCKER_HUB if registry in HUB_NAMES else registry, made

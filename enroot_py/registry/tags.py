@@ -1,0 +1,194 @@
+"""What a tag means now, asked in the cheapest way that there is.
+
+The start path of an image that is stored, and srun: one request without a body, which
+answers no more than a header. To import http.client alone takes longer than the
+interpreter's own start, and registry.py four times as long again.
+"""
+
+import _signal
+import os
+import sys
+import time
+
+from enroot_py import __version__
+from enroot_py.base import errors, log
+from enroot_py.registry import site
+from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, is_digest, is_local
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _collections_abc import Callable
+    from _socket import socket
+    from typing import NoReturn
+
+    from enroot_py.config.settings import Settings
+    from enroot_py.registry.reference import Reference
+
+_SILENCE = 2.0  # seconds without an answer, where there is something to go on with
+_CHECK = 10.0  # seconds for all answers that it takes, with a login more than one
+_MOST = 1 << 16  # bytes of an answer without a body
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def now(reference: "Reference", base: str, settings: "Settings") -> str:
+    """The digest of a tag whose image is stored. Waits only for a moment for servers that do not answer.
+
+    ``base`` is where its registry was reached last. Raises Unreachable, and other RegistryError.
+    """
+    # Nothing but the end of the process ends the wait for a name server. So this is done in a child; a thread would
+    # not do, for a process with threads gets no user namespace: unshare(2).
+    result, answer = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _ask(reference, base, settings, answer)
+    os.close(answer)
+    try:
+        with open(result, "rb") as f:
+            kind, _, said = f.read().decode("utf-8", "surrogateescape").partition("\0")
+    finally:
+        for group in (pid, -pid):  # with the programs that know logins
+            try:
+                os.kill(group, _signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _, status = os.waitpid(pid, 0)
+    if kind == "digest":
+        return said
+    if kind:
+        message, _, hint = said.partition("\0")
+        error: type[errors.PenrootError] = getattr(errors, kind, errors.PenrootError)
+        raise error(message, hint=hint)
+    if os.WIFSIGNALED(status):
+        raise errors.Unreachable(f"{reference.registry} does not answer within {_SILENCE:.0f} s")
+    raise RuntimeError("a process that asks a registry failed, see above")
+
+
+def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -> "NoReturn":
+    try:
+        os.setpgid(0, 0)
+        for number in (_signal.SIGTERM, _signal.SIGINT):
+            _signal.signal(number, _signal.SIG_DFL)
+        heard = hurry(_CHECK)
+        # Of two addresses, the second one is to have its chance.
+        once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
+        digest = at_once(reference, base, once)
+        heard(False)
+        if not digest:
+            from enroot_py.registry.sources import open_source
+
+            digest = open_source(reference, once, heard).digest()
+        said = f"digest\0{digest}"
+    except errors.PenrootError as e:
+        said = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        said = ""
+    os.write(answer, said.encode("utf-8", "surrogateescape"))
+    sys.stderr.flush()
+    os._exit(0 if said else 1)
+
+
+def hurry(seconds: float) -> "Callable[[bool], None]":
+    """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
+
+    Call what this returns when an answer has come. With True, what is waited for is a program
+    of the user, which may be silent for longer.
+    """
+    until = time.monotonic() + seconds
+
+    def heard(asks: bool) -> None:
+        left = until - time.monotonic()
+        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if asks else min(_SILENCE, left)))
+
+    _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
+    heard(False)
+    return heard
+
+
+def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
+    """The digest of a tag from a registry at ``base`` (SCHEME://HOST) that wants no login and no proxy; else "".
+
+    Whatever else comes is for the real client to see, and to report.
+    """
+    if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
+        return ""
+    scheme, _, host = base.partition("://")
+    if scheme == "http" and not site.may_be_plain(host, settings) or scheme not in ("http", "https"):
+        return ""
+
+    path = f"/v2/{reference.repository}/manifests/{reference.tag}"
+    try:
+        status, headers = _head(host, path, scheme == "https", settings.connect_timeout or None)
+    except (OSError, ValueError) as e:
+        log.debug(f"{host}: {e}; asking again")
+        return ""
+    digest = headers.get("docker-content-digest", "") if status == 200 else ""
+    return digest if is_digest(digest) else ""
+
+
+def _head(host: str, path: str, tls: bool, timeout: "float | None") -> "tuple[int, dict[str, str]]":
+    """Status and headers, by small names, of a HEAD request (RFC 9110). Raises OSError, ValueError."""
+    lines = [f"HEAD {path} HTTP/1.1", f"Host: {host}", f"Accept: {', '.join(MANIFEST_TYPES)}"]
+    lines += [f"User-Agent: penroot/{__version__}", "Connection: close", "", ""]
+    connection = _connect(host, 443 if tls else 80, tls, timeout)
+    try:
+        connection.sendall("\r\n".join(lines).encode("ascii"))
+        reply = b""
+        while b"\r\n\r\n" not in reply:
+            more = connection.recv(_MOST)
+            reply += more
+            if not more or len(reply) > _MOST:
+                raise ValueError("no complete answer")
+    finally:
+        connection.close()
+    head, *fields = reply.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    version, _, status = head.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError(f"not HTTP: {head[:40]!r}")
+    headers = (field.partition(":") for field in fields)
+    return int(status[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}
+
+
+def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socket":
+    """A connection to HOST[:PORT], or [IPV6]:PORT. Raises OSError, ValueError."""
+    import _socket
+
+    name, colon, given = host.rpartition(":")
+    if colon and not host.endswith("]"):
+        port = int(given)
+    else:
+        name = host
+    name = name.strip("[]")
+    if tls:
+        import socket
+
+        return site.tls().wrap_socket(socket.create_connection((name, port), timeout), server_hostname=name)
+    error = OSError("no address")
+    # As bytes, or Python imports its tables of international domain names.
+    for family, kind, protocol, _, address in _socket.getaddrinfo(name.encode("ascii"), port, 0, _socket.SOCK_STREAM):
+        connection = _socket.socket(family, kind, protocol)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(address)
+            return connection
+        except OSError as e:
+            connection.close()
+            error = e
+    raise error
+
+
+def resolve(reference: "Reference", settings: "Settings", heard: "Callable[[bool], None]" = lambda asks: None) -> str:
+    """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
+    host = reference.registry
+    if host != DOCKER_HUB and not site.site(host, settings).mirrors:  # Docker's wants a token
+        # Nothing secret is sent, and what speaks TLS says so: then the real client asks.
+        plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
+        digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)
+        if digest:
+            return digest
+    from enroot_py.registry.sources import open_source
+
+    return open_source(reference, settings, heard).digest()

@@ -1,0 +1,128 @@
+"""The environment of a container: the image's, then the site's, then the user's.
+
+Of the caller's environment come in only the variables that tell ranks of MPI who they are,
+and those that a line of these names, as ``${VAR}``. The line of an image gets no secret of
+the caller in this way: see is_secret().
+"""
+
+from _collections_abc import Mapping
+
+from enroot_py.base import log, paths
+from enroot_py.base.errors import UsageError
+from enroot_py.config import files
+from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.runtime.imagefiles import decode_environment
+
+SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
+# PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
+_RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+_SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
+_SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
+
+
+def of_image(root: int, host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``."""
+    text = paths.text(root, "/etc/environment")
+    if "${" in text:
+        host = _without_secrets(text, host)
+    found = decode_environment(text, lambda value: unquoted(substitute(value, host)))
+    return {key: value for key, value in found.items() if not key.startswith("ENROOT_")}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable has the name that secrets have, or is a URL with a password."""
+    upper = name.upper()
+    words = upper.split("_")
+    if len(words) > 1 and not _SECRET_WORDS.isdisjoint(words) or any(part in upper for part in _SECRET_PARTS):
+        return True
+    user, at, _ = value.partition("://")[2].partition("/")[0].rpartition("@")
+    return bool(at) and ":" in user
+
+
+def _without_secrets(text: str, host: "Mapping[str, str]") -> "dict[str, str]":
+    left = dict(host)
+    for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
+        del left[name]
+        log.warn(
+            f"/etc/environment of the image asks for {name}, which looks like a secret: --env {name} would give it"
+        )
+    return left
+
+
+def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
+    environ = {}
+    directories = (sysconf_path(host) + "/environ.d", settings.config_path + "/environ.d")
+    for origin, text in files.fragments(directories, ".env", SHIPPED):
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            key, equals, value = line.partition("=")
+            if not equals or not is_name(key):
+                log.warn(f"{origin}:{number}: {line!r} is not KEY=VALUE, and means nothing")
+            elif not key.startswith("ENROOT_"):
+                environ[key] = unquoted(substitute(value, host, defaults=True))
+    return environ
+
+
+def substitute(text: str, variables: "Mapping[str, str]", *, defaults: bool = False) -> str:
+    """Replace ``${NAME}``, of an unset variable by nothing, and with ``defaults`` ``${NAME:-DEFAULT}`` too.
+
+    All else that has a meaning in a shell stands as it is, as it does for enroot.
+    """
+    out, *parts = text.split("${")
+    for part in parts:
+        inner, close, rest = part.partition("}")
+        name, dash, default = inner.partition(":-") if defaults else (inner, "", "")
+        if close and is_name(name):
+            out += (variables.get(name) or default) + rest
+        else:
+            out += "${" + part
+    return out
+
+
+def unquoted(value: str) -> str:
+    """A value without the quotes around it, which a person or a script wrote as for a shell."""
+    inner = value.rstrip()
+    return inner[1:-1] if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "\"'" else value
+
+
+def is_name(key: str) -> bool:
+    return bool(key) and (key[0].isalpha() or key[0] == "_") and key.replace("_", "a").isalnum()
+
+
+def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[str, str]":
+    """Variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value."""
+    environ = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not is_name(key):
+            raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
+        environ[key] = value if equals else host.get(key, "")
+    return environ
+
+
+def is_rank(host: "Mapping[str, str]") -> bool:
+    """Whether a launcher of MPI has started the caller."""
+    return any(name in host for name in _RANK[:3])
+
+
+def rank(host: "Mapping[str, str]") -> "list[str]":
+    """What tells a rank from the other ranks and from its launcher; empty words in other processes."""
+    return [host.get(name, "") for name in _RANK]
+
+
+def complete(environ: "dict[str, str]", name: str, home: str, shell: str) -> None:
+    """Add what a login would set and the image did not (login(1))."""
+    for key, value in (
+        ("HOME", home),
+        ("USER", name),
+        ("LOGNAME", name),
+        ("SHELL", shell),
+        ("PATH", _DEFAULT_PATH),
+    ):
+        environ.setdefault(key, value)

@@ -1,0 +1,135 @@
+"""Overlays by fuse-overlayfs, for kernels that make none for users: ENROOT_NATIVE_OVERLAYFS=n.
+
+Like that of a squashfs image the server stays in the namespaces which the container leaves for
+its own: nothing in the container can look at it, and it does not keep the container's mounts
+alive. With the last process that has those the kernel ends the connection, and the server goes.
+Sources: fuse-overlayfs(1), fuse(4).
+"""
+
+import os
+import stat
+
+from enroot_py.base import linux
+from enroot_py.base.errors import ContainerError
+from enroot_py.runtime import mounts, rootfs, squashfuse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.rootfs import Source
+    from enroot_py.runtime.squashfuse import Server
+
+_ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_FIRST = 500  # of the server's descriptors for directories; 3 is /dev/fuse
+
+
+SOURCE = "fuse-overlayfs:"
+NOTE = "fuse-overlayfs"  # a file in a container whose changes it wrote
+_OPAQUE = (".wh..wh..opq", ".wh..opq")
+
+
+def mount(source: "Source", server: "Server | None", scratch: str, *, writable: bool) -> int:
+    """The root file system of ``source`` as a detached mount; a squashfs image has its ``server``.
+
+    Raises ContainerError, ImageError, OSError.
+    """
+    program = squashfuse.installed("fuse-overlayfs")
+    if not program:
+        raise ContainerError(
+            f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
+            hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
+        )
+    lowerdirs = (source.directory,) if source.directory else source.lowerdirs
+    upper, work = source.upper, source.work
+    if upper and writable:
+        _note(upper)
+    else:
+        lowerdirs = (upper, *lowerdirs) if upper else lowerdirs
+        upper, work = scratch + "/upper", scratch + "/work"
+    if server is not None:
+        server.wait()
+        lowerdirs = (scratch + "/lower",)
+    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        name = SOURCE + (source.directory or source.upper or source.image)
+        mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # A second fork: the container's program must not find a child it never made.
+                if os.fork():
+                    os._exit(0)
+                # What it makes the overlay of is mounted for it alone, and goes with it.
+                linux.unshare(linux.CLONE_NEWNS)
+                rootfs.mount_scratch(scratch)
+                if server is not None:
+                    server.attach(scratch + "/lower")
+                _serve(program, fuse, lowerdirs, upper, work)
+            finally:
+                os._exit(127)
+        os.waitpid(pid, 0)
+    finally:
+        os.close(fuse)
+    try:
+        os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
+    except OSError as e:
+        os.close(mount)
+        raise ContainerError(
+            f"{program} ended at once", hint="see whether it mounts these directories: " + ":".join(lowerdirs)
+        ) from e
+    return mount
+
+
+def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, work: str) -> None:
+    import _signal
+
+    os.setsid()
+    for name in squashfuse.UNHEARD:
+        _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    # By descriptor: in the words of an option, ":" and "," separate.
+    numbers: list[int] = []
+    for directory in (*lowerdirs, upper, work):
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        numbers.append(os.dup2(fd, _FIRST + len(numbers)))
+    if fuse != 3:
+        os.dup2(fuse, 3)
+    os.set_inheritable(3, True)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    linux.close_range(4, _FIRST - 1, 0)
+    linux.close_range(numbers[-1] + 1, 0xFFFFFFFF, 0)
+    os.chdir("/")
+    paths = [f"/proc/self/fd/{number}" for number in numbers]
+    options = f"lowerdir={':'.join(paths[:-2])},upperdir={paths[-2]},workdir={paths[-1]}"
+    os.execve(program, [program, "-f", "-o", options, "/dev/fd/3"], {"PATH": "/usr/bin:/bin"})
+
+
+def _note(upper: str) -> None:
+    """Remember that fuse-overlayfs writes to a container: it marks what is gone in ways of its own."""
+    open(os.path.dirname(upper) + "/" + NOTE, "w").close()
+
+
+def settle(container: str) -> None:
+    """Write the marks of fuse-overlayfs in a container as the kernel's overlayfs does. Raises OSError.
+
+    Source: fuse-overlayfs(1); the kernel's filesystems/overlayfs, "whiteouts and opaque directories".
+    """
+    closed = []  # as mount points are
+    for directory, below, names in os.walk(container + "/upper"):
+        for path in (f"{directory}/{name}" for name in below):
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
+                closed.append((path, mode & 0o7777))
+                os.chmod(path, mode | 0o700)
+        marks = [name for name in names if name.startswith(".wh.")]
+        for name in marks:
+            os.unlink(f"{directory}/{name}")
+            hidden = f"{directory}/{name.removeprefix('.wh.')}"
+            if name in _OPAQUE:
+                os.setxattr(directory, "user.overlay.opaque", b"y")
+            elif not os.path.lexists(hidden):
+                os.mknod(hidden, stat.S_IFCHR, 0)
+    for path, mode in closed:
+        os.chmod(path, mode)
+    os.unlink(f"{container}/{NOTE}")

@@ -1,0 +1,230 @@
+"""Hooks: programs that shape a container after its root is mounted and before it is entered.
+
+The contract is in hooks/README.md. Ours are Python and run in this process.
+"""
+
+import os
+import sys
+from _collections_abc import Callable, Mapping
+from _frozen_importlib_external import SourceFileLoader
+
+from enroot_py import LIBRARY
+from enroot_py.base import log, paths
+from enroot_py.base.errors import HookError, PenrootError
+from enroot_py.config import files
+from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.runtime import mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pwd import struct_passwd
+
+_LINKS = "the image links there: see readlink -f in it"
+# In an installation they are inside the package, in a source tree beside it.
+STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
+
+
+class Context:
+    """What a hook sees and changes. Paths are of the container and resolved beneath its root.
+
+    ``cgroups`` is /proc/self/cgroup as it was outside, ``mount_point`` where the root is, for programs.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        settings: Settings,
+        environ: "dict[str, str]",
+        host: "Mapping[str, str]",
+        user: "struct_passwd",
+        cgroups: str = "",
+        mount_point: str = "",
+    ) -> None:
+        self.root = root
+        self.settings = settings
+        self.environ = environ
+        self.host = {**settings.passed_on, **host} if settings.passed_on else host
+        self.user = user
+        self.cgroups = cgroups
+        self.mount_point = mount_point
+        self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
+
+    def read(self, path: str) -> bytes:
+        """The content of a regular file of moderate size; empty where there is no such file."""
+        try:
+            return paths.read(self.root, path)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        except OSError as e:
+            log.warn(f"{path} of the image is not read: {e.strerror}")
+            return b""
+
+    def exists(self, path: str) -> bool:
+        return paths.exists(self.root, path)
+
+    def is_directory(self, path: str) -> bool:
+        try:
+            os.close(paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            return False
+        return True
+
+    def list(self, path: str) -> "list[str]":
+        """Names in a directory, sorted; none if there is no such directory."""
+        try:
+            fd = paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Replace a file, unless it says the same already. Raises HookError where that would be one of the host's."""
+        try:
+            if paths.read(self.root, path) == content:
+                return
+        except OSError:
+            pass  # there is none, or it is no file
+        try:
+            paths.write(self.root, path, content, mode)
+        except paths.Foreign as e:
+            raise HookError(f"cannot write {path} in the container: {e.strerror}", hint=_LINKS) from e
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        """Make a directory and its parents. Raises HookError where that would be one of the host's."""
+        try:
+            os.close(paths.create(self.root, path, directory=True, mode=mode))
+        except paths.Foreign as e:
+            raise HookError(f"cannot make {path} in the container: {e.strerror}", hint=_LINKS) from e
+
+    def mount(self, source: str, target: str, options: str) -> None:
+        """Bind-mount now; ``options`` as in fstab."""
+        mounts.Mount(source, target, "none", options, -1, "hook").execute(self.root)
+        self.mounted.add((source.rstrip("/"), target.rstrip("/")))
+
+
+class Hook:
+    """One hook: a function of Python, a script of bash, or, without a path, one that does not run.
+
+    ``why`` tells people why it runs or not, where that needs an explanation. ``original`` is the file of enroot's whose
+    work it does.
+    """
+
+    __slots__ = ("name", "path", "why", "original", "function")
+
+    def __init__(self, name: str, path: str, why: str = "") -> None:
+        self.name = name
+        self.path = path
+        self.why = why
+        self.original = ""
+        self.function: Callable[[Context], None] | None = None
+
+    @property
+    def is_script(self) -> bool:
+        return self.path.endswith(".sh")
+
+    def describe(self) -> str:
+        what = f"hook     {self.path}" if self.path else f"no hook  {self.name}"
+        return f"{what}  ({self.why})" if self.why else what
+
+
+def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+    """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
+    found = arrange(directory, settings, host)
+    for hook in found:
+        if hook.path.endswith(".py"):
+            hook.function = _load(hook.path)
+    return found
+
+
+def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+    """The hooks of a directory, which is ours, of the site and of the user, in the order in which they run.
+
+    That is the order of their names, whatever language they are in; a user's scripts come
+    after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
+    """
+    found = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
+    last: list[Hook] = []
+    system, user = sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d"
+    for site in (system, user):
+        for name in _names(site, ".py"):
+            path = f"{site}/{name}"
+            ours = found.get(name)
+            off = ours is not None and _is_empty(path)
+            why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
+            found[name] = Hook(name[:-3], "" if off else path, why)
+        for name in _names(site, ".sh"):
+            from enroot_py.runtime import originals
+
+            hook = originals.judge(f"{site}/{name}", found, directory, settings, host)
+            if hook is None:
+                continue
+            if name in found or (site == user and not hook.why):
+                last.append(hook)
+            else:
+                found[name] = hook
+    # enroot's order is that of whole names, which end in .sh.
+    return [*(found[name] for name in sorted(found, key=lambda name: name[:-3] + ".sh")), *last]
+
+
+def run(hooks: "list[Hook]", context: Context, script: "Callable[[str], None] | None" = None) -> None:
+    """Run what load() gave; ``script`` runs those of bash. Raises HookError."""
+    for hook in hooks:
+        if log.explain:
+            log.explain(hook.describe())
+        if hook.is_script:
+            assert script is not None
+            script(hook.path)
+        elif hook.function is not None:
+            try:
+                hook.function(context)
+            except (PenrootError, KeyboardInterrupt):
+                raise
+            except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
+                raise _failure(hook.path, e) from e
+
+
+def _failure(path: str, error: BaseException) -> HookError:
+    """What a site's hook does wrong is no bug of ours: one line, with the place in the hook."""
+    if os.environ.get("PENROOT_DEBUG"):
+        sys.excepthook(type(error), error, error.__traceback__)
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f"{path}:{line}" if line else path
+    hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
+    return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint=hint)
+
+
+def _is_empty(path: str) -> bool:
+    """Whether there is a file with nothing in it, or a device, as /dev/null. A dangling link is a mistake."""
+    return os.path.exists(path) and not os.path.getsize(path)
+
+
+def _names(directory: str, ending: str) -> "list[str]":
+    """Files of a directory, by name, that are not hidden."""
+    return sorted(name for name in files.names(directory) if name.endswith(ending) and name[0] not in "._")
+
+
+def _load(path: str) -> "Callable[[Context], None]":
+    # The loader keeps byte code beside the file, as import does; import itself
+    # does not take names such as 10-home.
+    module: dict[str, object] = {"__name__": path, "__file__": path}
+    try:
+        files.check_regular(path)
+        code = SourceFileLoader(path, path).get_code(path)
+        assert code is not None
+        exec(code, module)
+    except (PenrootError, KeyboardInterrupt):
+        raise
+    except BaseException as e:
+        raise _failure(path, e) from e
+    function = module.get("run")
+    if not callable(function):
+        raise HookError(f"hook {path} defines no function run(context)", hint="see hooks/README.md")
+    return function

@@ -1,0 +1,119 @@
+"""What a login does before its shell, for ENROOT_LOGIN_SHELL, by what the image's /etc/login.defs says.
+
+Done before the root is switched: nothing here is imported afterwards. Sources: login(1),
+login.defs(5), locale.conf(5), lastlog(8), utmp(5).
+"""
+
+import os
+import struct
+import time
+from _collections_abc import Mapping
+
+from enroot_py.base import log, paths
+from enroot_py.base.errors import ContainerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pwd import struct_passwd
+
+_LOCALE = frozenset(
+    "LANG LANGUAGE LC_CTYPE LC_NUMERIC LC_TIME LC_COLLATE LC_MONETARY LC_MESSAGES LC_PAPER LC_NAME LC_ADDRESS "
+    "LC_TELEPHONE LC_MEASUREMENT LC_IDENTIFICATION".split()
+)
+_LASTLOG = "=i32s256s"
+_UTMP = "=hxxi32s4s32s256shhiii16s20s"
+_USER_PROCESS = 7
+
+
+def prepare(root: int, environ: "dict[str, str]", *, user: "struct_passwd", as_root: bool, given: bool) -> "int | None":
+    """Complete ``environ``, set limits, say what is said at a login. Returns the umask, or None for the caller's.
+
+    ``user`` is the caller, ``as_root`` whether he is root inside, ``given`` whether there is a
+    command. Raises ContainerError where logins are closed.
+    """
+    defs = _pairs(root, "/etc/login.defs")
+    closed = _read(root, defs.get("NOLOGINS_FILE", "/etc/nologin"))
+    if closed is not None and not as_root:
+        raise ContainerError(f"logins are closed: {closed.strip() or 'no reason is given'}", hint="see /etc/nologin")
+    path = defs.get("ENV_SUPATH" if as_root else "ENV_PATH", "").removeprefix("PATH=")
+    if path:
+        environ.setdefault("PATH", path)
+    zone = defs.get("ENV_TZ", "")
+    if zone.startswith("/"):
+        zone = (_read(root, zone) or "").split("\n")[0]
+    if zone.removeprefix("TZ="):
+        environ.setdefault("TZ", zone.removeprefix("TZ="))
+    for key, value in _pairs(root, "/etc/locale.conf").items():
+        if key in _LOCALE:
+            environ.setdefault(key, value.strip("\"'"))
+    if defs.get("MAIL_CHECK_ENAB") == "yes" and defs.get("MAIL_DIR") and not as_root:
+        environ.setdefault("MAIL", f"{defs['MAIL_DIR']}/{user.pw_name}")
+    if defs.get("LASTLOG_ENAB") == "yes":
+        _record(root, user.pw_uid, user.pw_name)
+    _limit(defs.get("ULIMIT", ""))
+    if not given and os.isatty(0):
+        _message(root, defs)
+    mask = defs.get("UMASK", "")
+    return int(mask, 8) & 0o777 if mask and not mask.strip("01234567") else None
+
+
+def _pairs(root: int, path: str) -> "dict[str, str]":
+    """``KEY VALUE`` or ``KEY=VALUE``; what is behind the first of both is the value, as in ENV_PATH PATH=/bin."""
+    found = {}
+    for line in (_read(root, path) or "").splitlines():
+        cut = min((at for at in map(line.find, " \t=") if at >= 0), default=-1)
+        if cut > 0 and not line.startswith("#"):
+            found[line[:cut]] = line[cut + 1 :].strip()
+    return found
+
+
+def _read(root: int, path: str) -> "str | None":
+    try:
+        return os.fsdecode(paths.read(root, path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        log.warn(f"{path} of the image is not read: {e.strerror}")
+        return None
+
+
+def _limit(blocks: str) -> None:
+    """The largest file, in blocks of 512 bytes; a higher limit than the caller's is his."""
+    if not blocks.isdecimal():
+        return
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    wanted = int(blocks) * 512
+    if hard == resource.RLIM_INFINITY or wanted <= hard:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (wanted, wanted))
+
+
+def _record(root: int, uid: int, name: str) -> None:
+    """A line for last(1) and lastlog(8), where the root filesystem takes it."""
+    line = os.ttyname(0).removeprefix("/dev/").encode() if os.isatty(0) else b""
+    now = int(time.time())
+    try:
+        os.close(paths.create(root, "/var/log/lastlog", directory=False))
+        fd = paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)
+        try:
+            os.pwrite(fd, struct.pack(_LASTLOG, now, line, b"localhost"), uid * struct.calcsize(_LASTLOG))
+        finally:
+            os.close(fd)
+        fd = paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)
+        try:
+            record = (_USER_PROCESS, os.getpid(), line, line[-4:], name.encode(), b"", 0, 0, 0, now, 0, b"", b"")
+            os.write(fd, struct.pack(_UTMP, *record))
+        finally:
+            os.close(fd)
+    except OSError:
+        return  # as for login(1): who may not write it is let in all the same
+
+
+def _message(root: int, defs: "Mapping[str, str]") -> None:
+    """The message of the day."""
+    hush = defs.get("HUSHLOGIN_FILE", "")
+    if hush.startswith("/") and paths.exists(root, hush):
+        return
+    for path in filter(None, defs.get("MOTD_FILE", "").split(":")):
+        os.write(1, (_read(root, path) or "").encode("utf-8", "surrogateescape"))

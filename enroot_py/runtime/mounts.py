@@ -1,0 +1,441 @@
+"""Mounts: the fstab(5) grammar of enroot, described first and executed later.
+
+A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``; trailing fields may be
+missing, and so may the target (same as the source) and the type (``none``).
+Beyond mount(8): x-create=dir|file|auto makes the target, x-move and x-detach
+move and detach, passno -1 comes before the hooks and 0 after them.
+"""
+
+import errno
+import os
+import stat
+from _collections_abc import Iterator, Mapping
+
+from enroot_py.base import linux, log, paths
+from enroot_py.base.errors import ConfigError, MountError
+from enroot_py.config.settings import expand, nearest
+
+_SET = {
+    "ro": linux.MOUNT_ATTR_RDONLY,
+    "nosuid": linux.MOUNT_ATTR_NOSUID,
+    "nodev": linux.MOUNT_ATTR_NODEV,
+    "noexec": linux.MOUNT_ATTR_NOEXEC,
+    "noatime": linux.MOUNT_ATTR_NOATIME,
+    "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
+    "strictatime": linux.MOUNT_ATTR_STRICTATIME,
+}
+# The opposites only undo what the same line said: a user namespace cannot
+# clear what the parent namespace locked, see mount_namespaces(7).
+_UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
+_PROPAGATION = {
+    "shared": linux.MS_SHARED,
+    "slave": linux.MS_SLAVE,
+    "private": linux.MS_PRIVATE,
+    "unbindable": linux.MS_UNBINDABLE,
+}
+_IGNORED = frozenset(
+    "defaults auto noauto user nouser users nousers owner noowner group nogroup loud async relatime norelatime "
+    "nostrictatime iversion noiversion mand nomand lazytime nolazytime".split()
+)
+_WORDS = frozenset(
+    "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
+)
+
+_MOST = 1000  # mounts of an image: each takes memory of the kernel
+_CHANGING = frozenset(("remount", "x-move", "x-detach"))
+_HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
+
+SYSTEM = {
+    "10-system.fstab": """\
+/proc       /proc       none    x-create=dir,rbind,rw,nosuid,nodev,noexec,rslave   0   -1
+/sys        /sys        none    x-create=dir,rbind,ro,nosuid,nodev,noexec,rslave   0   -1
+/dev        /dev        none    x-create=dir,rbind,rw,nosuid,noexec,rslave         0   -1
+tmpfs       /tmp        tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+tmpfs       /var/run    tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
+/dev/shm    /dev/shm    none    x-create=dir,bind,rw,nosuid,nodev,noexec,rslave    0   -1
+""",
+    "20-config.fstab": """\
+/etc/hosts          /etc/hosts          none    x-create=file,bind,ro,nosuid,nodev,noexec,private                0   -1
+/etc/hostname       /etc/hostname       none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+/etc/resolv.conf    /etc/resolv.conf    none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+/etc/machine-id     /etc/machine-id     none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
+""",
+}
+
+
+class _LeftOut(OSError):
+    """A mount that an image asks for and does not get; it starts all the same."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EXDEV, why)
+
+
+class Mount:
+    """One line of fstab; ``target`` is a path beneath the container's root.
+
+    ``inside`` is the source where that is beneath the container's root too, else empty.
+    """
+
+    __slots__ = (
+        "source",
+        "target",
+        "fstype",
+        "options",
+        "passno",
+        "origin",
+        "words",
+        "attributes",
+        "propagation",
+        "data",
+        "inside",
+        "confined",
+    )
+
+    def __init__(
+        self, source: str, target: str, fstype: str = "none", options: str = "", passno: int = 0, origin: str = ""
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.fstype = fstype
+        self.options = options
+        self.passno = passno
+        self.origin = origin
+        self.attributes = 0
+        self.propagation = 0
+        self.inside = ""
+        self.confined = False
+        self.words: set[str] = set()
+        self.data: list[str] = []
+        for word in options.split(","):
+            bare = word.removeprefix("r")
+            if word in _SET:
+                self.attributes |= _SET[word]
+            elif word in _UNSET:
+                self.attributes &= ~_SET[_UNSET[word]]
+            elif word in _WORDS:
+                self.words.add(word)
+            elif word in _PROPAGATION:
+                self.propagation = _PROPAGATION[word]
+            elif bare in _PROPAGATION:
+                self.propagation = _PROPAGATION[bare]
+                self.words.add("r-propagation")
+            elif word and word not in _IGNORED:
+                self.data.append(word)
+        if self.data and self.fstype == "none":
+            known = (*_SET, *_UNSET, *_PROPAGATION, *("r" + word for word in _PROPAGATION), *_WORDS)
+            meant = nearest(self.data[0], known)
+            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(known))
+            raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
+
+    def confine(self) -> None:
+        """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
+        is_volume = self._binds and self.fstype == "none" and self.inside
+        if not (is_volume or self.fstype == "tmpfs" and not self._binds) or self.words & _CHANGING:
+            message = f"{self.origin}: an image may mount a tmpfs and its own directories, not {self.source!r}"
+            raise ConfigError(message, hint=_HOST)
+        self.confined = True
+        self.attributes |= linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
+    def describe(self) -> str:
+        """The mount as one line of fstab."""
+        fields = (self.source, self.target, self.fstype, self.options or "defaults", "0", str(self.passno))
+        return " ".join(field.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011") for field in fields)
+
+    def execute(self, root: int) -> None:
+        """Do it beneath the directory ``root``. Raises MountError, unless the line says nofail."""
+        if log.explain:
+            log.explain(f"mount    {self.describe()}  ({self.origin})")
+        try:
+            self._execute(root)
+        except OSError as e:
+            if isinstance(e, _LeftOut) or self.confined and isinstance(e, paths.Foreign):
+                log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
+                return
+            message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
+            if "x-detach" in self.words:
+                why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
+                message = f"cannot unmount {self.target}: {why}"
+            if "nofail" not in self.words:
+                raise MountError(message, hint=self._hint(e)) from e
+            if "silent" not in self.words:
+                log.warn(message)
+
+    def _hint(self, error: OSError) -> str:
+        hint = ""
+        if isinstance(error, FileNotFoundError) and self._binds and not (self.inside or os.path.exists(self.source)):
+            hint = f"the source must exist on the node {os.uname().nodename}; "
+        elif isinstance(error, IsADirectoryError):
+            hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
+        elif isinstance(error, NotADirectoryError):
+            hint = "a directory mounts on a directory, a file on a file; "
+        elif isinstance(error, FileNotFoundError) and self._creates:
+            hint = f"the container has no {self.target}: x-create=auto makes it; "
+        elif error.errno == errno.ENODEV and self.fstype == "none":
+            how = "rbind," if self.source.startswith(("/", ".")) else f"{self.source}:"
+            whole = f"{self.source}:{self.target}:{how}{self.options}"
+            hint = f"without bind or a TYPE there is nothing to mount: {whole}; "
+        elif error.errno == errno.ENODEV:
+            form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
+            space = "; a space in a path is \\040" if "/" in self.fstype else ""
+            hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
+        elif foreign := paths.foreign_group(error):
+            hint = f"{foreign}; "
+        return hint + f"asked for by {self.origin}" if self.origin else hint.rstrip("; ")
+
+    @property
+    def _changeable(self) -> int:
+        # How access times are kept is locked with a mount that comes from
+        # another user namespace: only file systems of our own take a word on it.
+        return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
+
+    @property
+    def _binds(self) -> bool:
+        return "bind" in self.words or "rbind" in self.words
+
+    def _execute(self, root: int) -> None:
+        if "x-detach" in self.words:
+            target = paths.open_in(root, self.target)
+            try:
+                linux.umount2(f"/proc/self/fd/{target}", linux.MNT_DETACH)
+            finally:
+                os.close(target)
+            return
+        if self.inside and self.inside.strip("/") == self.target.strip("/"):
+            os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
+        mount = self._change(root) if "remount" in self.words or not self._creates else self._create(root)
+        if mount < 0:
+            return
+        try:
+            target = self._target(root)
+            try:
+                if self.confined:
+                    self._check_confined(root, target)
+                attach(mount, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(mount)
+
+    def _check_confined(self, root: int, target: int) -> None:
+        """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
+        if os.path.sameopenfile(root, target):
+            raise _LeftOut("it is the root directory")
+        if not paths.is_own(root, target):
+            raise _LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
+
+    @property
+    def _changes(self) -> bool:
+        return "remount" in self.words or bool(self.propagation)
+
+    @property
+    def _creates(self) -> bool:
+        return self._binds or self.fstype != "none" or "x-move" in self.words
+
+    def _change(self, root: int) -> int:
+        """Change an existing mount: remount, or propagation alone."""
+        if self.source not in ("none", self.target) and not self._changes:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
+        target = paths.open_in(root, self.target)
+        try:
+            flags = linux.AT_EMPTY_PATH | (linux.AT_RECURSIVE if "r-propagation" in self.words else 0)
+            linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
+        finally:
+            os.close(target)
+        return -1
+
+    def _create(self, root: int) -> int:
+        """A detached mount, as a file descriptor."""
+        if not self._binds and "x-move" not in self.words:
+            return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
+        if not self.inside:
+            return self._open_tree(linux.AT_FDCWD, self.source, 0)
+        source = paths.open_in(root, self.inside)
+        try:
+            if self.confined and not paths.is_own(root, source):
+                raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
+            return self._open_tree(source, "", linux.AT_EMPTY_PATH)
+        finally:
+            os.close(source)
+
+    def _open_tree(self, directory: int, path: str, empty: int) -> int:
+        if "x-move" in self.words:
+            return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
+        # Of the container's own a volume shows that alone, not what is mounted in it meanwhile.
+        recursive = linux.AT_RECURSIVE if "rbind" in self.words and not self.confined else 0
+        clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | empty
+        try:
+            tree = linux.open_tree(directory, path, clone | recursive)
+        except OSError as e:
+            # Submounts that the parent namespace locked cannot be left out.
+            if recursive or e.errno != errno.EINVAL:
+                raise
+            recursive = linux.AT_RECURSIVE
+            tree = linux.open_tree(directory, path, clone | recursive)
+        try:
+            if self._changeable or self.propagation:
+                flags = linux.AT_EMPTY_PATH | recursive
+                linux.mount_setattr(tree, "", flags, self._changeable, 0, self.propagation)
+        except BaseException:
+            os.close(tree)
+            raise
+        return tree
+
+    def _target(self, root: int, mode: int = 0) -> int:
+        """What is mounted on, made where the options say so.
+
+        That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
+        In a tree of the host it is made only where it was asked for under this name.
+        """
+        for word in self.words:
+            if word.startswith("x-create="):
+                kind = word.removeprefix("x-create=")
+                directory = kind == "dir" or (kind == "auto" and self._source_is_directory(root))
+                return paths.create(root, self.target, directory=directory, mode=mode, named=not self.confined)
+        return paths.open_in(root, self.target)
+
+    def _source_is_directory(self, root: int) -> bool:
+        if not self._binds:
+            return True
+        if not self.inside:
+            return stat.S_ISDIR(os.stat(self.source).st_mode)
+        source = paths.open_in(root, self.inside)
+        try:
+            return stat.S_ISDIR(os.fstat(source).st_mode)
+        finally:
+            os.close(source)
+
+
+def attach(mount: int, target: int) -> None:
+    """Attach a detached mount to an open file or directory. Raises OSError."""
+    try:
+        linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
+    except OSError as e:
+        onto = stat.S_ISDIR(os.fstat(target).st_mode)
+        if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
+            raise
+        if onto:  # both of which are EINVAL to the kernel
+            raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
+        raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
+
+
+def mount_filesystem(fstype: str, source: str, options: "list[str]", attributes: int) -> int:
+    """Create a file system, detached, and return its mount as a file descriptor.
+
+    ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
+    own message where it gives one (fsopen(2), "message retrieval").
+    """
+    context = linux.fsopen(fstype, linux.FSOPEN_CLOEXEC)
+    try:
+        linux.fsconfig(context, linux.FSCONFIG_SET_STRING, "source", source)
+        for option in options:
+            key, equals, value = option.partition("=")
+            if equals:
+                linux.fsconfig(context, linux.FSCONFIG_SET_STRING, key, value)
+            else:
+                linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, key, None)
+        linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE, None, None)
+        return linux.fsmount(context, linux.FSMOUNT_CLOEXEC, attributes)
+    except OSError as e:
+        try:
+            said = os.read(context, 4096).decode(errors="replace").split(" ", 1)[-1].strip()
+        except OSError:
+            raise e from None
+        raise OSError(e.errno, f"{e.strerror} ({said})") from e
+    finally:
+        os.close(context)
+
+
+def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
+    """One line of fstab. ``${VAR}`` is replaced, ``\\040`` and its like are decoded.
+
+    Raises ConfigError that names ``origin`` (file and line, or the option).
+    """
+    try:
+        # Not what else counts as a space in Unicode: a path may hold it.
+        fields = [unescape(expand(field, variables)) for field in line.replace("\t", " ").split(" ") if field]
+    except ValueError as e:
+        raise ConfigError(f"{origin}: {e}") from None
+    if any("\0" in field for field in fields):
+        raise ConfigError(f"{origin}: no path holds a NUL byte")
+    if not fields:
+        raise ConfigError(f"{origin}: there is nothing to mount", hint="write SOURCE:TARGET")
+    if len(fields) > 6:
+        raise ConfigError(
+            f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 make sense", hint="write a space as \\040"
+        )
+    try:
+        # A frequency means nothing here: a number that stands alone is the pass.
+        passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
+    except ValueError:
+        raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None
+    source, rest = fields[0], fields[1:4]
+    target = source if not rest or _is_options(rest[0]) else rest.pop(0)
+    if target == "none" and rest and _is_options(rest[0]):
+        target = source
+    fstype = "none" if not rest or _is_options(rest[0]) else rest.pop(0)
+    options = rest.pop(0) if rest else ""
+    if source == "tmpfs" and fstype == "none" and options:
+        fstype = "tmpfs"
+    if not options and fstype == "none":
+        if source.startswith(("/", ".")):
+            options = "rbind,x-create=auto"
+        else:
+            fstype, options = source, "x-create=dir"
+    mount = Mount(source, target, fstype, options, passno, origin)
+    rootfs = variables.get("ENROOT_ROOTFS", "")
+    if rootfs.startswith("/") and (source == rootfs or source.startswith(rootfs + "/")):
+        mount.inside = source[len(rootfs) :] or "/"
+    return mount
+
+
+def _is_options(field: str) -> bool:
+    bare = field.removeprefix("r")
+    return not field.startswith("/") and (
+        "," in field
+        or any(field in t for t in (_SET, _UNSET, _WORDS, _IGNORED, _PROPAGATION))
+        or (bare in _PROPAGATION or field.startswith("x-create="))
+    )
+
+
+def unescape(field: str) -> str:
+    """``\\ooo``, three octal digits, is the byte of that number: fstab(5)."""
+    if "\\" not in field:
+        return field
+    out, rest = b"", os.fsencode(field)
+    while (at := rest.find(b"\\")) >= 0:
+        out, digits = out + rest[:at], rest[at + 1 : at + 4]
+        if len(digits) == 3 and not digits.strip(b"01234567") and digits < b"400":
+            out, rest = out + bytes((int(digits, 8),)), rest[at + 4 :]
+        else:
+            out, rest = out + b"\\", rest[at + 1 :]
+    return os.fsdecode(out + rest)
+
+
+def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Iterator[Mount]":
+    """The lines of an fstab; blank lines and comments are skipped."""
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip(" \t\r")
+        if line and not line.startswith("#"):
+            yield parse(line, variables, f"{origin}:{number}")
+
+
+def parse_image(text: str, rootfs: str, origin: str) -> "Iterator[Mount]":
+    """The lines of an image's fstab, which reach nothing of the host: see Mount.confine(). Raises ConfigError.
+
+    No variable is replaced but ``${ENROOT_ROOTFS}``.
+    """
+    known = "${ENROOT_ROOTFS}"
+    text = known.join(part.replace("$", "\\044") for part in text.split(known))
+    for number, mount in enumerate(parse_file(text, {"ENROOT_ROOTFS": rootfs}, origin)):
+        if number == _MOST:
+            raise ConfigError(f"{mount.origin}: an image may mount {_MOST} directories, no more", hint=_HOST)
+        mount.confine()
+        yield mount
+
+
+def parse_option(text: str, variables: "Mapping[str, str]", origin: str) -> Mount:
+    """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
+    if text.startswith(":"):
+        raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
+    return parse(text.replace(":", " "), variables, origin)

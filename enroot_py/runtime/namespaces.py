@@ -1,0 +1,106 @@
+"""User namespaces: one user, who is himself or root inside. See user_namespaces(7)."""
+
+import errno
+import os
+
+from enroot_py import LIBRARY
+from enroot_py.base import linux
+from enroot_py.base.errors import NamespaceError
+
+
+def enter_user(uid: int, gid: int, *, myself: "int | None" = None) -> None:
+    """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.
+
+    The process must have one thread. ``myself`` is /proc/self of the host, opened where that is
+    not to be believed now. Raises NamespaceError with what the administrator has to change.
+    """
+    outside = os.geteuid(), os.getegid()
+    here = "/proc/self/" if myself is None else ""
+    try:
+        # Of a process that may not be looked at the files of /proc/self are root's, proc(5).
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
+        linux.unshare(linux.CLONE_NEWUSER)
+        _write(here + "setgroups", "deny", myself)
+        _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
+        _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
+    except OSError as e:
+        raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
+
+
+def hide() -> None:
+    """Let no other process look at this one, not even root of its user namespace, until it executes a program.
+
+    What it still has of the host, its descriptors and its memory, is thus out of reach for what runs
+    in a container: ptrace(2), "Ptrace access mode checking".
+    """
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+
+
+def unshare(flags: int) -> None:
+    """Unshare further namespaces, owned by the user namespace that was entered. Raises NamespaceError."""
+    try:
+        linux.unshare(flags)
+    except OSError as e:
+        raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=_advice(e)) from e
+
+
+def _write(path: str, text: str, directory: "int | None") -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _advice(error: OSError, proc: str = "/proc") -> str:
+    """What the administrator has to change, by what ``proc`` says of the kernel."""
+    node = os.uname().nodename
+    for path, bad, advice in (
+        ("sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
+        ("sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        (
+            "sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            f"install -m 644 {_apparmor_profile()} /etc/apparmor.d/penroot && "
+            "apparmor_parser --replace /etc/apparmor.d/penroot; "
+            "or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        try:
+            with open(f"{proc}/{path}") as f:
+                if f.read().strip() == bad:
+                    return f"on {node}, as root: {advice}"
+        except OSError:
+            continue
+    if error.errno in (errno.ENOSPC, errno.EUSERS):
+        return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
+    if error.errno == errno.EPERM:
+        return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
+    return ""
+
+
+def _apparmor_profile() -> str:
+    """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
+    prefix = os.path.dirname(os.path.dirname(LIBRARY))
+    installed = f"{prefix}/share/penroot/apparmor/penroot"
+    return installed if os.path.exists(installed) else f"{LIBRARY}/configs/apparmor/penroot"
+
+
+def confine(*, remap_root: bool) -> None:
+    """Last step before exec: no new privileges, no capabilities unless root inside, the system call filter."""
+    try:
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        if not remap_root:
+            capability = 0
+            while True:
+                try:
+                    linux.prctl(linux.PR_CAPBSET_DROP, capability)
+                except OSError as e:
+                    if e.errno == errno.EINVAL:  # beyond the last capability of this kernel
+                        break
+                    raise
+                capability += 1
+            linux.capset(0, 0, 0)
+        linux.install_filter()
+    except OSError as e:
+        raise NamespaceError(f"cannot drop privileges: {e.strerror}") from e

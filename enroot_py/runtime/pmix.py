@@ -1,0 +1,174 @@
+"""PMIx reaches into the container: the server's rendezvous files, and a credential that both sides know.
+
+Slurm's mpi/pmix and mpirun listen on a socket and keep files under PMIX_SERVER_TMPDIR;
+a client needs both. PMI2's open file descriptor passes as it is. Source: slurm.conf(5)
+MpiDefault, PMIx client environment.
+"""
+
+import os
+
+from enroot_py.base.errors import ConfigError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping
+
+# Where a loader looks, ld.so(8), for libraries of distributions.
+_LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
+_OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
+_MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
+
+
+def used(environ: "Mapping[str, str]") -> bool:
+    """True where the step or rank runs under PMIx; stray PMIX_ variables of the user do not count.
+
+    A rank of mpirun does, whatever srun has started mpirun's daemon with.
+    """
+    kind = "pmix" if "OMPI_COMM_WORLD_RANK" in environ else environ.get("SLURM_MPI_TYPE", "pmix")
+    return kind.startswith("pmix") and "PMIX_NAMESPACE" in environ
+
+
+_MUNGE = "/run/munge"
+
+
+def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tuple[str, str, str]]":
+    """What a client needs of the node at the same paths: path, "rw" or "ro", and what for.
+
+    PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
+    asks the kernel only on the socket of PMIx 2). That is 0 for root of a user namespace, and the
+    server refuses it. MUNGE asks the kernel, munge(7). "none" would let any user of the node in.
+    """
+    if not used(environ):
+        return []
+    found = []
+    server = environ.get("PMIX_SERVER_TMPDIR", "")
+    if os.path.isdir(server):
+        found.append((server, "rw", "PMIX_SERVER_TMPDIR"))
+    if remap_root and not _without_munge(environ):
+        found.append((_MUNGE, "ro", "PMIx with --container-remap-root"))
+    return found
+
+
+def _without_munge(environ: "Mapping[str, str]") -> str:
+    """Why MUNGE cannot vouch for a client, and how the site makes it; else empty."""
+    offered = environ.get("PMIX_SECURITY_MODE", "")
+    if "munge" not in offered.split(","):
+        return f"it offers no MUNGE here (PMIX_SECURITY_MODE={offered}): the nodes need a PMIx built with MUNGE"
+    return "" if os.path.isdir(_MUNGE) else f"there is no {_MUNGE} on this node: munged must run there"
+
+
+def withheld(environ: "Mapping[str, str]", *, remap_root: bool) -> "tuple[str, ...]":
+    """Variables that lead a client to a server that refuses it: the slurmstepd of that one would never end."""
+    if not (remap_root and used(environ) and _without_munge(environ)):
+        return ()
+    return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
+
+
+def check_root(environ: "Mapping[str, str]", tasks: int, option: str = "--container-remap-root") -> str:
+    """Why no PMIx client can connect as root of a user namespace, else empty: it would hang, not fail.
+
+    Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
+    well be a shell on a cluster whose MpiDefault is pmix, and is told only.
+    """
+    lack = _without_munge(environ) if used(environ) else ""
+    if not lack:
+        return ""
+    why = f"PMIx refuses clients that are root of a user namespace, as {lack}"
+    if tasks > 1:
+        hint = "with MPI: leave out --root; a program without: ENROOT_MPI=no"
+        if option != "--root":
+            hint = (
+                "with MPI: --no-container-remap-root, or --mpi=pmi2 where the image's MPI speaks it; "
+                "a program without: --mpi=none"
+            )
+        raise ConfigError(f"{option}: {why}", hint=hint)
+    return f"MPI will not work with {option}: {why}"
+
+
+class Libraries:
+    """What a program of the container finds: ``exists`` tells of a path in it, ``search`` is its LD_LIBRARY_PATH."""
+
+    def __init__(self, exists: "Callable[[str], bool]", search: str) -> None:
+        self._exists = exists
+        self._directories = [*filter(None, search.split(":")), *_LIBRARIES]
+
+    def have(self, *names: str) -> bool:
+        return any(self._exists(f"{directory}/{name}") for directory in self._directories for name in names)
+
+
+FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
+
+
+_COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
+
+
+def is_copy(name: str, value: str, environ: "Mapping[str, str]") -> bool:
+    """Whether a hook of the site has copied an offer of the server's as it is, whatever the image can take."""
+    return name in _COPIES and environ.get(_COPIES[name]) == value
+
+
+def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
+
+    PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
+    does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
+    """
+    found = security(environ, libraries, remap_root=remap_root)
+    modules = environ.get("PMIX_GDS_MODULE", "").split(",")
+    left = [module for module in modules if not module.startswith("shmem")]
+    if left != modules:
+        found["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
+    return found
+
+
+def told(
+    environ: "Mapping[str, str]", libraries: Libraries, inside: "Mapping[str, str]", *, remap_root: bool
+) -> "dict[str, str]":
+    """The same, and copies of it for who looks for them and does not find them ``inside``. Raises ConfigError."""
+    fit = fitted(environ, libraries, remap_root=remap_root)
+    offers = {name: environ[name] for name in FITTED if name in environ}
+    return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}
+
+
+_EVERYWHERE = frozenset(("native", "hash"))
+
+
+def copies(fit: "Mapping[str, str]", libraries: Libraries, has: "Container[str]") -> "dict[str, str]":
+    """What is in ``fit`` by the names of pyxis's hook, which scripts look for, less what the step ``has``.
+
+    Under these PMIx gives up for a component that it has not: only such as every PMIx has, or where none is.
+    """
+    found = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
+    alone = not libraries.have(*_OPEN_MPI)
+    return {copy: value for copy, value in found.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
+
+
+def security(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+    """What the server offers, less what the image cannot speak: a client complains of that, or of all, on each start.
+
+    Raises ConfigError where nothing is left for the image's MPI.
+    """
+    modes = environ.get("PMIX_SECURITY_MODE", "").split(",")
+    if "munge" not in modes or libraries.have("libmunge.so.2"):
+        return {"PMIX_SECURITY_MODE": ",".join(modes)} if modes[0] else {}
+    left = [mode for mode in modes if mode != "munge"]
+    if (remap_root or not left) and libraries.have(*_OPEN_MPI):
+        why = "root of a user namespace needs MUNGE with PMIx" if left else "PMIx takes nothing but MUNGE here"
+        hint = "install libmunge (Debian: libmunge2) and a PMIx with MUNGE in the image"
+        if remap_root:
+            hint += ", or be no root inside"
+        if not left:
+            hint += ", or let the site offer more: PMIxEnv=PMIX_MCA_psec=munge,native in mpi.conf"
+        raise ConfigError(
+            f"{why}, and the image has no libmunge.so.2 (PMIX_SECURITY_MODE={','.join(modes)})", hint=hint
+        )
+    return {"PMIX_SECURITY_MODE": ",".join(left)} if left else {}
+
+
+def mismatch(kind: str, libraries: Libraries) -> str:
+    """Why the image's MPI would not see what ``srun --mpi=kind`` offers: each task a world of its own; else empty."""
+    if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
+        return "the image's MPI is MPICH or its kin without PMIx, and each task would be rank 0 of 1: take --mpi=pmi2"
+    if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):
+        return "the image's MPI is Open MPI, which finds no other rank without PMIx: take --mpi=pmix"
+    return ""

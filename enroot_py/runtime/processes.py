@@ -1,0 +1,229 @@
+"""Running containers: found in /proc, listed, joined.
+
+A container has no daemon and no record of its own while it runs; its root
+mount says which one it is. Sources: proc(5), namespaces(7).
+"""
+
+import os
+
+from enroot_py.base import linux
+from enroot_py.base.errors import ContainerError
+from enroot_py.config.settings import Settings
+from enroot_py.runtime import mounts
+from enroot_py.runtime.namespaces import hide
+
+# In the order in which they can be joined: the user namespace gives the
+# capabilities for the others, setns(2).
+_NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
+UNKNOWN = "<unknown>"
+_FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
+
+
+class Process:
+    """The oldest process of a running container; ``name`` is UNKNOWN for one that was started from an image."""
+
+    __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
+
+    def __init__(self, name: str, pid: int, mntns: int) -> None:
+        """Read /proc/PID. Raises OSError where it is gone or not ours."""
+        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
+            text = f.read()
+        fields = _fields(text)
+        tick = os.sysconf("SC_CLK_TCK")
+        self.name = name
+        self.pid = pid
+        self.comm = text[text.index("(") + 1 : text.rindex(")")]
+        self.state = fields[0]
+        self.started = _boot_time() + int(fields[19]) / tick
+        self.cpu = (int(fields[11]) + int(fields[12])) / tick
+        self.mntns = mntns
+        self.userns = inode(pid, "user")
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
+
+
+def running(settings: Settings) -> "list[Process]":
+    """The user's running containers, by name and age."""
+    ours = inode(os.getpid(), "mnt")
+    oldest: dict[int, Process] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            mntns = inode(int(entry), "mnt")
+            name = _container(int(entry), settings) if mntns != ours else None
+            if name is None:
+                continue
+            process = Process(name, int(entry), mntns)
+        except OSError:  # it has gone, or is somebody else's
+            continue
+        first = oldest.get(mntns)
+        if first is None or (process.started, process.pid) < (first.started, first.pid):
+            oldest[mntns] = process
+    return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
+
+
+def _fields(stat: str) -> "list[str]":
+    """What stands behind the name of a process in /proc/PID/stat, from its state on."""
+    return stat.rpartition(")")[2].split()
+
+
+def _stat(pid: int) -> "list[str]":
+    with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
+        return _fields(f.read())
+
+
+def parent(pid: int) -> int:
+    """The parent of a process. Raises OSError."""
+    return int(_stat(pid)[1])
+
+
+def started(pid: int) -> int:
+    """When a process began, in clock ticks after the boot: with its PID what no other process has. Raises OSError."""
+    return int(_stat(pid)[19])
+
+
+def inode(pid: int, namespace: str) -> int:
+    """What tells a namespace of a process from others. Raises OSError."""
+    return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
+
+
+def _boot_time() -> int:
+    with open("/proc/stat") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("btime "))
+
+
+def _container(pid: int, settings: Settings) -> "str | None":
+    """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
+    fields = _root_mount(pid)
+    if not fields:
+        return None
+    dash = fields.index("-")
+    fstype, options = fields[dash + 1], fields[dash + 3]
+    data = settings.data_path + "/"
+    if fields[dash + 2].startswith(_FUSE):
+        fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
+    if fstype != "overlay":
+        # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
+        name = mounts.unescape(fields[3]).rpartition("/")[2]
+        return name if name and _is_root(pid, data + name) else None
+    for option in options.split(","):
+        place = mounts.unescape(option.partition("=")[2])
+        if place.startswith(data):
+            return place[len(data) :].partition("/")[0]
+    return UNKNOWN if "userxattr" in options else None
+
+
+def _root_mount(pid: int) -> "list[str]":
+    """The fields of the line of /proc/PID/mountinfo that is the root mount of a process. Raises OSError."""
+    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
+        return next((fields for fields in map(str.split, f) if fields[4] == "/"), [])
+
+
+def changing(upper: str) -> "Process | None":
+    """The process with the lowest number in a container whose changes go to the directory ``upper``, or None."""
+    seen = {inode(os.getpid(), "mnt")}
+    for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
+        try:
+            mntns = inode(int(entry), "mnt")
+            if mntns in seen:
+                continue
+            seen.add(mntns)
+            root = _root_mount(int(entry))
+            options = mounts.unescape(root[-1]).split(",") if root else []
+            if f"upperdir={upper}" in options or root and root[-2] == _FUSE + upper:
+                return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
+        except OSError:  # it has gone, or is somebody else's
+            continue
+    return None
+
+
+def _is_root(pid: int, directory: str) -> bool:
+    """Whether a directory is the root of a process."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat(directory))
+    except OSError:
+        return False
+
+
+def find(target: str, settings: Settings) -> int:
+    """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
+    found = running(settings)
+    pid = int(target) if target.isdecimal() and os.path.exists(f"/proc/{target}") else 0
+    if pid and _is_elsewhere(pid):
+        return pid
+    for process in found:
+        if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
+            return process.pid
+    if pid:
+        return pid  # join() says why that cannot be
+    raise ContainerError(
+        f"no running container {target} on {os.uname().nodename}", hint="penroot list --fancy shows those that run here"
+    )
+
+
+def _is_elsewhere(pid: int) -> bool:
+    """Whether ``pid`` is in a container; a job may have the number of a process outside, or of another user's."""
+    try:
+        return inode(pid, "mnt") != inode(os.getpid(), "mnt")
+    except OSError:
+        return False
+
+
+def _of_job(pid: int, target: str) -> bool:
+    job, _, step = target.partition(".")
+    if not job.isdecimal():
+        return False
+    try:
+        environ = of_process(pid)
+    except OSError:
+        return False
+    return environ.get("SLURM_JOB_ID") == job and step in ("", environ.get("SLURM_STEP_ID"))
+
+
+def of_process(pid: int) -> "dict[str, str]":
+    """The environment with which ``pid`` was executed. Raises OSError."""
+    with open(f"/proc/{pid}/environ", "rb") as f:
+        pairs = (entry.partition(b"=") for entry in f.read().split(b"\0") if entry)
+        return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def join(pid: int) -> "tuple[dict[str, str], bool]":
+    """Enter the namespaces and the working directory of ``pid``.
+
+    Returns its environment, and whether only a child of this process will be
+    in its PID namespace. Raises ContainerError.
+    """
+    try:
+        environ = of_process(pid)
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+        spaces = namespaces(pid)
+    except FileNotFoundError as e:
+        raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
+    except OSError as e:
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+    enter(spaces, pid)
+    os.chdir(cwd if os.path.isdir(cwd) else "/")
+    return environ, "pid" in spaces
+
+
+def namespaces(pid: int, mnt: int = 0) -> "dict[str, int]":
+    """Those namespaces of a process that are not ours, as descriptors.
+
+    ``mnt`` is what its mount namespace must be. Raises OSError.
+    """
+    if mnt and inode(pid, "mnt") != mnt:
+        raise ProcessLookupError(pid)
+    names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
+    return {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
+
+
+def enter(spaces: "dict[str, int]", pid: int) -> None:
+    """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
+    hide()  # from what runs there
+    try:
+        for fd in spaces.values():
+            linux.setns(fd, 0)
+            os.close(fd)
+    except OSError as e:
+        raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e

@@ -1,0 +1,162 @@
+"""Ranks of MPI: what a launcher tells them, and one container for those of a node.
+
+UCX and cross-memory attach work within one user namespace only, so ranks that a
+launcher starts one by one join the container of the first. Nothing holds that
+container but the ranks in it: a record of them is locked while one makes it or joins.
+"""
+
+import fcntl
+import marshal
+import os
+
+from enroot_py.base import trusted
+from enroot_py.base.errors import ContainerError
+from enroot_py.runtime import environ, pmix, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from enroot_py.config.settings import Settings
+
+# Each prefix is a launcher's or a process manager's own: what it sets, and what its user sets for its ranks.
+_LAUNCHERS = (
+    *("PMIX_", "PMI_", "SLURM_", "FLUX_", "PALS_"),
+    *("OMPI_", "ORTE_", "PRTE_"),
+    *("HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_", "MPICH_", "GFORTRAN_UNBUFFERED", "I_MPI_"),
+    *("MPISPAWN_", "MPIRUN_", "MV2_", "MVP_"),
+)
+# Where the host's MPI is installed, and which credentials it knows, says nothing of the image's.
+_HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# What hooks select by, beside settings: ranks that differ in it get containers of their own.
+_SELECTORS = ("NVIDIA_", "MELLANOX_")
+
+
+def variables(host: "Mapping[str, str]", settings: "Settings") -> "dict[str, str]":
+    """What the caller, a rank, has from its launcher. Raises ConfigError where MPI would hang."""
+    if not (settings.mpi and environ.is_rank(host)):
+        return {}
+    given = {key: value for key, value in host.items() if key.startswith(_LAUNCHERS) and not key.endswith(_HOSTS)}
+    if settings.remap_root:
+        size = next((host[name] for name in _SIZE if host.get(name, "").isdecimal()), "1")
+        if pmix.check_root(host, int(size), "--root"):
+            return {}  # one process alone, mostly a shell: its programs are no ranks
+    return given
+
+
+class Record:
+    """The container that the ranks of a launcher share on this node, locked until this process executes its program."""
+
+    def __init__(
+        self, container: "Iterable[str]", settings: "Settings", host: "Mapping[str, str]", runtime_path: str
+    ) -> None:
+        """For the ``container`` that this start asks for, in words; kept in ``runtime_path``. Raises ContainerError."""
+        self._rank = environ.rank(host)
+        launcher = _launcher(self._rank)
+        words = [f"{name}={text}" for name, text, _ in settings.everything()]
+        words += [f"{key}={value}" for key, value in host.items() if key.startswith(_SELECTORS) or key == "HOME"]
+        words += [os.uname().nodename, host.get("PMIX_NAMESPACE", ""), *container]
+        from _blake2 import blake2b
+
+        digest = blake2b(os.fsencode("\0".join(words)), digest_size=12).hexdigest()
+        self._directory = _directory(host) or runtime_path
+        self._path = f"{self._directory}/ranks-{launcher}-{_started(launcher)}-{digest}"
+        self._members: list[tuple[int, int, list[str]]] = []
+        self._alone = settings.join == "auto" and any(self._rank)
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        except OSError as e:
+            raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
+
+    def join(self) -> "tuple[dict[str, str], list[str]] | None":
+        """Enter the container of the others, if one of them runs; its variables, and those that its image set."""
+        try:
+            self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
+        except (EOFError, ValueError, TypeError):
+            return None  # nobody has made one, or was killed while it said so
+        self._members = [member for member in self._members if _started(member[0]) == member[1]]
+        if self._alone and any(rank == self._rank for _, _, rank in self._members):
+            self._members = []
+            os.close(self._fd)
+            self._fd = -1  # this rank has one, and wants another
+            return None
+        for pid, _, _ in self._members:
+            try:
+                spaces = processes.namespaces(pid, space)
+            except OSError:
+                continue  # it ends in this moment
+            self._write(space, umask, variables, origins)
+            processes.enter(spaces, pid)
+            os.chdir("/")
+            os.umask(umask)
+            return variables, origins
+        self._members = []
+        return None
+
+    def keep(self, variables: "Mapping[str, str]", origins: "Mapping[str, str]", own: "Iterable[str]") -> None:
+        """As the first of them: let the others in, but for the variables that are this rank's ``own``."""
+        if self._fd < 0:
+            return
+        umask = os.umask(0o022)
+        os.umask(umask)
+        kept = {key: value for key, value in variables.items() if key not in own}
+        self._write(processes.inode(os.getpid(), "mnt"), umask, kept, [key for key in origins if key in kept])
+
+    def sweep(self) -> None:
+        """Remove the records of launchers that have ended: of Hydra's, which have no directory to leave them in."""
+        for name in os.listdir(self._directory):
+            words = name.split("-")
+            if words[0] == "ranks" and len(words) == 4 and _has_ended(int(words[1]), int(words[2])):
+                try:
+                    os.unlink(f"{self._directory}/{name}")
+                except FileNotFoundError:
+                    continue  # another one has swept too
+
+    def _write(self, space: int, umask: int, variables: "dict[str, str]", origins: "list[str]") -> None:
+        me = os.getpid()
+        members = [*self._members, (me, _started(me), self._rank)]
+        data = marshal.dumps((members, space, umask, variables, origins))
+        os.ftruncate(self._fd, os.pwrite(self._fd, data, 0))
+
+
+def _directory(host: "Mapping[str, str]") -> str:
+    """The launcher's session directory, which it removes, if that is the user's alone; else ""."""
+    session = host.get("PMIX_SERVER_TMPDIR", "")
+    try:
+        trusted_there = session and trusted.place(session, strict=True).st_uid == os.geteuid()
+    except OSError:
+        return ""
+    return session if trusted_there else ""
+
+
+def _started(pid: int) -> int:
+    """When a process began, in ticks after the boot; 0 where it is gone or hidden."""
+    try:
+        return processes.started(pid)
+    except OSError:
+        return 0
+
+
+def _has_ended(pid: int, began: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, whose /proc/PID may be hidden
+        pass
+    return _started(pid) != began
+
+
+def _launcher(rank: "list[str]") -> int:
+    """The process that has started this rank: the next above it that is not this rank itself, as a script is."""
+    pid = os.getppid()
+    while any(rank) and pid > 1:
+        try:
+            if environ.rank(processes.of_process(pid)) != rank:
+                break
+            pid = processes.parent(pid)
+        except OSError:  # another user's, as slurmstepd is
+            break
+    return pid

@@ -1,0 +1,214 @@
+"""The root file system of a container, mounted at one place in a new mount namespace.
+
+An overlay over layer trees, over a FUSE-mounted squashfs, or over a plain
+directory; a writable plain directory is used as it is. Changes of a container
+that is not writable go to a tmpfs which nobody else sees.
+"""
+
+import errno
+import os
+
+from enroot_py.base import linux
+from enroot_py.base.errors import ContainerError
+from enroot_py.runtime import mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.squashfuse import Server
+
+_PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
+_ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
+
+class Source:
+    """What a root file system is made of: directories from top to bottom, or one squashfs image.
+
+    ``upper`` and ``work`` are the directories of a container that keeps its
+    changes; without them a writable container keeps them in memory. ``shared``
+    is the detached mount of the same container where it runs already, or -1.
+    """
+
+    __slots__ = ("name", "lowerdirs", "image", "directory", "upper", "work", "shared")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lowerdirs: "tuple[str, ...]" = (),
+        image: str = "",
+        directory: str = "",
+        upper: str = "",
+        work: str = "",
+    ) -> None:
+        self.name = name
+        self.lowerdirs = lowerdirs
+        self.image = image
+        self.directory = directory
+        self.upper = upper
+        self.work = work
+        self.shared = -1
+
+    def mount_point(self, scratch: str) -> str:
+        """Where it is mounted, beneath ``scratch``/root; hooks take a container's name from the end of this path."""
+        return f"{scratch}/root/{self.name if self.directory or self.upper else 'overlay'}"
+
+    def describe(self) -> str:
+        if self.image:
+            return f"overlay over squashfs {self.image}"
+        if self.directory:
+            return f"directory {self.directory}"
+        return f"overlay over {len(self.lowerdirs)} layers"
+
+
+def mount_scratch(scratch: str) -> None:
+    """Cover an existing directory with an empty file system, in a mount namespace of our own."""
+    attach(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
+    for name in ("root", "lower", "upper", "work"):
+        os.mkdir(f"{scratch}/{name}", 0o755)
+
+
+def hide(scratch: str) -> None:
+    """Leave ``scratch`` out of recursive binds from now on: a mount of /tmp does not bring what lies in it."""
+    linux.mount_setattr(linux.AT_FDCWD, scratch, 0, 0, 0, linux.MS_UNBINDABLE)
+
+
+def mount(source: Source, scratch: str, server: "Server | None", *, writable: bool, made: int = -1) -> int:
+    """Mount ``source`` on its mount point and return that directory as a file descriptor.
+
+    A squashfs image has its ``server``. Of what is mounted already ``made`` is the
+    detached mount. Raises ContainerError, ImageError.
+    """
+    root = source.mount_point(scratch)
+    os.mkdir(root, 0o755)
+    if made >= 0:
+        attach(made, root)
+        return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    upper, work = source.upper, source.work
+    lowerdirs, options = source.lowerdirs, ["userxattr"]
+    if source.directory:
+        lowerdirs = (source.directory,)
+    if server is not None:
+        server.attach(scratch + "/lower")
+        lowerdirs = (scratch + "/lower",)
+        options.append("xino=off")  # FUSE gives it no room for layer numbers
+    if not (upper and writable):
+        if upper:
+            lowerdirs = (upper, *lowerdirs)
+        upper, work = scratch + "/upper", scratch + "/work"
+    try:
+        direct = source.directory and writable
+        made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
+        attach(made, root)
+    except OSError as e:
+        message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"
+        raise ContainerError(message, hint=_advice(e, upper)) from e
+    return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, options: "list[str]") -> int:
+    """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
+
+    Without ``upper`` it is read-only. Source: the kernel's filesystems/overlayfs.
+    """
+    if not upper and len(lowerdirs) == 1:
+        return bind(lowerdirs[0])
+    with _Names() as names:
+        every = [f"lowerdir+={names.short(path)}" for path in lowerdirs]
+        if upper:
+            every += [f"upperdir={names.short(upper)}", f"workdir={names.short(work)}"]
+        try:
+            return mounts.mount_filesystem("overlay", "overlay", options + every, _ATTRIBUTES)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+    # Kernels before 6.7 know no lowerdir+: one option with all of them.
+    return overlay_by_mount(lowerdirs, upper, work, options)
+
+
+class _Names:
+    """Names of directories that are short enough, while the ``with`` lasts."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def __enter__(self) -> "_Names":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._held:
+            os.close(fd)
+
+    def short(self, path: str, limit: int = 255) -> str:
+        """A name of at most ``limit`` bytes: a string of fsconfig(2) ends at 255, a descriptor's name is short.
+
+        It has no backslash, which quotes in some options of fsconfig(2) and not in others.
+        """
+        if len(os.fsencode(path)) <= limit and "\\" not in path:
+            return path
+        self._held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        return f"/proc/self/fd/{self._held[-1]}"
+
+
+def overlay_by_mount(lowerdirs: "tuple[str, ...]", upper: str, work: str, options: "list[str]") -> int:
+    """What overlay() does, by mount(2). Raises OSError."""
+    with _Names() as names:
+        limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
+        joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
+        every = [*options, f"lowerdir={joined}"]
+        if upper:
+            every += [f"upperdir={escape(names.short(upper, limit))}", f"workdir={escape(names.short(work, limit))}"]
+        return _overlay_by_mount(",".join(every), lowerdirs[0])
+
+
+def _overlay_by_mount(data: str, over: str) -> int:
+    """An overlay by mount(2), whose options may fill a page, taken off again as a detached mount."""
+    linux.mount("overlay", over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
+    tree = linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE)
+    linux.umount2(over, linux.MNT_DETACH)
+    return tree
+
+
+def escape(path: str) -> str:
+    """A path in the option string of an overlay, where ``:`` and ``,`` separate."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+
+
+def bind(directory: str) -> int:
+    """The directory and all that is mounted beneath it, as a detached mount."""
+    flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE
+    tree = linux.open_tree(linux.AT_FDCWD, directory, flags)
+    linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, _ATTRIBUTES, 0, 0)
+    return tree
+
+
+def attach(mount: int, target: str) -> None:
+    """Attach a detached mount and close its descriptor."""
+    try:
+        linux.move_mount(mount, "", linux.AT_FDCWD, target, linux.MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(mount)
+
+
+def seal(root: str) -> None:
+    """Make the root mount itself read-only; what is mounted beneath keeps its own flags."""
+    linux.mount_setattr(linux.AT_FDCWD, root, 0, linux.MOUNT_ATTR_RDONLY, 0, 0)
+
+
+def switch(root: str) -> None:
+    """Make ``root`` the root directory and drop the old one (pivot_root(2), "new_root and put_old may be the same")."""
+    os.chdir(root)
+    linux.pivot_root(".", ".")
+    linux.umount2(".", linux.MNT_DETACH)
+    os.chdir("/")
+
+
+def _advice(error: OSError, upper: str) -> str:
+    if error.errno == errno.ENODEV:
+        return f"the kernel of {os.uname().nodename} has no overlayfs: modprobe overlay"
+    if error.errno == errno.EPERM:
+        return f"overlayfs needs Linux 5.11 or later without root; this is {os.uname().release}"
+    if error.errno == errno.EINVAL:
+        return f"{upper} cannot hold changes (NFS and Lustre cannot): set ENROOT_DATA_PATH to a local file system"
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return "a layer of its image is gone from the store: import the image again"
+    return ""

@@ -1,0 +1,281 @@
+"""A site's bash hooks and the configuration scripts of ``start --conf``: the one place where a start runs a shell.
+
+They run in the container's namespaces before the root is switched, with all
+capabilities there, as enroot runs them. Source: enroot(1), configuration.
+"""
+
+import os
+from _collections_abc import Mapping
+from _signal import SIG_DFL, SIGCONT, SIGKILL, SIGPIPE, SIGXFSZ, signal
+from errno import ENOEXEC
+
+from enroot_py import ENROOT_VERSION, LIBRARY
+from enroot_py.base import linux, log
+from enroot_py.base.errors import ConfigError, HookError
+from enroot_py.config import files
+from enroot_py.config.settings import SETTINGS, assignment, base_directories, check_key, expand, sysconf_path
+from enroot_py.runtime import environ, hooks, mounts
+
+_BASH = "/bin/bash"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TOLD = 1 << 14  # bytes of what a hook says in a step
+
+
+def directives(conf: str, host: "Mapping[str, str]") -> "dict[str, tuple[str, str]]":
+    """The lines ``#ENROOT_NAME=VALUE`` of a configuration script, which are settings, and where they stand.
+
+    Raises ConfigError.
+    """
+    try:
+        text = os.fsdecode(files.script(conf))
+    except OSError as e:
+        raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="--conf names a bash script") from e
+    variables = {**base_directories(host), **host}
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("#") or not line[1:].lstrip().startswith("ENROOT_"):
+            continue
+        key, value = assignment(line[1:].strip())
+        origin = f"{conf}:{number}"
+        if key != "ENROOT_ROOTFS":
+            check_key(key, origin)
+        try:
+            found[key] = expand(value, variables), origin
+        except ValueError as e:
+            raise ConfigError(f"{origin}: {key}: {e}") from None
+    return found
+
+
+class Scripts:
+    """The bash of one start: its hooks, and the configuration script if there is one.
+
+    What one of them writes to ENROOT_ENVIRON and ENROOT_MOUNTS is there for the next one, and
+    what hooks in Python do to the environment between them too.
+    """
+
+    def __init__(self, context: hooks.Context, scratch: str) -> None:
+        self._context = context
+        self._out = scratch + "/hooks"
+        os.mkdir(self._out)
+        for name in ("environ", "fstab", "mounts"):
+            os.close(os.open(f"{self._out}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        self._exported = _environ(context, self._out)
+        self._variables: dict[str, str] = {}  # of the container, as they were when the file was last looked at
+        self._lines: dict[str, str] = {}  # what the file said of them then
+        self._conf = ""
+        self._shell = 0
+
+    def source(self, conf: str, command: "tuple[str, ...]") -> None:
+        """Run the configuration script ``conf``; what it exports holds for all hooks. Raises HookError, ConfigError."""
+        if log.explain:
+            log.explain(f"hook     {conf}")
+        self._conf = conf
+        driver = [_BASH, hooks.STANDARD + "/driver.sh", conf, self._out, *command]
+        self._shell = _spawn(driver, self._exported, of_conf=True)
+        self._wait(conf)
+
+    def environ(self) -> None:
+        """Let environ() of the configuration script add to the environment of the container. Raises HookError."""
+        self._run_function("environ")
+
+    def hook(self, path: str) -> None:
+        """Run a bash hook. Raises HookError."""
+        self._write_environ()
+        captured = os.memfd_create("penroot-hook") if log.captured() else -1
+        try:
+            _, status = os.waitpid(_spawn([path], self._exported, stderr=captured), 0)
+            if captured >= 0:
+                _tell(os.fsdecode(os.pread(captured, _TOLD, 0)), failed=status != 0)
+        finally:
+            if captured >= 0:
+                os.close(captured)
+        if status:
+            code = os.waitstatus_to_exitcode(status)
+            raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")
+        self._read_environ()
+
+    def finish(self) -> "tuple[list[mounts.Mount], str | None]":
+        """After the hooks: hooks() of the configuration script, what they all want mounted, then mounts() and rc().
+
+        Returns the mounts that come after those of the system, and the command script. Raises PenrootError.
+        """
+        self._run_function("hooks")
+        context = self._context
+        if context.settings.mpi and "PMIX_NAMESPACE" in context.host and environ.is_rank(context.host):
+            from enroot_py.runtime import pmix
+
+            if pmix.used(context.host):  # a hook that copies all of PMIx's variables undoes what 20-mpi did
+                libraries = pmix.Libraries(context.exists, context.environ.get("LD_LIBRARY_PATH", ""))
+                variables = context.environ
+                for name in [name for name, value in variables.items() if pmix.is_copy(name, value, context.host)]:
+                    del variables[name]
+                root = context.settings.remap_root
+                variables.update(pmix.told(context.host, libraries, variables, remap_root=root))
+        for mount in mounts.parse_file(_read(self._out + "/fstab"), self._exported, "hooks"):
+            if (mount.source.rstrip("/"), mount.target.rstrip("/")) not in context.mounted:
+                mount.execute(context.root)
+        self._run_function("mounts")
+        later = list(mounts.parse_file(_read(self._out + "/mounts"), self._exported, f"mounts() of {self._conf}"))
+        return later, _read(self._out + "/rc") if os.path.exists(self._out + "/rc") else None
+
+    def _run_function(self, name: str) -> None:
+        """Let the shell of the configuration script go on to where the function ``name`` has run."""
+        if self._shell:
+            self._write_environ()
+            os.kill(self._shell, SIGCONT)
+            self._wait(f"{name}() of {self._conf}")
+            self._read_environ()
+
+    def _wait(self, what: str) -> None:
+        """Wait until the shell of the configuration script stops itself, after it wrote what it exports, or ends."""
+        _, status = os.waitpid(self._shell, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            self._shell = 0
+            if status:
+                code = os.waitstatus_to_exitcode(status)
+                error = HookError(f"{what} failed with status {code}", hint="its own messages are above")
+                error.exit_code = code if code > 0 else 128 - code
+                raise error
+        else:
+            self._take_exported()
+
+    def _take_exported(self) -> None:
+        """Let what the configuration script exports be the environment of hooks, and their settings."""
+        context, before = self._context, self._exported
+        records = _read(self._out + "/exported").split("\0")[:-1]
+        exported = {key: value for key, _, value in (record.partition("=") for record in records)}
+        # Functions, and what is no name to a shell.
+        exported.update((key, value) for key, value in before.items() if not environ.is_name(key))
+        for variable, setting in SETTINGS.items():
+            text = exported.get(variable, "")
+            if text != before.get(variable, "") and (text or setting.kind.startswith("bool")):
+                try:
+                    setting.parse(text)
+                except ValueError as e:
+                    hint = f"it means: {setting.doc}"
+                    raise ConfigError(f"{self._conf}: {variable}={text!r} {e}", hint=hint) from None
+                context.settings = context.settings.replace(self._conf, **{setting.name: text})
+        self._exported = context.host = exported
+
+    def _write_environ(self) -> None:
+        """Bring ENROOT_ENVIRON up to date; what scripts have written there stays as they wrote it."""
+        path = self._out + "/environ"
+        now = _writable(self._context.environ)
+        gone = self._lines.keys() - now.keys()
+        if gone:
+            lines = _read(path).split("\n")
+            with open(path, "wb") as f:
+                f.write(os.fsencode("\n".join(line for line in lines if line.lstrip().partition("=")[0] not in gone)))
+        new = {key: value for key, value in now.items() if self._variables.get(key) != value}
+        with open(path, "ab") as f:
+            f.write(os.fsencode("".join(f"{key}={value}\n" for key, value in new.items())))
+        self._lines = {key: line for key, line in self._lines.items() if key not in gone} | new
+        self._variables = now
+
+    def _read_environ(self) -> None:
+        """Take over what a script has changed in ENROOT_ENVIRON: of several lines the last one counts."""
+        lines: dict[str, str] = {}
+        for line in _read(self._out + "/environ").split("\n"):
+            key, equals, value = line.lstrip().partition("=")
+            if equals and environ.is_name(key) and not key.startswith("ENROOT_"):
+                lines[key] = value
+        variables = self._context.environ
+        variables.update((key, environ.unquoted(line)) for key, line in lines.items() if self._lines.get(key) != line)
+        for key in self._lines.keys() - lines.keys():
+            variables.pop(key, None)
+        self._lines, self._variables = lines, _writable(variables)
+
+
+def _writable(variables: "Mapping[str, str]") -> "dict[str, str]":
+    """The variables that fit into a line of a file."""
+    return {
+        key: value
+        for key, value in variables.items()
+        if environ.is_name(key) and not key.startswith("ENROOT_") and "\n" not in value
+    }
+
+
+def _environ(context: hooks.Context, out: str) -> "dict[str, str]":
+    """The environment of a hook: the caller's, the settings, and where to look and to write."""
+    exported = dict(context.host)
+    for variable, setting in SETTINGS.items():
+        text = context.settings.text(setting)
+        if setting.kind.startswith("bool"):
+            # A hook asks [ -n "${ENROOT_X-}" ], so that "no" must be nothing.
+            exported.pop(variable, None)
+            if setting.parse(text):
+                exported[variable] = "y"
+        else:
+            exported[variable] = text
+    libexec = os.path.realpath(LIBRARY + "/../../libexec/penroot")
+    path = f"{exported.get('PATH') or _PATH}:/usr/sbin:/sbin"
+    exported.update(
+        ENROOT_VERSION=ENROOT_VERSION,
+        PENROOT_UID=str(context.user.pw_uid),
+        PENROOT_GID=str(context.user.pw_gid),
+        ENROOT_PID=str(os.getpid()),
+        ENROOT_ROOTFS=context.mount_point,
+        ENROOT_ENVIRON=out + "/environ",
+        ENROOT_MOUNTS=out + "/fstab",
+        ENROOT_LIBRARY_PATH=hooks.STANDARD,
+        ENROOT_SYSCONF_PATH=sysconf_path(context.host),
+        PATH=f"{libexec}:{path}" if os.path.isdir(libexec) else path,
+    )
+    return exported
+
+
+def _spawn(argv: "list[str]", variables: "dict[str, str]", *, stderr: int = -1, of_conf: bool = False) -> int:
+    """Start a program with our capabilities, and with ``stderr`` if that is given; returns its pid.
+
+    What hooks print on stdout is dropped. The shell of a configuration script is killed with us, as it may be stopped.
+    """
+    child = os.fork()
+    if child:
+        return child
+    try:
+        if of_conf:
+            linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
+        else:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if stderr >= 0:
+            os.dup2(stderr, 2)
+        signal(SIGPIPE, SIG_DFL)  # what Python ignores would stay ignored, signal(7)
+        signal(SIGXFSZ, SIG_DFL)
+        keep_capabilities()
+        try:
+            os.execve(argv[0], argv, variables)
+        except OSError as e:
+            if e.errno != ENOEXEC:
+                raise
+            os.execve(_BASH, [_BASH, *argv], variables)  # without #!, as a shell does
+    except OSError as e:
+        os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _tell(text: str, *, failed: bool) -> None:
+    """Pass on what a hook has said where nobody sees its stderr: all of it if it failed, else its warnings."""
+    for line in text.splitlines():
+        level, bracket, message = line.partition("] ")
+        if failed:
+            log.error(message if bracket and level in ("[INFO", "[WARN", "[ERROR") else line)
+        elif bracket and level in ("[WARN", "[ERROR"):
+            log.warn(message)
+
+
+def keep_capabilities() -> None:
+    """Let a program that this process executes have its capabilities, capabilities(7) "ambient"."""
+    permitted = linux.capget_permitted()
+    linux.capset(permitted, permitted, permitted)
+    for capability in range(permitted.bit_length()):
+        if permitted >> capability & 1:
+            linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as f:
+            return os.fsdecode(f.read())
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,145 @@
+"""Which node uses a container, and which process changes it: two mounts of one upper directory corrupt each other.
+
+Nodes may share the data path, as in homes on a file server. A step holds a lock, flock(2), on the
+file ``.NAME.node`` beside the container NAME for as long as it runs; the file names the step's node.
+Where another node holds the lock, this one makes and uses NAME@NODE. On one node the mounts of
+processes say who changes a container. Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
+"""
+
+import fcntl
+import os
+import time
+
+from enroot_py.base import trusted
+from enroot_py.base.errors import ContainerError
+from enroot_py.runtime import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.rootfs import Source
+
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST = 256  # bytes of the name of a node
+_MOMENT = 0.02  # seconds
+
+
+class Claim:
+    """Which container this node uses as ``name``: that one, or NAME@NODE where another node has it.
+
+    A container that is not ``kept`` goes with its step: one that another node has left behind is not used either.
+    Where the data path has no locks, ``name`` is used as it is.
+    """
+
+    __slots__ = ("name", "_fd")
+
+    def __init__(self, name: str, data_path: str, *, kept: bool) -> None:
+        node = os.uname().nodename
+        own = f"{name}@{node}"
+        self.name, self._fd = name, -1
+        try:
+            trusted.place(data_path, make=True)
+            if os.path.lexists(f"{data_path}/{own}") or not self._hold(name, node, data_path, kept=kept):
+                self.name = own
+                self._hold(own, node, data_path, kept=kept)
+        except OSError:
+            return  # whoever makes something there reports what is wrong with the place
+
+    def _hold(self, name: str, node: str, data_path: str, *, kept: bool) -> bool:
+        """Lock the container ``name`` for this node; False where it is another node's. Raises OSError."""
+        fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
+        try:
+            if _lock(fd):
+                others = _node(fd) not in ("", node)
+                if others and not kept and os.path.lexists(f"{data_path}/{name}"):
+                    return False  # its helper was killed, and that node will remove it
+                os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
+            elif _node(fd) != node:
+                return False
+            _lock(fd, fcntl.LOCK_SH)  # with the other steps of this node
+            self._fd, fd = fd, -1
+            return True
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+
+def of_this_node(name: str, data_path: str) -> str:
+    """What this node has claimed as ``name``, or would."""
+    node = os.uname().nodename
+    own = f"{name}@{node}"
+    return own if os.path.lexists(f"{data_path}/{own}") or holder(name, data_path) not in ("", node) else name
+
+
+def holder(name: str, data_path: str) -> str:
+    """The node that has a container for itself while its steps run, or ""."""
+    try:
+        fd = os.open(_file(name, data_path), _OPEN)
+    except OSError:
+        return ""
+    try:
+        return "" if _lock(fd) else _node(fd)
+    finally:
+        os.close(fd)
+
+
+def forget(name: str, data_path: str, *, made: bool) -> None:
+    """Remove the claim of a container that is gone; where it was never ``made``, unless another node has claimed it."""
+    if made or holder(name, data_path) in ("", os.uname().nodename):
+        try:
+            os.unlink(_file(name, data_path))
+        except OSError:
+            return  # there is none, or none that matters
+
+
+def change_alone(source: "Source") -> None:
+    """Keep others from changing a container until this process executes its program; call it before the mount.
+
+    Raises ContainerError where another process is changing it.
+    """
+    data_path, name = os.path.split(os.path.dirname(source.upper))
+    node = os.uname().nodename
+    try:
+        fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
+        while not _lock(fd):
+            if (other := _node(fd)) not in ("", node):
+                raise _taken(name, f"a step on node {other}", f"go there, or wait for it: squeue --nodelist={other}")
+            refuse_changed(source)
+            if _lock(fd, fcntl.LOCK_SH):
+                break  # a step holds it that changes nothing
+            time.sleep(_MOMENT)  # another start is at this point
+        else:
+            os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
+    except OSError:
+        pass  # the place has no locks
+    refuse_changed(source)
+
+
+def refuse_changed(source: "Source") -> None:
+    """Raise ContainerError where a process of this node is changing a container."""
+    process = processes.changing(source.upper)
+    if process is None:
+        return
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.started))
+    who = f"process {process.pid} ({process.comm}) on {os.uname().nodename}, since {since},"
+    hint = f"penroot exec {process.pid} COMMAND runs in it too; a start without --rw changes nothing"
+    raise _taken(process.name, who, hint)
+
+
+def _taken(name: str, who: str, hint: str) -> ContainerError:
+    return ContainerError(f"{who} is changing the container {name}: two at once would corrupt it", hint=hint)
+
+
+def _file(name: str, data_path: str) -> str:
+    return f"{data_path}/.{name[:200]}.node"
+
+
+def _lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _node(fd: int) -> str:
+    return os.fsdecode(os.pread(fd, _LONGEST, 0)).strip()

@@ -1,0 +1,453 @@
+"""Containers on disk: what is under ENROOT_DATA_PATH.
+
+A plain directory is a root file system, as enroot makes it. A directory with
+a file ``.penroot`` is a container over a stored image: ``upper`` holds its
+changes, the layers stay where they are. An image or a program can put such a file
+into the root of a plain one; so the record repeats a random word that lies beside the
+containers, in ``.records``, where neither of them can read it. Lookup is on the start path;
+the rest imports what it needs.
+"""
+
+import errno
+import os
+import stat
+from _collections_abc import Callable
+
+from enroot_py.base import trusted
+from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.config.settings import Settings
+from enroot_py.runtime import mounts
+from enroot_py.runtime.rootfs import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.store.store import Image
+
+_MARK = ".penroot"
+_WORD = ".records"
+_LARGEST = 64 << 10  # bytes of a record
+
+
+def find(target: str, settings: Settings) -> Source:
+    """The root file system that ``target`` names: a container, or a squashfs image by its path.
+
+    Raises ContainerError with the names there are, ImageError for a damaged image.
+    """
+    if os.path.isfile(target):
+        return find_file(target, settings)
+    if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
+        what = "not an image file" if os.path.exists(target) else "no such image"
+        path = target.startswith(("/", ".")) or target.endswith(".sqsh")
+        image = "docker://IMAGE" if path or not target else f"docker://{target}, of a registry"
+        raise ContainerError(f"{what}: {target}", hint=f"give a container's name, a squashfs image or {image}")
+    return open_container(target, settings, or_else=f"; an image of a registry is docker://{target}")
+
+
+def find_file(path: str, settings: Settings) -> Source:
+    """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
+    from enroot_py.store.squashfs import check
+
+    check(path)
+    if settings.unpack:
+        from enroot_py.store import onefile
+
+        return of_image(path, onefile.unpacked(os.path.realpath(path), settings))
+    return Source(path, image=os.path.realpath(path))
+
+
+def of_image(name: str, image: "Image") -> Source:
+    """The root file system of an image in the store."""
+    return Source(name, lowerdirs=image.lowerdirs, image=image.file)
+
+
+def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
+    """The container ``name``; ``or_else`` says what the name might be instead.
+
+    Raises ContainerError where there is none or its image is gone.
+    """
+    path = f"{settings.data_path}/{check_name(name)}"
+    check_place(settings.data_path, name)
+    try:
+        found = record(name, settings)
+    except OSError as e:
+        raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
+    if found is None:
+        if os.path.lexists(f"{path}/{_MARK}"):
+            raise _not_ours(path) if read_record(f"{path}/{_MARK}") else _damaged(path)
+        if os.path.isdir(path):
+            return Source(name, directory=path)
+        raise ContainerError(
+            f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
+        )
+    upper, work = path + "/upper", path + "/work"
+    if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
+        from enroot_py.runtime import fuseoverlay
+
+        fuseoverlay.settle(path)
+    if "squashfs" in found:
+        return Source(name, image=found["squashfs"], upper=upper, work=work)
+    if "image" not in found:
+        raise _damaged(path)
+    file = found["image"] + "/image.sqsh"
+    if os.path.exists(file):
+        return Source(name, image=file, upper=upper, work=work)
+    return Source(name, lowerdirs=lowerdirs(found["image"], name), upper=upper, work=work)
+
+
+def record(name: str, settings: Settings) -> "dict[str, str] | None":
+    """What was written down of the container when it was made over an image; None of a plain one. Raises OSError."""
+    text = read_record(f"{settings.data_path}/{name}/{_MARK}")
+    found = dict(line.partition(" ")[::2] for line in text.splitlines())
+    word = found.get("word")
+    return found if word and word == read_record(f"{settings.data_path}/{_WORD}").strip() else None
+
+
+def read_record(path: str) -> str:
+    """The content of a small file; "" where there is none, or it is no regular file. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return ""
+        raise
+    with open(fd, "rb") as f:
+        return os.fsdecode(f.read(_LARGEST)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+
+
+def _word(settings: Settings) -> str:
+    """The word of the records of a data path, made where there is none. Raises OSError."""
+    path = f"{settings.data_path}/{_WORD}"
+    while not (word := read_record(path).strip()):
+        temporary = f"{path}.{os.getpid()}"
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as f:
+                f.write(os.urandom(16).hex() + "\n")
+            os.link(temporary, path)
+        except FileExistsError:
+            pass  # another process was quicker, or one of this number was killed
+        finally:
+            os.unlink(temporary)
+    return word
+
+
+def _damaged(path: str) -> ContainerError:
+    name = os.path.basename(path)
+    return ContainerError(
+        f"the record of the container {name} is damaged: {path}/{_MARK}",
+        hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
+    )
+
+
+def _not_ours(path: str) -> ContainerError:
+    word = f"{os.path.dirname(path)}/{_WORD}"
+    return ContainerError(
+        f"the container {os.path.basename(path)} has a file {path}/{_MARK} that was not made with it",
+        hint="delete it if it came with the image or a program; if you made the container with an older penroot: "
+        f"echo word $(cat {word}) >> {path}/{_MARK}",
+    )
+
+
+def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
+    """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
+    from enroot_py.store.store import is_usable, read_stack
+
+    store = os.path.dirname(os.path.dirname(image))
+    try:
+        trusted.place(store)
+    except PermissionError as e:
+        raise ContainerError(
+            f"the store of {name}, {store}, {e.strerror}: it is not trusted", hint="import the image again"
+        ) from e
+    except OSError:
+        pass  # the image is gone then
+    if os.path.isdir(image) and not is_usable(image):
+        raise ContainerError(
+            f"the image of {name} was damaged when this node went down: {image}",
+            hint="import it again: the container keeps its changes",
+        )
+    try:
+        stack = read_stack(image)
+    except OSError as e:
+        raise ContainerError(
+            f"the image of {name} is gone: {image}", hint="import it again, or remove the container"
+        ) from e
+    if not stack:
+        raise ContainerError(f"the image of {name} is damaged: {image}/stack", hint="penroot cache verify --repair")
+    return tuple(f"{store}/{line}" for line in stack)
+
+
+def check_place(data_path: str, name: str = "") -> None:
+    """Raises ContainerError where others can change what is under the data path, or in the container ``name``."""
+    path = f"{data_path}/{name}" if name else data_path
+    try:
+        try:
+            trusted.place(path)
+        except PermissionError as e:
+            # The root of an image may be open to everybody. That does no harm where nobody can reach it.
+            if not name or e.filename != path or trusted.place(data_path).st_mode & 0o011:
+                raise
+            trusted.place(path, closed_to=0)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as e:
+        raise _untrusted(path, e) from e
+
+
+def _untrusted(path: str, error: OSError) -> ContainerError:
+    if error.errno != errno.EPERM:
+        return ContainerError(f"cannot open {path}: {error.strerror}", hint=_way_out(error, path + "/"))
+    own = "set ENROOT_DATA_PATH to a directory of your own"
+    if (error.strerror or "").startswith("can be written"):
+        own = f"if nobody has: chmod go-w {path}; else {own}"
+    return ContainerError(f"{path} {error.strerror}: what it holds is not trusted", hint=own)
+
+
+def check_name(name: str) -> str:
+    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255 or "\0" in name:
+        raise UsageError(f"not a container name: {name!r}", hint="a name is a file name without '/'")
+    if name.startswith("."):  # of what is being made: names() shows none
+        raise UsageError(f"not a container name: {name!r}", hint="a name does not begin with a dot")
+    return name
+
+
+def create(name: str, image: str, settings: Settings, uri: str = "", *, force: bool = False) -> Source:
+    """Make the container ``name`` over the stored image in directory ``image``: at once, nothing is copied.
+
+    With ``force`` it takes the place of the one that has the name, when it is complete.
+    Raises ContainerError where it exists, or where the data path cannot hold it.
+    """
+    from enroot_py.store.store import Store
+
+    store = Store(os.path.dirname(os.path.dirname(image)))
+    return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
+
+
+def temporary(name: str, source: Source, settings: Settings) -> Source:
+    """Make the container ``name`` over the squashfs image of ``source``, or its shared copy. Raises ContainerError."""
+    if source.lowerdirs:
+        return create(name, os.path.dirname(os.path.dirname(source.lowerdirs[0])), settings, source.name)
+    return _make(name, f"squashfs {source.image}\n", settings)
+
+
+def _make(
+    name: str,
+    record: str,
+    settings: Settings,
+    announce: "Callable[[str], None] | None" = None,
+    *,
+    force: bool = False,
+) -> Source:
+    """Make a container that keeps its changes apart from what ``record`` names; ``announce`` gets its path first."""
+    path = f"{settings.data_path}/{check_name(name)}"
+    with _made(name, settings, force=force) as made:
+        if announce:
+            announce(f"{path}/{_MARK}")
+        os.mkdir(made + "/upper", 0o755)
+        os.mkdir(made + "/work")
+        with open(f"{made}/{_MARK}", "w") as f:
+            f.write(f"format 2\nword {_word(settings)}\n{record}")
+    return open_container(name, settings)
+
+
+def unpack(name: str, image: str, settings: Settings, *, force: bool = False) -> Source:
+    """Make the container ``name`` as a plain directory from a squashfs image. Raises ContainerError, ImageError."""
+    from enroot_py.store import squashfs
+
+    squashfs.check(image)
+    with _made(name, settings, force=force) as temporary:
+        squashfs.unpack(image, temporary)
+        if os.path.lexists(f"{temporary}/{_MARK}"):
+            message = f"the image {image} holds a file /{_MARK}, by which penroot knows its containers"
+            raise ContainerError(message, hint=f"penroot start {image} needs no container")
+    return open_container(name, settings)
+
+
+def refuse_taken(name: str, settings: Settings) -> None:
+    """Raises ContainerError where there is something of that name."""
+    if os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
+        hint = f"use --force, another --name, or: penroot remove {name}"
+        raise ContainerError(f"container already exists: {name}", hint=hint)
+
+
+class _made:
+    """A directory that appears under its name when it is complete, and leaves nothing when it is not."""
+
+    def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
+        self.name, self.settings, self.force = name, settings, force
+        self.path = f"{settings.data_path}/{check_name(name)}"
+        self.temporary, self._lock = "", -1
+
+    def __enter__(self) -> str:
+        if not self.force:
+            refuse_taken(self.name, self.settings)
+        from enroot_py.store import making
+
+        directory = self.settings.data_path
+        try:
+            trusted.place(directory, make=True)
+            making.sweep(directory)
+            self.temporary, self._lock = making.directory(self.path, 0o755)
+        except OSError as e:
+            if e.errno == errno.EPERM and e.filename == directory:
+                raise _untrusted(directory, e) from e
+            raise ContainerError(
+                f"cannot create a container in {directory}: {e.strerror}", hint=_way_out(e, self.path)
+            ) from e
+        return self.temporary
+
+    def __exit__(self, kind: "type[BaseException] | None", error: "BaseException | None", _: object) -> None:
+        try:
+            if kind is None:
+                try:
+                    self._publish()
+                    return
+                except PenrootError:
+                    delete(self.temporary)
+                    raise
+                except OSError as e:
+                    error = e
+            hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                hint = "another process has made it in this moment"
+            delete(self.temporary)
+            if isinstance(error, OSError):
+                raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error
+        finally:
+            os.close(self._lock)
+
+    def _publish(self) -> None:
+        """Give the directory its name. What had the name is deleted afterwards, or restored if this fails."""
+        old = set_aside(self.name, self.settings.data_path) if self.force else None
+        try:
+            os.rename(self.temporary, self.path)
+        except OSError:
+            if old:
+                old.restore(self.path)
+            raise
+        if old:
+            old.delete()
+
+
+def _way_out(error: OSError, path: str) -> str:
+    from enroot_py.base import filesystems
+
+    return filesystems.way_out(error, os.path.dirname(path), "ENROOT_DATA_PATH")
+
+
+def names(settings: Settings) -> "list[str]":
+    """Names of the containers there are, sorted."""
+    check_place(settings.data_path)
+    try:
+        found = os.listdir(settings.data_path)
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        path = settings.data_path
+        raise ContainerError(f"cannot read {path}: {e.strerror}", hint=_way_out(e, path + "/")) from e
+    return sorted(n for n in found if not n.startswith(".") and os.path.isdir(f"{settings.data_path}/{n}"))
+
+
+def remove(name: str, settings: Settings) -> None:
+    """Delete a container; it is gone from the list before its files are. Raises ContainerError."""
+    sweep(settings)
+    if not remove_if_there(name, settings):
+        raise ContainerError(f"no such container: {name}", hint="penroot list shows those there are")
+
+
+def sweep(settings: Settings) -> None:
+    """Delete what was killed while it made or deleted a container."""
+    from enroot_py.store import making
+
+    making.sweep(settings.data_path)
+
+
+def remove_if_there(name: str, settings: Settings) -> bool:
+    """Delete a container; False where there is none of that name. Raises ContainerError."""
+    from enroot_py.store import claims
+
+    trash = set_aside(name, settings.data_path)
+    claims.forget(name, settings.data_path, made=trash is not None)
+    if trash is None:
+        return False
+    trash.delete()
+    return True
+
+
+class Trash:
+    """A container that has lost its name. The lock keeps sweeps of other processes from it."""
+
+    def __init__(self, path: str, trash: str) -> None:
+        """Raises OSError."""
+        from enroot_py.store import making
+
+        self.path = trash
+        self._lock = making.hold(path)
+        try:
+            os.rename(path, trash)
+        except OSError:
+            self._let_go()
+            raise
+
+    def restore(self, path: str) -> None:
+        os.rename(self.path, path)
+        self._let_go()
+
+    def delete(self) -> None:
+        try:
+            delete(self.path)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+
+
+def set_aside(name: str, data_path: str) -> "Trash | None":
+    """Rename a container to be deleted; None where there is none. Raises ContainerError."""
+    from enroot_py.store import making
+
+    path = f"{data_path}/{check_name(name)}"
+    check_place(data_path)
+    if not os.path.lexists(path):
+        return None  # rename(2) would report a read-only file system first
+    place = _mounted_beneath(path)
+    if place:
+        raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
+    try:
+        return Trash(path, making.hidden(path, making.TRASH))
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise ContainerError(f"cannot remove {name}: {e.strerror}", hint=_way_out(e, path)) from e
+
+
+def _mounted_beneath(directory: str) -> str:
+    """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
+    path = os.path.realpath(directory)
+    with open("/proc/self/mountinfo", "rb") as f:
+        for line in f:
+            place = mounts.unescape(os.fsdecode(line.split()[4]))
+            if place == path or place.startswith(path + "/"):
+                return place
+    return ""
+
+
+def delete(path: str) -> None:
+    """Delete a tree, whatever its modes, without leaving its file system. Raises PenrootError."""
+    from enroot_py.base import trees
+
+    try:
+        trees.remove(path)
+    except OSError as e:
+        raise PenrootError(f"cannot delete {path}: {e.filename or path}: {e.strerror}") from e
+
+
+def export(name: str, output: str, settings: Settings) -> None:
+    """Write a container to a squashfs image. Raises ContainerError, ImageError."""
+    from enroot_py.store import squashfs
+
+    source = open_container(name, settings)
+    sweep(settings)
+    directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
+    squashfs.write(directories, output, settings, image=source.image, used=directories[0])

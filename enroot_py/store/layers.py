@@ -1,0 +1,729 @@
+"""A layer's tar stream becomes a tree that overlayfs can use as a lower directory.
+
+One pass: hash of the blob, decompression by magic bytes, hash of the tar, entries to
+files. Runs as an ordinary user without a namespace. Sources: OCI image specification,
+"Image Layer Filesystem Changeset"; the kernel's overlayfs documentation, "whiteouts and opaque directories".
+
+The tree never holds what would act on the host: no set-uid, set-gid or sticky bit, no
+device, no extended attribute but ``user.*``. What it cannot hold goes to the ``index``
+beside it, one record a line, paths last with ``\\`` and newline escaped::
+
+    penroot-index 1
+    layer DIFF-ID TAR-BYTES ENTRIES
+    opaque                                  the layer hides everything below it
+    file OCTAL-MODE UID GID PATH            mode, where it differs, or an owner who is not root
+    implicit PATH                           a directory that the tar does not have, but something beneath it
+    device c|b MAJOR MINOR OCTAL-MODE PATH
+    xattr NAME HEX-VALUE PATH
+
+A third file, ``sums``, says what the tree was when it was made: see sums().
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NoReturn
+
+from enroot_py.base import filesystems, log, trees
+from enroot_py.base.compression import Stream, crc32, crc32_of_zeros
+from enroot_py.base.errors import ImageError
+from enroot_py.store.tar import Entry, Tar, shown
+
+MAX_DEPTH = 256  # directories in one path: real images stay below 30
+_MAX_SYMLINKS = 40  # path_resolution(7)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LARGEST = (1 << 63) - 1  # bytes of a file: off_t
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = 64  # directories at a time
+# The least that a tree needs of a mode, by the kind of entry: for the owner to read what is in it.
+_FLOOR = {b"5": 0o700, b"0": 0o400, b"6": 0o600}
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What unpack() found out about a layer. Digests are ``sha256:HEX``, sizes bytes."""
+
+    diff_id: str
+    blob_digest: str
+    size: int
+    tar_size: int
+    entries: int
+    opaque: bool
+
+
+def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
+    """Unpack a layer into ``directory``/fs and write ``directory``/index and ``directory``/sums.
+
+    ``progress`` is told the compressed bytes read so far. The caller compares the
+    digests and removes ``directory`` when they are wrong or this fails. Raises
+    ImageError for a layer that is not what it should be, or that cannot be stored.
+    """
+    try:
+        os.mkdir(directory + "/fs", 0o755)
+        root = os.open(directory + "/fs", _DIRECTORY)
+    except OSError as e:
+        _cannot_store(e, b"", directory)
+    umask = os.umask(0)  # what is made has its mode at once
+    try:
+        with Tree(root) as tree, Tar(stream, progress) as tar:
+            os.fchmod(root, 0o755)
+            path = b""
+            try:
+                for entry in tar.entries():
+                    path = entry.path
+                    tree.add(entry, tar)
+                path = b""
+                tree.finish()
+            except OSError as e:
+                _cannot_store(e, path, directory)
+            tar.drain()
+    finally:
+        os.umask(umask)
+    layer = Layer(tar.diff_id(), tar.blob_digest(), tar.blob_size, tar.size, tree.count, tree.opaque)
+    try:
+        with open(directory + "/index", "xb") as f:
+            f.writelines(tree.index(layer))
+        with open(directory + "/sums", "xb") as f:
+            f.writelines(sums(directory + "/fs", tree.sums))
+    except OSError as e:
+        _cannot_store(e, b"", directory)
+    return layer
+
+
+def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
+    """A line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for all that is in a tree, whose names are sorted.
+
+    ``known`` has all but the path of files by inode; others are read. CRC is a CRC-32: ten
+    times as fast as SHA-256, and enough to find what was changed or damaged by accident;
+    who can forge a tree can forge its sums too. KIND is f, l (CRC of the target), d, D for
+    an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. Raises OSError.
+    """
+    known = known or {}
+    base = os.fsencode(root)
+    pending = _scan(base, b"")
+    while pending:
+        path, entry = pending.pop()
+        line = known.get(entry.inode())
+        if line is not None and entry.is_file(follow_symlinks=False):
+            yield line + _escape(path) + b"\n"
+            continue
+        found = entry.stat(follow_symlinks=False)
+        kind, size, crc = "o", 0, 0
+        if stat.S_ISREG(found.st_mode):
+            kind, size = "f", found.st_size
+            crc = _checksum(entry.path)
+        elif stat.S_ISLNK(found.st_mode):
+            kind, crc = "l", crc32(os.readlink(entry.path))
+        elif stat.S_ISDIR(found.st_mode):
+            kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
+            pending += _scan(entry.path, path + b"/")
+        elif is_whiteout(found):
+            kind = "w"
+        yield _sum(kind, found.st_mode, size, found.st_mtime_ns, crc) + _escape(path) + b"\n"
+
+
+def _sum(kind: str, mode: int, size: int, mtime: int, crc: int) -> bytes:
+    return f"{kind} {mode & 0o7777:o} {size} {mtime} {crc:08x} ".encode()
+
+
+def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
+    """What is in a directory, by path in the tree, the last name first."""
+    with os.scandir(directory) as entries:
+        return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
+
+
+def differences(path: str) -> Iterator[str]:
+    """What differs between the tree in ``path``/fs and its sums, in words. Raises OSError."""
+    try:
+        with open(path + "/sums", "rb") as f:
+            before = dict(_by_path(f))
+    except FileNotFoundError:
+        yield "its sums are missing: it was made by an older version"
+        return
+    now = dict(_by_path(sums(path + "/fs")))
+    for name in sorted(before.keys() | now.keys()):
+        shown = "/" + name.decode("utf-8", "backslashreplace")
+        if name not in now:
+            yield f"{shown} is gone"
+        elif name not in before:
+            yield f"{shown} was added"
+        elif now[name] != before[name]:
+            yield f"{shown} was changed: {_difference(before[name], now[name])}"
+
+
+def whiteouts(path: str) -> set[str]:
+    """The directories of the tree in ``path``/fs that hold whiteouts. Raises OSError."""
+    with open(path + "/sums", "rb") as f:
+        paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
+    return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
+
+
+def _by_path(lines: Iterable[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    for line in lines:
+        *words, path = line.rstrip(b"\n").split(b" ", 5)
+        yield path, words
+
+
+def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
+    names = ("type", "mode", "size", "time", "content")
+    return ", ".join(name for name, a, b in zip(names, before, now, strict=True) if a != b)
+
+
+def _checksum(path: bytes) -> int:
+    """The CRC-32 of a file, whose holes are not read: a sparse file may say that it is larger than all disks."""
+    crc = at = 0
+    with open(path, "rb", buffering=0) as f:
+        end = os.fstat(f.fileno()).st_size
+        while at < end:
+            try:
+                start = os.lseek(f.fileno(), at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno != errno.ENXIO:
+                    raise
+                start = end  # nothing but a hole is left
+            crc = crc32_of_zeros(start - at, crc)
+            at = min(os.lseek(f.fileno(), start, os.SEEK_HOLE), end) if start < end else end
+            f.seek(start)
+            while start < at:
+                data = f.read(min(1 << 20, at - start))
+                if not data:
+                    return crc  # it was truncated meanwhile
+                crc = crc32(data, crc)
+                start += len(data)
+    return crc
+
+
+def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
+    what = f" {shown(path)}" if path else ""
+    place = os.path.dirname(directory)  # what is in the making has a name of no meaning
+    hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+        hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+    elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
+        hint = "the layer contradicts itself: the image is damaged"
+    raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error
+
+
+class Tree:
+    """A layer's tree. Every name is resolved one component at a time beneath ``root``, by descriptor.
+
+    A symlink among the parents is followed as chroot(2) would, so it leads to another
+    place in this layer and never out of it. Paths here have no "." nor "..", and no
+    slash at either end: see _normal().
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._open: dict[bytes, int] = {}  # directories, by the path that led there
+        self._times: dict[bytes, int] = {}
+        self._implicit: dict[bytes, None] = {}
+        self._records: dict[bytes, list[str]] = {}
+        self.sums: dict[int, bytes] = {}  # what sums() says of a file but for its path, by inode
+        self.opaque = False
+        self.count = 0
+
+    def __enter__(self) -> "Tree":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+        os.close(self._root)
+
+    def _forget(self, but: int = -1) -> None:
+        """Close what is open, for what is at its path may have become another directory."""
+        for path, fd in list(self._open.items()):
+            if fd != but:
+                os.close(fd)
+                del self._open[path]
+
+    def add(self, entry: Entry, data: Tar) -> None:
+        """Put one entry in the tree. Raises ImageError for one that no layer may have, and OSError."""
+        path = _normal(entry.path)
+        if path.startswith(b"dev/"):
+            return  # /dev is the runtime's
+        self.count += 1
+        if not path:
+            if entry.kind == b"5":
+                self._times[path] = entry.mtime
+            return
+        above, _, name = path.rpartition(b"/")
+        parent = self._open.get(above, -1)
+        if parent < 0:
+            parent = self._directory(above, entry.mtime)
+        if name.startswith(_WHITEOUT):
+            self._whiteout(parent, path, name, entry.mtime)
+            return
+        if entry.kind == b"0":
+            self._make_file(parent, name, entry, data)
+        elif entry.kind == b"5":
+            self._make_directory(parent, path, name, entry)
+        elif entry.kind == b"1":
+            self._make_link(parent, path, name, entry)
+            return
+        elif entry.kind == b"2":
+            self._make_symlink(parent, name, entry)
+        elif entry.kind == b"6":
+            self._remove(parent, name)
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            os.chmod(name, entry.mode & 0o777 | 0o600, dir_fd=parent)
+            os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+        elif entry.kind in (b"3", b"4"):
+            self._remove(parent, name)
+            _make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
+        else:
+            raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
+        self._record(path, entry)
+
+    def finish(self) -> None:
+        """Set the times of directories, which every new entry had changed."""
+        for path, mtime in sorted(self._times.items(), reverse=True):
+            try:
+                os.utime(self._directory(path, None), ns=(mtime, mtime))
+            except (FileNotFoundError, NotADirectoryError, ImageError):
+                continue  # a later entry replaced it
+
+    def index(self, layer: Layer) -> Iterator[bytes]:
+        """The lines of the index file."""
+        yield f"penroot-index 1\nlayer {layer.diff_id} {layer.tar_size} {layer.entries}\n".encode()
+        if layer.opaque:
+            yield b"opaque\n"
+        for path in self._implicit:
+            yield b"implicit " + _escape(path) + b"\n"
+        for path, records in self._records.items():
+            for record in records:
+                yield record.encode() + b" " + _escape(path) + b"\n"
+
+    # -- directories
+
+    def _directory(self, path: bytes, mtime: int | None) -> int:
+        """An open directory; with ``mtime`` made where it is missing. It stays ours: do not close it."""
+        if not path:
+            return self._root
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._enter(path, mtime)
+            self._keep(path, fd)
+        return fd
+
+    def _enter(self, path: bytes, mtime: int | None) -> int:
+        above, _, name = path.rpartition(b"/")
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=self._directory(above, mtime))
+        except (FileNotFoundError, NotADirectoryError):
+            return self._walk(path.split(b"/"), mtime)  # something is missing, or a symlink
+
+    def _keep(self, path: bytes, fd: int) -> None:
+        """Keep a directory open, and close the one that has been for longest. No other may be in use."""
+        if len(self._open) >= _OPEN:
+            os.close(self._open.pop(next(iter(self._open))))
+        self._open[path] = fd
+
+    def _walk(self, parts: Iterable[bytes], mtime: int | None) -> int:
+        """Open a directory; with ``mtime`` make what is missing. Raises ImageError and OSError."""
+        stack = [os.dup(self._root)]
+        names: list[bytes] = []  # where we are, symlinks resolved
+        pending = list(parts)[::-1]
+        links = 0
+        try:
+            while pending:
+                name = pending.pop()
+                if name in (b"", b"."):
+                    continue
+                if name == b"..":
+                    if len(stack) > 1:
+                        os.close(stack.pop())
+                        names.pop()
+                    continue
+                try:
+                    fd = os.open(name, _DIRECTORY, dir_fd=stack[-1])
+                except FileNotFoundError:
+                    if mtime is None:
+                        raise
+                    fd = self._mkdir(stack[-1], name)
+                    self._implied((*names, name), mtime)
+                except NotADirectoryError:
+                    found = os.stat(name, dir_fd=stack[-1], follow_symlinks=False)
+                    if stat.S_ISLNK(found.st_mode):
+                        links += 1
+                        target = os.readlink(name, dir_fd=stack[-1])
+                        if links > _MAX_SYMLINKS:
+                            raise ImageError(f"too many symlinks in {shown(b'/'.join(parts))}") from None
+                        if target.startswith(b"/"):
+                            while len(stack) > 1:
+                                os.close(stack.pop())
+                            names.clear()
+                        pending.extend(target.split(b"/")[::-1])
+                        continue
+                    if not is_whiteout(found) or mtime is None:
+                        raise
+                    os.unlink(name, dir_fd=stack[-1])
+                    fd = self._mkdir(stack[-1], name)
+                    _set_opaque(fd)
+                    self._implied((*names, name), mtime)
+                stack.append(fd)
+                names.append(name)
+                if len(stack) > MAX_DEPTH or len(pending) > 8 * MAX_DEPTH:
+                    raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
+            return stack.pop()
+        finally:
+            for fd in stack:
+                os.close(fd)
+
+    def _implied(self, names: Sequence[bytes], mtime: int) -> None:
+        path = b"/".join(names)
+        self._times.setdefault(path, mtime)
+        self._implicit[path] = None
+
+    @staticmethod
+    def _mkdir(parent: int, name: bytes) -> int:
+        os.mkdir(name, 0o755, dir_fd=parent)
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
+        os.fchmod(fd, 0o755)  # whatever a default ACL or a set-gid parent made of it
+        return fd
+
+    # -- entries
+
+    def _make_directory(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
+        hidden = False
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            found = _lstat(parent, name)
+            if found is None or not stat.S_ISDIR(found.st_mode):
+                hidden = found is not None and is_whiteout(found)
+                self._remove(parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _DIRECTORY, dir_fd=parent)
+        try:
+            if hidden:  # removed and made again by one layer: nothing below shows through
+                _set_opaque(fd)
+            os.fchmod(fd, entry.mode & 0o777 | 0o700)
+            if entry.pax:
+                self._set_xattrs(fd, entry)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._times[path] = entry.mtime
+        self._implicit.pop(path, None)
+        if path in self._open:
+            os.close(fd)
+        else:
+            self._keep(path, fd)  # what comes next is in it, most often
+
+    def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
+        if not 0 <= entry.size <= _LARGEST:
+            raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
+        mode = entry.mode & 0o777 | 0o400
+        try:
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
+        except FileExistsError:
+            self._remove(parent, name)
+            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
+        try:
+            crc = None
+            if entry.segments is None:
+                crc = data.copy(entry.size, fd, 0)
+            else:
+                for offset, length in entry.segments:
+                    if not 0 <= offset <= offset + length <= entry.size:
+                        raise ImageError(f"{shown(entry.path)}: a sparse segment beyond the end of the file")
+                    data.copy(length, fd, offset)
+                os.ftruncate(fd, entry.size)
+            if entry.pax:
+                if not mode & 0o200:
+                    os.fchmod(fd, mode | 0o200)  # xattr(7): attributes are for who may write to the file
+                self._set_xattrs(fd, entry)
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            made = os.fstat(fd)
+            if made.st_mode & 0o7777 != mode:  # a default ACL, or we had to write
+                os.fchmod(fd, mode)
+                made = os.fstat(fd)
+            if crc is None:
+                self.sums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
+            else:
+                self.sums[made.st_ino] = _sum("f", made.st_mode, entry.size, made.st_mtime_ns, crc)
+        finally:
+            os.close(fd)
+
+    def _make_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
+        try:
+            os.symlink(entry.link, name, dir_fd=parent)
+        except FileExistsError:
+            self._remove(parent, name)
+            os.symlink(entry.link, name, dir_fd=parent)
+        os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+
+    def _make_link(self, parent: int, path: bytes, name: bytes, entry: Entry) -> None:
+        target = _normal(entry.link)
+        if not target or target.startswith(b"dev/") or target == path:
+            return
+        above, _, other = target.rpartition(b"/")
+        try:
+            directory = self._walk(above.split(b"/"), None)
+            try:
+                found = os.stat(other, dir_fd=directory, follow_symlinks=False)
+                same = _lstat(parent, name)
+                if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
+                    return
+                is_device = any(record.startswith("device") for record in self._records.get(target, ()))
+                if stat.S_ISDIR(found.st_mode) or is_whiteout(found) and not is_device:
+                    raise FileNotFoundError(errno.ENOENT, "no such file")
+                self._remove(parent, name)
+                os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+                self._copy_records(target, path)  # an upper layer may hide the other name
+            finally:
+                os.close(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ImageError(
+                f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
+                hint="a layer is unpacked by itself: docker and podman refuse that image too",
+            ) from None
+
+    def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:
+        if name == _OPAQUE:
+            if path == _OPAQUE:
+                self.opaque = True  # overlayfs does not look at the root's attribute: the stack ends here
+            else:
+                _set_opaque(parent)
+            return
+        name = name[len(_WHITEOUT) :]
+        if name.startswith(_WHITEOUT):
+            return  # aufs keeps its own books under .wh..wh.*
+        if name in (b"", b".", b".."):
+            raise ImageError(f"{shown(path)}: a whiteout of nothing")
+        found = _lstat(parent, name)
+        if found is None:
+            _make_whiteout(parent, name, mtime)
+        elif stat.S_ISDIR(found.st_mode):
+            # Whiteouts are about lower layers only: what this layer itself brings stays.
+            fd = os.open(name, _DIRECTORY, dir_fd=parent)
+            try:
+                _set_opaque(fd)
+            finally:
+                os.close(fd)
+
+    def _remove(self, parent: int, name: bytes) -> None:
+        found = _lstat(parent, name)
+        if found is None:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=parent)
+            if stat.S_ISLNK(found.st_mode):
+                self._forget(parent)  # it may have led to directories that are open
+            return
+        self._forget(parent)  # some of it may be beneath the directory that goes
+        trees.remove_in(parent, name)
+
+    def _set_xattrs(self, fd: int, entry: Entry) -> None:
+        for name, value in entry.xattrs():
+            # user.overlay.* would be commands to overlayfs, the other classes act on the host or need root.
+            if not name.startswith(b"user.") or name.startswith(b"user.overlay."):
+                continue
+            try:
+                os.setxattr(fd, name, value)
+            except OSError as e:
+                log.warn(f"{shown(entry.path)}: its attribute {os.fsdecode(name)} is lost: {e.strerror}")
+
+    def _record(self, path: bytes, entry: Entry) -> None:
+        records = []
+        if entry.kind in b"34":
+            kind = "c" if entry.kind == b"3" else "b"
+            records.append(f"device {kind} {entry.device[0]} {entry.device[1]} {entry.mode:o}")
+        else:
+            kept = entry.mode == (entry.mode & 0o777 | _FLOOR.get(entry.kind, 0o777)) or entry.kind == b"2"
+            if not kept or entry.uid or entry.gid:
+                records.append(f"file {entry.mode:o} {entry.uid} {entry.gid}")
+        if entry.pax:
+            for name, value in entry.xattrs():
+                if not name.startswith((b"user.", b"trusted.overlay.")):
+                    records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
+        if records:
+            self._records[path] = records
+        else:
+            self._records.pop(path, None)
+
+    def _copy_records(self, source: bytes, path: bytes) -> None:
+        if source in self._records:
+            self._records[path] = self._records[source]
+        else:
+            self._records.pop(path, None)
+
+
+def _normal(path: bytes) -> bytes:
+    """A name in a tar from the layer's root, ``..`` taken lexically. Raises ImageError for one that leads out."""
+    path = path.strip(b"/")
+    if b"//" not in path and b"/." not in path and path[:1] != b".":  # the usual case
+        depth = path.count(b"/") + 1
+    else:
+        parts: list[bytes] = []
+        for part in path.split(b"/"):
+            if part == b"..":
+                if not parts:
+                    raise ImageError(f"{shown(path)}: leads out of the layer", hint="the image is hostile or damaged")
+                parts.pop()
+            elif part not in (b"", b"."):
+                parts.append(part)
+        depth = len(parts)
+        path = b"/".join(parts)
+    if depth > MAX_DEPTH:
+        raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
+    return path
+
+
+def _lstat(parent: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _make_whiteout(parent: int, name: bytes, mtime: int) -> None:
+    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+    os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def _set_opaque(fd: int) -> None:
+    os.setxattr(fd, "user.overlay.opaque", b"y")
+
+
+def _escape(path: bytes) -> bytes:
+    return path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+
+
+def _unescape(path: bytes) -> bytes:
+    return b"\\".join(part.replace(b"\\n", b"\n") for part in path.split(b"\\\\"))
+
+
+# ---------------------------------------------------------------------------
+# Reading a stack of trees as overlayfs shows it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One name in a stack of trees: the lower directories that hold it, top first, as (number, path)."""
+
+    layers: tuple[tuple[int, str], ...]
+    status: os.stat_result
+
+
+def real_path(lowerdirs: Sequence[str], path: str) -> str | None:
+    """``path`` with every symlink resolved in the view; what is missing is kept. None for a loop."""
+    for _ in range(_MAX_SYMLINKS):
+        done: list[str] = []
+        again = None
+        pending = [part for part in path.split("/") if part not in ("", ".")]
+        for number, part in enumerate(pending):
+            if part == "..":
+                done = done[:-1]
+                continue
+            found = look(lowerdirs, "/".join([*done, part]))
+            if found and stat.S_ISLNK(found.status.st_mode):
+                target = os.readlink(found.layers[0][1])
+                start = [] if target.startswith("/") else done
+                again = "/".join([*start, target, *pending[number + 1 :]])
+                break
+            done.append(part)
+        if again is None:
+            return "/" + "/".join(done)
+        path = again
+    return None
+
+
+def look(lowerdirs: Sequence[str], path: str) -> Found | None:
+    """What overlayfs shows at ``path``. No symlink is followed, so none may be among the parents."""
+    if not lowerdirs:
+        return None
+    here = tuple(enumerate(lowerdirs))
+    status = os.stat(lowerdirs[0])
+    for part in path.split("/"):
+        if part in ("", "."):
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            return None
+        holders: list[tuple[int, str]] = []
+        for number, directory in here:
+            candidate = f"{directory}/{part}"
+            try:
+                this = os.lstat(candidate)
+            except FileNotFoundError:
+                continue
+            if is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
+                break
+            if not holders:
+                status = this
+            holders.append((number, candidate))
+            if not stat.S_ISDIR(this.st_mode) or is_opaque(candidate):
+                break
+        if not holders:
+            return None
+        here = tuple(holders)
+    return Found(here, status)
+
+
+def is_opaque(directory: str) -> bool:
+    try:
+        return os.getxattr(directory, "user.overlay.opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an index file says: see the head of this module."""
+
+    opaque: bool = False
+    modes: dict[str, int] = field(default_factory=dict)
+    implicit: frozenset[str] = frozenset()
+
+
+def read_index(directory: str) -> Index:
+    """The index beside the tree in ``directory``. Raises ImageError, OSError."""
+    with open(directory + "/index", "rb") as f:
+        first, *lines = f.read().split(b"\n")
+    if first != b"penroot-index 1":
+        raise ImageError(f"{directory}/index: not of this version", hint="remove the store and import again")
+    opaque, modes, implicit = False, dict[str, int](), set[str]()
+    for line in lines:
+        kind, _, rest = line.partition(b" ")
+        if kind == b"opaque":
+            opaque = True
+        elif kind == b"file":
+            mode, _, _, path = rest.split(b" ", 3)
+            modes[os.fsdecode(_unescape(path))] = int(mode, 8)
+        elif kind == b"implicit":
+            implicit.add(os.fsdecode(_unescape(rest)))
+    return Index(opaque, modes, frozenset(implicit))
+
+
+def index_lines(index: Index) -> Iterator[bytes]:
+    """An index file of modes only, for a tree that no layer made."""
+    yield b"penroot-index 1\n"
+    for path, mode in index.modes.items():
+        yield b"file %o 0 0 %s\n" % (mode, _escape(os.fsencode(path)))
+
+
+def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """(path, mode) of each file of the merged view whose mode its tree could not hold.
+
+    Read from the ``index`` beside each tree named ``fs``; others, such as a
+    container's upper directory, have nothing to say.
+    """
+    for number, directory in enumerate(lowerdirs):
+        parent, name = os.path.split(directory)
+        if name != "fs" or not os.path.isfile(parent + "/index"):
+            continue
+        for path, mode in read_index(parent).modes.items():
+            shown = look(lowerdirs, path)
+            if shown is None or shown.layers[0][0] != number or stat.S_ISLNK(shown.status.st_mode):
+                continue
+            if stat.S_IMODE(shown.status.st_mode) != mode:
+                yield path, mode

@@ -1,0 +1,110 @@
+"""Many layer trees become one that shows the same: for images with more layers than overlayfs stacks.
+
+Files are hard links to those of the layers, which never change, so that a merged tree
+takes no room. Its name is the layers' ChainID: OCI image specification, "Layer ChainID".
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from hashlib import sha256
+
+from enroot_py.base import trees
+from enroot_py.store import layers
+
+# All in one page of options on kernels before 6.7, as /proc/self/fd/NUMBER: rootfs.overlay_by_mount().
+MAX_LAYERS = 200
+
+
+def chain_id(diff_ids: Sequence[str]) -> str:
+    """The name of layers together, from bottom to top."""
+    chain = diff_ids[0]
+    for diff_id in diff_ids[1:]:
+        chain = "sha256:" + sha256(f"{chain} {diff_id}".encode()).hexdigest()
+    return chain
+
+
+def merge(lowerdirs: Sequence[str], indexes: Sequence[layers.Index], directory: str, name: str, size: int) -> None:
+    """Make ``directory``/fs show what ``lowerdirs``, top first, show together, with index and sums beside it.
+
+    ``name`` is the chain-id and ``size`` the bytes of the layers' tars. Raises OSError.
+    """
+    root = directory + "/fs"
+    os.mkdir(root, 0o755)
+    for lowerdir, index in zip(reversed(lowerdirs), reversed(indexes), strict=True):
+        _add(lowerdir, root, "", index.implicit)
+    modes = dict(layers.special_modes(lowerdirs))
+    with open(directory + "/index", "xb") as f:
+        first, *rest = layers.index_lines(layers.Index(modes=modes))
+        f.writelines((first, f"layer {name} {size} 0\n".encode(), *rest))
+    with open(directory + "/sums", "xb") as f:
+        f.writelines(layers.sums(root))
+
+
+def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
+    """Put a directory of a layer over what there is; a directory that its tar only implies changes no other."""
+    with os.scandir(source) as entries:
+        for entry in entries:
+            status, there = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
+            below = _lstat(there)
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if below is not None and not (
+                is_directory and stat.S_ISDIR(below.st_mode) and not layers.is_opaque(entry.path)
+            ):
+                _remove(target, entry.name, below)
+                below = None
+            if layers.is_whiteout(status):
+                continue
+            if not is_directory:
+                _link(entry.path, there)
+                continue
+            name = f"{inside}{entry.name}"
+            if below is None:
+                os.mkdir(there, 0o700)
+            _add(entry.path, there, name + "/", implicit)
+            like = below if below is not None and name in implicit else status
+            if like is status:
+                copy_attributes(entry.path, there)
+            os.chmod(there, stat.S_IMODE(like.st_mode))
+            os.utime(there, ns=(like.st_mtime_ns, like.st_mtime_ns))
+    if not inside:
+        found = os.stat(source)
+        os.chmod(target, stat.S_IMODE(found.st_mode))
+        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        # More names than the file system allows for one file, or none beyond a directory.
+        import shutil
+
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def copy_attributes(source: str, target: str) -> None:
+    """Give a directory of a tree the attributes of another, but for those that overlayfs obeys. Raises OSError."""
+    for name in filter(_is_ours, os.listxattr(target)):
+        os.removexattr(target, name)
+    for name in filter(_is_ours, os.listxattr(source)):
+        os.setxattr(target, name, os.getxattr(source, name))
+
+
+def _is_ours(name: str) -> bool:
+    """Others, as security.selinux, are the host's."""
+    return name.startswith("user.") and not name.startswith("user.overlay.")
+
+
+def _remove(directory: str, name: str, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        trees.remove(f"{directory}/{name}")
+    else:
+        os.unlink(f"{directory}/{name}")
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None

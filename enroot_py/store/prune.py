@@ -1,0 +1,484 @@
+"""What the store holds, what of it is in use, and how it is pruned and verified.
+
+An image is in use while somebody holds it (Image.hold), while a process on this node sees
+a mount of it, or while the record of a container names it. Sources: proc(5),
+/proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
+filesystems": a lower directory that is removed beneath a mount does not fail, it reads as
+empty, so nothing that is in use may go.
+
+In a store on a network file system other nodes have mounts and locks that cannot be seen.
+There each start renews a file that names its node: a lease, which holds for thirty days, or
+for as long as --older says.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from enroot_py.base import filesystems, log
+from enroot_py.base.errors import ImageError, PenrootError
+from enroot_py.config.settings import Settings
+from enroot_py.registry.reference import is_uri
+from enroot_py.store import containers, layers
+from enroot_py.store.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged, read_stack
+
+_CONTAINER = "/.penroot"  # the record of a container in its directory
+_LEASE = 30 * 86400  # seconds: no job runs as long
+_SETTLED = 3600  # seconds after which a container whose record was announced has been made
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An image of the store. ``size`` is bytes: that of its layers' tars, or of its ``file``; ``used`` its last use."""
+
+    digest: str
+    names: tuple[str, ...]
+    layers: tuple[str, ...]  # their diff-ids without the algorithm
+    size: int
+    used: float
+    file: int = 0
+
+
+def images(store: Store) -> list[Stored]:
+    """All images of a store, the one that was used last first."""
+    names: dict[str, set[str]] = {}
+    for known in store.names():
+        if known.text:
+            names.setdefault(known.digest, set()).add(known.text.rpartition("+")[0])  # one of each architecture
+    found = []
+    for name in _directories(store, "images"):
+        path = f"{store.root}/images/{name}"
+        held = tuple(dict.fromkeys(_layers_of(path)))
+        file = _file_size(f"{path}/{SQUASHFS}")
+        size = file + sum(layer_size(store, layer) for layer in held)
+        try:
+            used = os.stat(path).st_mtime
+        except FileNotFoundError:
+            continue
+        digest = f"sha256:{name}"
+        found.append(Stored(digest, tuple(sorted(names.get(digest, ()))), held, size, used, file))
+    return sorted(found, key=lambda image: image.used, reverse=True)
+
+
+def total(store: Store) -> tuple[int, int, int]:
+    """How many images and layers a store holds, and how many bytes they are."""
+    found, held = images(store), _directories(store, "layers")
+    size = sum(image.file for image in found) + sum(layer_size(store, layer) for layer in held)
+    return len(found), len(held), size
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def layer_size(store: Store, layer: str) -> int:
+    """Bytes of a layer's tar, 0 where it is not stored."""
+    try:
+        with open(f"{store.root}/layers/{layer}/index", "rb") as f:
+            f.readline()
+            words = f.readline().split()
+    except FileNotFoundError:
+        return 0
+    return int(words[2]) if len(words) == 4 and words[0] == b"layer" else 0
+
+
+def _directories(store: Store, kind: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(f"{store.root}/{kind}") if len(name) == 64)  # not .nfs0000…
+    except FileNotFoundError:
+        return []
+
+
+def _layers_of(image: str) -> Iterator[str]:
+    """The layers in an image's stack."""
+    try:
+        lines = read_stack(image)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        kind, _, rest = line.partition("/")
+        if kind == "layers":
+            yield rest.partition("/")[0]
+
+
+# ---------------------------------------------------------------------------
+# Who uses what
+
+
+def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
+    """Digest of each image that the record of a container names -> the container's directory."""
+    records = {settings.data_path + f"/{name}{_CONTAINER}" for name in _listing(settings.data_path)}
+    for name in _directories(store, "users"):
+        link = f"{store.root}/users/{name}"
+        try:
+            record = os.readlink(link)
+        except OSError as e:  # whatever it is, no record of ours
+            log.warn(f"{link}: {e.strerror}: ignoring it")
+            continue
+        container = os.path.dirname(record)
+        old = time.time() - os.lstat(link).st_mtime > _SETTLED
+        if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
+            os.unlink(link)  # the place is there, the container is not: it was removed
+        else:
+            records.add(record)
+    found = {}
+    for record in records:
+        for line in containers.read_record(record).splitlines():
+            key, _, value = line.partition(" ")
+            if key == "image":
+                found["sha256:" + os.path.basename(value)] = os.path.dirname(record)
+    return found
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def leased(store: Store, digest: str, lease: float) -> str:
+    """Another node that has started an image of a shared store within ``lease`` seconds, in words; or ""."""
+    for name in _listing(store.root + "/leases"):
+        image, _, host = name.partition(".")
+        if image != digest.partition(":")[2] or host == os.uname().nodename:
+            continue  # of our own we see the mounts
+        try:
+            if time.time() - os.stat(f"{store.root}/leases/{name}").st_mtime < lease:
+                return f"a start on {host}"
+        except FileNotFoundError:
+            continue
+    return ""
+
+
+def _has_leases(store: Store) -> bool:
+    """Whether all that may run has a lease; a store from before there were any gets them from now on."""
+    since = store.root + "/leases/.since"
+    if not os.path.isdir(store.root + "/leases"):
+        os.mkdir(store.root + "/leases", 0o700)
+        with open(since, "x"):
+            return False
+    try:
+        return time.time() - os.stat(since).st_mtime > _LEASE
+    except FileNotFoundError:
+        return True
+
+
+def _forget_leases(store: Store) -> None:
+    """Leases of images that are gone."""
+    for name in _listing(store.root + "/leases"):
+        image = name.partition(".")[0]
+        if image and not os.path.isdir(f"{store.root}/images/{image}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{store.root}/leases/{name}")
+
+
+def used_by_mounts() -> dict[str, str]:
+    """Digest of each image in an overlay that a process of this node sees -> the process.
+
+    Whatever the path of the store was to him who mounted it: digests are unique. The
+    digest "" stands for a mount whose layers cannot be told.
+    """
+    found: dict[str, str] = {}
+    seen: set[bytes] = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/mountinfo", "rb") as f:
+                lines = f.read()
+        except OSError:
+            continue  # it has ended, or is hidden from us: not one of our user's then (hidepid)
+        if lines in seen:
+            continue
+        seen.add(lines)
+        for line in lines.splitlines():
+            kind, _, options = line.partition(b" - ")[2].partition(b" ")
+            if kind != b"overlay":
+                continue
+            for digest in _digests(options):
+                found.setdefault(digest, f"process {pid}")
+    return {**found, **_used_by_servers()}
+
+
+def _used_by_servers() -> dict[str, str]:
+    """Those that are one squashfs file, from the command lines of who serves it: a FUSE mount does not name it."""
+    found = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        for word in words[1:]:
+            path, slash, name = os.fsdecode(word).rpartition("/")
+            if name == SQUASHFS and os.path.basename(os.path.dirname(path)) == "images":
+                found["sha256:" + os.path.basename(path)] = f"process {pid}"
+    return found
+
+
+def _digests(options: bytes) -> Iterator[str]:
+    at = options.find(b"/images/")
+    while at >= 0:
+        name, slash, rest = options[at + len(b"/images/") :].partition(b"/")
+        if rest.startswith(b"head/fs") and len(name) == 64:
+            yield "sha256:" + name.decode("ascii", "replace")
+        at = options.find(b"/images/", at + 1)
+    if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
+        yield ""  # a path too long for fsconfig(2): rootfs.overlay() gave a descriptor instead
+
+
+# ---------------------------------------------------------------------------
+# Pruning
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What prune() removed, and what it could not: (digest, who uses it)."""
+
+    images: tuple[Stored, ...]
+    layers: int
+    size: int
+    kept: tuple[tuple[str, str], ...]
+
+
+def prune(
+    store: Store, settings: Settings, *, limit: int = 0, older: float = 0, wait: bool = True, dry: bool = False
+) -> Pruned:
+    """Remove images that nothing uses, those used longest ago first, until ``limit`` bytes are left; and stray layers.
+
+    Only images that were not used for ``older`` seconds. Raises BlockingIOError where an
+    import runs and ``wait`` is False, ImageError for a store on a network file system
+    where other nodes may have started something without a lease.
+    """
+    if not os.path.isdir(store.root):
+        return Pruned((), 0, 0, ())  # nothing was ever stored
+    kind = filesystems.kind(store.root)
+    if kind in filesystems.NETWORK and not older and not _has_leases(store):
+        raise ImageError(
+            f"the store {store.root} is on {kind}: other nodes may use its images, which cannot be seen from here",
+            hint="give an age after which no container can run any more: --older DAYS; starts leave a sign from now on",
+        )
+    lease = older or _LEASE
+    with _Locks(store, wait=wait) as locks:
+        store.sweep()
+        there = images(store)
+        total = sum(layer_size(store, layer) for layer in {layer for image in there for layer in image.layers})
+        total += sum(image.file for image in there)
+        candidates: list[Stored] = []
+        kept: list[tuple[str, str]] = []
+        for image in reversed(there):
+            if locks.take("images", image.digest.partition(":")[2]):
+                candidates.append(image)
+            else:
+                kept.append((image.digest, "a start"))
+        # After the locks: who mounts from now on waits for us, who has mounted can be seen.
+        users = {**used_by_containers(store, settings), **used_by_mounts()}
+        gone: list[Stored] = []
+        keeping = {image.digest: image for image in there}
+        freed = 0
+        for image in candidates:
+            user = users.get(image.digest) or users.get("") or leased(store, image.digest, lease)
+            if user:
+                kept.append((image.digest, user))
+            elif time.time() - image.used >= older and (not limit or total - freed > limit):
+                del keeping[image.digest]
+                gone.append(image)
+                needed = {layer for other in keeping.values() for layer in other.layers}
+                freed += image.file + sum(layer_size(store, layer) for layer in set(image.layers) - needed)
+        if not dry:
+            for image in list(gone):
+                name = image.digest.partition(":")[2]
+                locks.discard("images", name)
+                user = leased(store, image.digest, lease)
+                if user:  # since we looked: whoever looks for it now waits for its name to come back
+                    locks.restore("images", name)
+                    gone.remove(image)
+                    keeping[image.digest] = image
+                    kept.append((image.digest, user))
+        needed = {layer for image in keeping.values() for layer in image.layers}
+        stray = [name for name in _directories(store, "layers") if name not in needed]
+        size = sum(layer_size(store, layer) for layer in stray) + sum(image.file for image in gone)
+        if not dry:
+            for name in stray:
+                locks.discard("layers", name)
+            _forget_leases(store)
+            for known in store.names():
+                if store.image(known.digest) is None:
+                    store.forget(known)
+    return Pruned(tuple(gone), len(stray), size, tuple(kept))
+
+
+class _Locks:
+    """The store for ourselves, and directories of it that nobody uses; what was discarded is deleted at the end."""
+
+    def __init__(self, store: Store, *, wait: bool = True) -> None:
+        self._store = store
+        self._held: list[int] = []
+        self._trash: list[str] = []
+        self._store_lock = store.lock(exclusive=True, wait=wait)
+
+    def __enter__(self) -> "_Locks":
+        return self
+
+    def take(self, kind: str, name: str) -> bool:
+        """Whether nobody else holds a directory; nobody does until the end then."""
+        fd = os.open(f"{self._store.root}/{kind}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held.append(fd)
+        try:
+            flock(fd, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            os.close(self._held.pop())
+            return False
+        return True
+
+    def discard(self, kind: str, name: str) -> None:
+        """Take a directory out of the store at once."""
+        if kind == "layers":
+            self.take(kind, name)  # against those who sweep
+        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
+        os.rename(f"{self._store.root}/{kind}/{name}", trash)
+        self._trash.append(trash)
+
+    def restore(self, kind: str, name: str) -> None:
+        """Put back what was discarded."""
+        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
+        os.rename(trash, f"{self._store.root}/{kind}/{name}")
+        self._trash.remove(trash)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._store_lock)
+        try:
+            for path in self._trash:
+                self._store.discard(path)
+        finally:
+            for fd in self._held:
+                os.close(fd)
+
+
+def shrink(store: Store, settings: Settings) -> None:
+    """After an import: keep the store within the setting cache_limit, if nobody imports just now."""
+    if not settings.cache_limit:
+        return
+    try:
+        done = prune(store, settings, limit=settings.cache_limit, wait=False)
+    except BlockingIOError:
+        return  # who ends his import last will do it
+    except ImageError as e:
+        log.debug(str(e))
+        return
+    if done.images:
+        log.info(f"the store was over its limit: removed {log.many(len(done.images), 'image')}, {log.size(done.size)}")
+
+
+# ---------------------------------------------------------------------------
+# Verifying
+
+
+def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """Read all that is stored, or the images with the ``wanted`` digests, again: yields what is wrong.
+
+    As (``layers`` or ``images``, name in the store, what); nothing is pruned meanwhile. Raises OSError.
+    """
+    if not os.path.isdir(store.root):
+        return
+    lock = store.lock()
+    try:
+        yield from _verify(store, wanted)
+    finally:
+        os.close(lock)
+
+
+def _verify(store: Store, wanted: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    names = [digest.partition(":")[2] for digest in wanted] or _directories(store, "images")
+    for name in names:
+        for what in _verify_image(store, name):
+            yield "images", name, what
+    some = {layer for name in names for layer in _layers_of(f"{store.root}/images/{name}")}
+    for name in sorted(some) if wanted else _directories(store, "layers"):
+        for what in _verify_layer(f"{store.root}/layers/{name}"):
+            yield "layers", name, what
+
+
+def _verify_image(store: Store, name: str) -> Iterator[str]:
+    path = f"{store.root}/images/{name}"
+    for file in changed_files(path):
+        if file not in ("manifest", "config"):  # these have digests
+            yield f"its {file} was changed"
+    if os.path.exists(path + "/file"):  # the copy of a squashfs file, which is all in its layer
+        yield from layers.differences(path + "/head")
+        return
+    try:
+        with open(path + "/manifest", "rb") as f:
+            manifest = f.read()
+        with open(path + "/config", "rb") as f:
+            config = f.read()
+    except FileNotFoundError as e:
+        yield f"{e.filename} is missing"
+        return
+    if sha256(manifest).hexdigest() != name:
+        yield "its manifest was changed"
+        return
+    if json.loads(manifest)["config"]["digest"] != "sha256:" + sha256(config).hexdigest():
+        yield "its config was changed"
+    if os.path.exists(f"{path}/{SQUASHFS}"):
+        if not is_unchanged(path):
+            yield f"its {SQUASHFS} was changed"
+        return
+    for layer in _layers_of(path):
+        if not os.path.isdir(f"{store.root}/layers/{layer}"):
+            yield f"its layer {layer} is missing"
+    yield from layers.differences(path + "/head")
+
+
+def _verify_layer(path: str) -> Iterator[str]:
+    for name in ("fs", "index"):
+        if not os.path.exists(f"{path}/{name}"):
+            yield f"its {name} is missing"
+            return
+    for file in changed_files(path):
+        yield f"its {file} was changed"
+    yield from layers.differences(path)
+
+
+def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], object]) -> list[str]:
+    """Take what is damaged out of the store, and images above damaged layers; returns the references to pull again.
+
+    Raises PenrootError where something uses one of them.
+    """
+    with _Locks(store) as locks:
+        bad_layers = {name for kind, name in damaged if kind == "layers"}
+        bad = [
+            image
+            for image in images(store)
+            if ("images", image.digest.partition(":")[2]) in damaged or bad_layers & set(image.layers)
+        ]
+        for image in bad:
+            free = locks.take("images", image.digest.partition(":")[2])
+            user = used_by_mounts().get(image.digest) if free else "a start"
+            if user:
+                raise PenrootError(
+                    f"the image {image.digest} is damaged, but {user} uses it", hint="stop its containers first"
+                )
+        for image in bad:
+            locks.discard("images", image.digest.partition(":")[2])
+        for name in bad_layers & set(_directories(store, "layers")):
+            locks.discard("layers", name)
+    # By digest: a tag may have moved, and containers want the image that they were made from.
+    return [
+        name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
+        for image in bad
+        for name in image.names[:1]
+        if name[0] != "/"
+    ]
+
+
+def _repository(name: str) -> str:
+    """REGISTRY/REPOSITORY of a reference in its canonical form."""
+    before, at, _ = name.partition("@")
+    return before if at else name.rpartition(":")[0]

@@ -1,0 +1,635 @@
+"""The store: layers and images by digest, each there whole or not at all.
+
+Beneath its root, which only its owner can enter::
+
+    layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (layers.py)
+    layers/DIFF-ID/boot             while it may not be on the disk yet, then ``checked``: see below; images have it too
+    images/DIGEST/manifest,config   as the registry sent them
+    images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
+    images/DIGEST/stack             lower directories, relative to the root, top first, one a line
+    images/DIGEST/image.sqsh,sum    instead of head and stack, where files are one: forms.py
+    images/DIGEST/exec,environ      what runs, and where (imagefiles.py)
+    refs/NAME+ARCH                  what a name meant last: see Name
+    leases/DIGEST.HOST              in a store that nodes share: its time is that of the last start there (cache.py)
+    users/HASH                      a symbolic link to the record of a container over one of the images
+    tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it
+
+The temporary directory is the lock: it is renamed into place, so no lock file is left
+over, and a killed maker's lock is free at once. Two more locks keep things from being
+pruned: importers hold the root's, shared, and who is about to mount an image holds that
+image's, shared, until its mount can be seen in /proc (Image.hold, cache.py).
+
+An import waits for no disk: it would take as long again as all the rest. What it made has a
+mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
+With the mark of another boot it is compared with all its sums before anybody uses it, for
+the node may have crashed, and then the mark is renamed ``checked``. A store of root is for others, who could
+not take the mark away: there the import calls syncfs(2) and does that at once; with
+``store_form: squashfs`` and modes for all to read they start its images. On the start
+path: no json, no re.
+"""
+
+import errno
+import os
+
+from enroot_py.base import trusted
+from enroot_py.base.errors import ImageError
+from enroot_py.registry.reference import architecture, is_digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from enroot_py.runtime.rc import Exec
+
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+SQUASHFS = "image.sqsh"
+_USE_STEP = 3600  # seconds
+LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4  # flock(2); the module fcntl is not for every start
+
+
+class Image:
+    """An image in the store: an overlay of ``lowerdirs``, top first, makes its root filesystem; or it is ``file``."""
+
+    __slots__ = ("digest", "path", "lowerdirs", "file", "_lock")
+
+    def __init__(self, digest: str, path: str, lowerdirs: "tuple[str, ...]", file: str = "") -> None:
+        self.digest = digest
+        self.path = path
+        self.lowerdirs = lowerdirs
+        self.file = file
+        self._lock = -1
+
+    def hold(self) -> bool:
+        """Keep the image from being pruned; False where it has just been.
+
+        Until release(), or until this process executes another program or ends: by then
+        its mount, or the record of its container, speaks for the image.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        flock(fd, LOCK_SH)
+        _lease(self.path)
+        if not is_at(fd, self.path):
+            os.close(fd)
+            return False
+        self.release()
+        self._lock = fd
+        _note_use(fd)
+        return True
+
+    def release(self) -> None:
+        """Let go of what hold() holds."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def config(self) -> "dict[str, Any]":
+        """The OCI image config. Costs an import of json."""
+        import json
+
+        with open(self.path + "/config", "rb") as f:
+            config: dict[str, Any] = json.load(f)
+        return config
+
+    def exec_record(self) -> "Exec":
+        """Working directory, entrypoint and command: the file ``exec``, whose records imagefiles.pack_exec() names."""
+        from enroot_py.runtime.imagefiles import unpack_exec
+
+        return unpack_exec(self._read("exec"))
+
+    def environ(self) -> "dict[str, str]":
+        """The image's environment, each value exactly as its config has it: the file ``environ``."""
+        from enroot_py.runtime.imagefiles import unpack_environ
+
+        return unpack_environ(self._read("environ"))
+
+    def _read(self, name: str) -> bytes:
+        with open(f"{self.path}/{name}", "rb") as f:
+            return f.read()
+
+
+def flock(fd: int, how: int) -> None:
+    """flock(2). Raises BlockingIOError, and ImageError where the file system has no such locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, how)
+    except OSError as e:
+        if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        raise ImageError(
+            f"cannot lock {path}: {e.strerror}",
+            hint="mount its file system with flock(2) (of Lustre: -o flock), or set ENROOT_CACHE_PATH to another place",
+        ) from e
+
+
+def _lease(image: str) -> None:
+    """Tell other nodes, which do not see our locks and mounts, that this one uses an image."""
+    images, name = os.path.split(image)
+    try:
+        fd = os.open(
+            f"{os.path.dirname(images)}/leases/{name}.{os.uname().nodename}",
+            os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
+            return  # a store of this node alone, or one that is not ours to write to
+        raise
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
+
+
+def _note_use(fd: int) -> None:
+    """The time of an image's directory says when it was last used, to the hour."""
+    import time
+
+    found = os.fstat(fd)
+    if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _USE_STEP:
+        try:
+            os.utime(fd)
+        except OSError as e:
+            if e.errno != errno.EROFS:
+                raise
+
+
+class Name:
+    """What a reference meant when its registry was last asked: four lines of a file.
+
+    ``digest`` is the image's manifest, ``given`` what the registry said for the name (an
+    index, perhaps), ``base`` where it was reached: https://HOST or http://HOST. ``text``
+    is the reference itself, and the architecture after a plus.
+    """
+
+    __slots__ = ("digest", "given", "base", "text")
+
+    def __init__(self, digest: str, given: str = "", base: str = "", text: str = "") -> None:
+        self.digest = digest
+        self.given = given
+        self.base = base
+        self.text = text
+
+
+class Store:
+    """The store at ``root``, an absolute path; made where it is missing if ``create``.
+
+    Raises ImageError where it belongs to another user than root or the caller, or
+    where others can write to it.
+    """
+
+    def __init__(self, root: str, *, create: bool = False) -> None:
+        self.root = root
+        self._owner = me = os.geteuid()
+        try:
+            found = trusted.place(root, make=create)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise _refused(root, e, create=create) from e
+        self._owner = found.st_uid
+        for directory in (root, root + "/refs"):
+            if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
+                continue
+            raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
+            os.chmod(root, 0o700)
+        if create:
+            if not os.path.isdir(root + "/layers"):
+                from enroot_py.base import filesystems
+
+                if filesystems.kind(root) in filesystems.NETWORK:
+                    _make_directory(root + "/leases")
+            for name in ("layers", "images", "refs", "users", "tmp"):
+                _make_directory(f"{root}/{name}")
+
+    # -- reading
+
+    def layer_path(self, diff_id: str) -> "str | None":
+        """The directory of a layer, or None where it is not stored."""
+        path = f"{self.root}/layers/{_hex(diff_id)}"
+        return path if _is_whole(path) else None
+
+    def image(self, digest: str) -> "Image | None":
+        """The image with this manifest digest; None where it or one of its layers is not stored.
+
+        Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
+        """
+        path = f"{self.root}/images/{_hex(digest)}"
+        if not is_usable(path):
+            return None
+        try:
+            stack = read_stack(path)
+        except FileNotFoundError:
+            return Image(digest, path, (), f"{path}/{SQUASHFS}")
+        if not stack:
+            return None
+        if self._owner != os.geteuid():
+            raise ImageError(
+                f"the store {self.root} belongs to uid {self._owner} and has trees of files, which only he can use",
+                hint="who fills it for others sets ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH to your own",
+            )
+        lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
+        for lowerdir in lowerdirs:
+            # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
+            if not os.path.isdir(lowerdir):
+                return None
+        return Image(digest, path, lowerdirs)
+
+    def resolve(self, reference: object, arch: "str | None" = None) -> "str | None":
+        """The manifest digest that a reference meant when it was last asked for, or None. Asks no registry."""
+        known = self.known(reference, arch)
+        return known.digest if known else None
+
+    def known(self, reference: object, arch: "str | None" = None) -> "Name | None":
+        """All that is known of a reference, or None."""
+        return _read_name(self._ref_path(reference, arch))
+
+    def names(self) -> "list[Name]":
+        """All that is known of any reference."""
+        found = []
+        try:
+            files = sorted(os.listdir(self.root + "/refs"))
+        except FileNotFoundError:
+            return []
+        for name in files:
+            known = None if name.endswith("~") else _read_name(f"{self.root}/refs/{name}")
+            if known is not None:
+                found.append(known)
+        return found
+
+    def _ref_path(self, reference: object, arch: "str | None") -> str:
+        return self._name_path(f"{reference}+{architecture(arch)}")
+
+    def _name_path(self, name: str) -> str:
+        escaped = "".join(c if c in _SAFE else f"%{ord(c):02X}" for c in name)
+        if len(escaped) > 200:
+            from hashlib import sha256
+
+            escaped = sha256(name.encode()).hexdigest()
+        return f"{self.root}/refs/{escaped}"
+
+    # -- writing
+
+    def name(self, reference: object, arch: "str | None", known: Name) -> None:
+        """Remember what a reference means."""
+        path = self._ref_path(reference, arch)
+        new = f"{path}.{os.getpid()}~"
+        try:
+            with open(new, "wb") as f:
+                text = f"{reference}+{architecture(arch)}"
+                f.write(os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
+            os.rename(new, path)
+        except OSError as e:
+            raise cannot_write(f"write {path}", self.root, e) from e
+
+    def forget(self, known: Name) -> None:
+        """Drop a name."""
+        try:
+            os.unlink(self._name_path(known.text))
+        except FileNotFoundError:
+            return
+
+    def discard(self, path: str) -> None:
+        """Delete what was moved to ``tmp``."""
+        _remove(path)
+
+    def note_container(self, record: str) -> None:
+        """Remember, before it is made, the file that will say that a container uses an image of this store.
+
+        A store that is not ours to write to is pruned by age alone.
+        """
+        from hashlib import sha256
+
+        link = f"{self.root}/users/{sha256(os.fsencode(record)).hexdigest()}"
+        try:
+            os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
+            if os.path.lexists(link):
+                os.utime(link, follow_symlinks=False)
+            else:
+                os.symlink(record, link)
+        except OSError as e:
+            if e.errno in (errno.EACCES, errno.EROFS, errno.EEXIST):
+                return
+            raise cannot_write(f"write {self.root}/users", self.root, e) from e
+
+    def lock(self, *, exclusive: bool = False, wait: bool = True) -> int:
+        """A descriptor that holds the store's own lock: importers share it, a pruner has it alone.
+
+        Raises BlockingIOError where others have it and ``wait`` is False.
+        """
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            how = LOCK_EX if exclusive else LOCK_SH
+            flock(fd, how if wait else how | LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def build(self, kind: str, digest: str) -> "Build":
+        """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
+        return Build(self.root, kind, _hex(digest))
+
+    def settle(self, digest: str) -> None:
+        """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
+        from enroot_py.base import linux
+
+        path = f"{self.root}/images/{_hex(digest)}"
+        try:
+            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                linux.syncfs(fd)
+            finally:
+                os.close(fd)
+            for marked in (path, *_layers_of(path)):
+                _unmark(marked)
+        except OSError as e:
+            raise cannot_write(f"write to the store {self.root}", self.root, e) from e
+
+    def sweep(self) -> None:
+        """Remove what killed makers left behind."""
+        directory = self.root + "/tmp"
+        if not os.access(directory, os.R_OK | os.W_OK):
+            return  # a shared store that is not ours to clean
+        for name in os.listdir(directory):
+            path = f"{directory}/{name}"
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError as e:
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+                continue
+            try:
+                flock(fd, LOCK_EX | LOCK_NB)
+                if is_at(fd, path):
+                    _remove(path)
+            except BlockingIOError:
+                pass  # its maker lives
+            finally:
+                os.close(fd)
+
+
+class Build:
+    """One directory of the store in the making; use it in a ``with``.
+
+    Entering waits for another maker of the same thing. Then ``done`` says whether it is
+    there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
+    """
+
+    def __init__(self, root: str, kind: str, name: str) -> None:
+        self._root = root
+        self.target = f"{root}/{kind}/{name}"
+        self.path = f"{root}/tmp/{kind}-{name}"
+        self.done = False
+        self._fd = -1
+
+    def __enter__(self) -> "Build":
+        while True:
+            if _is_whole(self.target):
+                self.done = True
+                return self
+            from enroot_py.base import trees
+
+            try:
+                trees.make(self.path, 0o700)
+            except FileExistsError:
+                pass
+            except OSError as e:
+                raise cannot_write(f"write to the store {self._root}", self._root, e) from e
+            try:
+                fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                flock(fd, LOCK_EX)
+                if is_at(fd, self.path):
+                    _empty(self.path)
+                    if os.path.isdir(self.target):
+                        if not _is_whole(self.target):  # else it has been published since we looked
+                            _keep_or_drop(self.target, self.path)
+                        if _is_whole(self.target):
+                            _remove(self.path)
+                            continue
+                        _empty(self.path)
+                    self._fd, fd = fd, -1
+                    return self
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        _empty(self.path)
+
+    def publish(self) -> None:
+        """Rename it into place: from here on it is in the store, whole."""
+        try:
+            with open(self.path + "/boot", "w") as f:
+                f.writelines((_boot_id() + "\n", *_checksums(self.path)))
+            os.rename(self.path, self.target)
+        except OSError as e:
+            raise cannot_write(f"publish {self.target}", self._root, e) from e
+        self.done = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd < 0:
+            return
+        try:
+            if not self.done:
+                _remove(self.path)
+        finally:
+            os.close(self._fd)  # and with it the lock
+            self._fd = -1
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
+def is_usable(image: str) -> bool:
+    """Whether the directory of an image is there, and whole: after a crash that takes a look at all of it."""
+    if _is_whole(image):
+        return True
+    if not os.path.isdir(image):
+        return False
+    from enroot_py.base import log
+
+    log.info(f"{image} may not have been on the disk when the node went down: checking it")
+    if not _survived(image):
+        return False
+    layers = _layers_of(image)
+    if not all(_is_whole(layer) or os.path.isdir(layer) and _survived(layer) for layer in layers):
+        return False
+    for marked in (image, *layers):
+        _unmark(marked)
+    return True
+
+
+def _layers_of(image: str) -> "list[str]":
+    """The directories of an image's layers."""
+    root = os.path.dirname(os.path.dirname(image))
+    if os.path.exists(f"{image}/{SQUASHFS}"):
+        return []
+    stack = read_stack(image)
+    return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
+
+
+def read_stack(image: str) -> "list[str]":
+    """The lower directories of an image, relative to the root; none where its record is damaged. Raises OSError."""
+    with open(image + "/stack", "rb") as f:
+        lines = os.fsdecode(f.read()).splitlines()
+    return lines if all(map(_is_lower, lines)) else []
+
+
+def _is_lower(line: str) -> bool:
+    """Whether a line is ``layers/NAME/fs`` or ``images/NAME/head/fs``."""
+    kind, _, rest = line.partition("/")
+    name, _, tree = rest.partition("/")
+    return (kind, tree) in (("layers", "fs"), ("images", "head/fs")) and is_digest("sha256:" + name)
+
+
+def _is_whole(path: str) -> bool:
+    """Whether something is there, and has not the mark of another boot."""
+    try:
+        with open(path + "/boot", errors="replace") as f:
+            return f.readline().rstrip("\n") == _boot_id()
+    except FileNotFoundError:
+        return os.path.isdir(path)
+
+
+def _checksums(path: str) -> "list[str]":
+    """A line NAME CRC for each file of a layer or an image that is not in its tree."""
+    from zlib import crc32
+
+    lines = []
+    for directory in ("", "head/"):
+        if os.path.isdir(f"{path}/{directory}"):
+            for name in sorted(os.listdir(f"{path}/{directory}")):
+                file = f"{path}/{directory}{name}"
+                if name not in ("boot", "checked", SQUASHFS) and os.path.isfile(file):
+                    with open(file, "rb") as f:
+                        lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
+    return lines
+
+
+def _survived(path: str) -> bool:
+    """Whether a layer or an image is what it was when it was published."""
+    from enroot_py.store import layers
+
+    if changed_files(path):
+        return False
+    if os.path.exists(f"{path}/{SQUASHFS}"):
+        return is_unchanged(path)
+    tree = path if os.path.isdir(path + "/fs") else path + "/head"
+    return next(layers.differences(tree), None) is None
+
+
+def changed_files(path: str) -> "list[str]":
+    """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
+    for mark in ("boot", "checked"):
+        try:
+            with open(f"{path}/{mark}", errors="replace") as f:
+                before, now = f.read().splitlines()[1:], [line.rstrip("\n") for line in _checksums(path)]
+        except FileNotFoundError:
+            continue
+        return sorted({line.rpartition(" ")[0] for line in set(before) ^ set(now)})
+    return []  # published by an older version
+
+
+def is_unchanged(image: str) -> bool:
+    """Whether the squashfs file of an image is what it was when it was written. Raises OSError."""
+    from enroot_py.store import squashfs
+
+    with open(image + "/sum") as f:
+        return f.read() == squashfs.checksum(f"{image}/{SQUASHFS}")
+
+
+def _unmark(path: str) -> None:
+    try:
+        os.rename(path + "/boot", path + "/checked")
+    except OSError as e:  # another was quicker, or it is not ours: then each of us looks
+        if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+
+
+def _keep_or_drop(path: str, aside: str) -> None:
+    """What may not have been on the disk when the node went down: keep it if it is whole."""
+    from enroot_py.base import log
+
+    if _survived(path):
+        _unmark(path)
+        return
+    log.warn(f"{path} was damaged when the node went down: making it again")
+    os.rename(path, aside + "/damaged")
+
+
+def is_at(fd: int, path: str) -> bool:
+    """Whether the open directory is the one at ``path``: it may have been published or removed meanwhile."""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _remove(path: str) -> None:
+    from enroot_py.base import trees
+
+    trees.remove(path)
+
+
+def _empty(path: str) -> None:
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            _remove(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _hex(digest: str) -> str:
+    """The file name of a digest. Raises ImageError for what is none: digests come from the network."""
+    if not is_digest(digest):
+        raise ImageError(f"{digest!r} is not a sha256 digest")
+    return digest.partition(":")[2]
+
+
+def _read_name(path: str) -> "Name | None":
+    """What a file of refs says; None where it is missing or says nothing, as after a crash."""
+    try:
+        with open(path, "rb") as f:
+            lines = os.fsdecode(f.read()).split("\n")
+    except FileNotFoundError:
+        return None
+    return Name(*lines[:4]) if is_digest(lines[0]) else None
+
+
+def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
+    """The error of a store whose root is not there, or not to be trusted."""
+    if error.errno != errno.EPERM or not error.strerror:
+        return cannot_write(f"{'create' if create else 'read'} the store {root}", root, error)
+    own = "set ENROOT_CACHE_PATH to a directory of your own"
+    if error.strerror.startswith("can be written"):
+        return ImageError(f"the store {root} {error.strerror}", hint=f"if nobody has: chmod 700 {root}; else {own}")
+    return ImageError(f"the store {root} {error.strerror}: its images are not trusted", hint=own)
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as e:
+        raise cannot_write(f"create the store {path}", path, e) from e
+
+
+def cannot_write(what: str, place: str, error: OSError) -> ImageError:
+    """The error of a store, or of something in it, at ``place``: cannot do ``what``."""
+    from enroot_py.base import filesystems
+
+    return ImageError(f"cannot {what}: {error.strerror}", hint=filesystems.way_out(error, place, "ENROOT_CACHE_PATH"))

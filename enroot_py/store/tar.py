@@ -1,0 +1,264 @@
+"""A layer's blob, split into tar entries as it is decompressed and hashed.
+
+Sources: pax(1) of POSIX ("ustar Interchange Format", "pax Header Block"); GNU tar's
+manual, "Basic Tar Format" and "Sparse Formats".
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+
+from enroot_py.base.compression import Decompressed, adler32
+from enroot_py.base.errors import ImageError
+
+_BLOCK = 512
+_ZEROS = bytes(_BLOCK)
+# name mode+uid+gid size mtime typeflag linkname magic+version devmajor devminor prefix
+_HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
+_NO_PAX: Mapping[bytes, bytes] = {}
+_SHOWN = 400  # characters of a name
+_MAX_EXTENSION = 4 << 20  # bytes of one pax header or GNU long name
+_MAX_SEGMENTS = 1 << 19  # of a sparse file
+_MAX_GLOBAL = 1000  # pax records that hold for all entries: git archive writes one
+
+
+class Tar(Decompressed):
+    """A tar stream read once, with the hashes of both its forms. Use it in a ``with``."""
+
+    def entries(self) -> Iterator["Entry"]:
+        """Yield each entry. Its data is there to be read until the next one is asked for."""
+        common: Mapping[bytes, bytes] = _NO_PAX  # pax: "g" holds for all that follow
+        own: Mapping[bytes, bytes] = _NO_PAX  # "x", and GNU long names: for the next only
+        long_name = long_link = None
+        while True:
+            block = self.read(_BLOCK)
+            if len(block) < _BLOCK:
+                if block.strip(b"\0"):
+                    raise self.truncated()
+                return
+            if block == _ZEROS:
+                return
+            _check_sum(block, self.size)
+            kind = block[156:157]
+            if kind in b"xgLK":
+                size = _number(block[124:136])
+                if not 0 <= size <= _MAX_EXTENSION:
+                    raise ImageError(f"a tar extension header of {size} bytes")
+                data = self.exactly(size)
+                self.exactly(-size % _BLOCK)
+                if kind == b"x":
+                    own = dict(_pax(data))
+                elif kind == b"g":
+                    common = {**common, **dict(_pax(data))}
+                    if len(common) > _MAX_GLOBAL:  # each entry is given all of them
+                        raise ImageError(f"more than {_MAX_GLOBAL} global pax records in the layer's tar")
+                elif kind == b"L":
+                    long_name = data.split(b"\0", 1)[0]
+                else:
+                    long_link = data.split(b"\0", 1)[0]
+                continue
+            entry = _entry(block, _in_force(common, own) if common or own else _NO_PAX, long_name, long_link)
+            own, long_name, long_link = _NO_PAX, None, None
+            if kind == b"S":
+                _old_sparse(entry, block, self.exactly)  # these headers are not counted in its size
+            before = self.position()
+            if entry.pax and entry.pax.get(b"GNU.sparse.major") == b"1":
+                _sparse_map_in_data(entry, self.exactly)
+            yield entry
+            stored = entry.stored
+            if stored:
+                left = stored - (self.position() - before)
+                if left < 0:
+                    raise ImageError(f"{shown(entry.path)}: a sparse map that is longer than its data")
+                self.skip(left)
+                self.read(-stored % _BLOCK)  # at the very end it may be missing: umoci insert, GNU tar and Go's reader
+
+
+@dataclass(slots=True)
+class Entry:
+    """One entry of a tar. ``path`` is as written; ``size`` is the file's, ``stored`` that of its data here."""
+
+    path: bytes
+    kind: bytes
+    mode: int
+    uid: int
+    gid: int
+    mtime: int  # nanoseconds
+    size: int
+    stored: int
+    link: bytes
+    device: tuple[int, int]
+    pax: Mapping[bytes, bytes]
+    segments: list[tuple[int, int]] | None = None  # of a sparse file: (offset, length)
+
+    def xattrs(self) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self.pax.items():
+            if key.startswith(b"SCHILY.xattr."):
+                yield key[len(b"SCHILY.xattr.") :], value
+
+
+def shown(path: bytes) -> str:
+    """A name for a message: in one line, and not all of a long one."""
+    text = "/" + path.lstrip(b"/").decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
+
+
+def _check_sum(block: bytes, at: int) -> None:
+    field = block[148:156]
+    # The low half of Adler-32 is 1 plus the sum of all bytes, modulo 65521, in a tenth of the time of sum(): RFC 1950.
+    if (adler32(block) - 1 - _sum_that_says(field)) & 0xFFFF == 0:
+        return
+    want = _number(field)
+    unsigned = sum(block) - sum(field) + 8 * 32
+    if want != unsigned and want != unsigned - 256 * sum(b > 127 for b in block[:148] + block[156:]):
+        raise ImageError(f"the layer is no tar: bad header checksum before byte {at}")
+
+
+@lru_cache(4096)
+def _sum_that_says(field: bytes) -> int:
+    """Of all bytes of a header with this checksum, which is counted there as eight spaces."""
+    return _number(field) + sum(field) - 8 * 32
+
+
+@lru_cache(4096)
+def _mode_and_owner(fields: bytes) -> tuple[int, int, int]:
+    return _number(fields[:8]) & 0o7777, _number(fields[8:16]), _number(fields[16:])
+
+
+@lru_cache(4096)
+def _number(raw: bytes) -> int:
+    """Octal, or base 256 where the first byte says so (GNU and star)."""
+    if raw[0] == 0x80:
+        return int.from_bytes(raw[1:], "big")
+    if raw[0] == 0xFF:
+        return int.from_bytes(raw, "big", signed=True)
+    digits = raw.lstrip(b"\0 ").split(b"\0", 1)[0].rstrip(b" ")  # some fill a field from the right
+    if digits.strip(b"01234567"):
+        raise ImageError(f"the layer is no tar: bad number {digits!r} in a header")
+    return int(digits or b"0", 8)
+
+
+def _decimal(raw: bytes) -> int:
+    if not raw.isdigit() or len(raw) > 20:
+        raise ImageError(f"bad number {raw[:32]!r} in a pax header")
+    return int(raw)
+
+
+def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Records ``LENGTH KEY=VALUE\\n``. Sparse maps of format 0.0 repeat keys: they are joined by commas."""
+    at = 0
+    numbers: list[bytes] = []
+    while at < len(data) and data[at] != 0:
+        space = data.find(b" ", at, at + 21)
+        length = _decimal(data[at:space]) if space > at else 0
+        record = data[space + 1 : at + length - 1]
+        if not 0 < space - at + 2 < length <= len(data) - at or data[at + length - 1] != ord("\n"):
+            raise ImageError("a damaged pax header in the layer's tar")
+        key, equals, value = record.partition(b"=")
+        if not equals:
+            raise ImageError("a damaged pax header in the layer's tar")
+        if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
+            numbers.append(value)
+        else:
+            yield key, value
+        at += length
+    if numbers:
+        yield b"GNU.sparse.map", b",".join(numbers)
+
+
+def _in_force(common: Mapping[bytes, bytes], own: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The pax records of an entry. An empty value takes back what was said before: pax(1), "Header Block"."""
+    return {key: value for key, value in {**common, **own}.items() if value or key.startswith(b"GNU.")}
+
+
+def _entry(block: bytes, pax: Mapping[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Entry:
+    name, owners, size_, mtime_, kind, link, magic, major, minor, prefix = _HEADER.unpack(block)
+    name = name.split(b"\0", 1)[0]
+    link = link.split(b"\0", 1)[0] if link[0] else b""
+    if prefix[0] and magic[:6] == b"ustar\0":
+        name = prefix.split(b"\0", 1)[0] + b"/" + name
+    path = long_name or name
+    link = long_link or link
+    size, mtime = _number(size_), None
+    mode, owner, group = _mode_and_owner(owners)
+    if pax:
+        path = pax.get(b"GNU.sparse.name") or pax.get(b"path") or path
+        link = pax.get(b"linkpath") or link
+        if b"\0" in path or b"\0" in link:
+            raise ImageError(f"a name with a NUL in the layer's tar: {shown(path)}")
+        size = _decimal(pax[b"size"]) if b"size" in pax else size
+        mtime = _nanoseconds(pax[b"mtime"]) if b"mtime" in pax else None
+        owner = _decimal(pax[b"uid"]) if b"uid" in pax else owner
+        group = _decimal(pax[b"gid"]) if b"gid" in pax else group
+    if size < 0:
+        raise ImageError(f"{shown(path)}: negative size {size}")
+    if kind in (b"0", b"\0", b"7"):
+        kind = b"5" if path.endswith(b"/") and not size else b"0"
+    if mtime is None:
+        mtime = _number(mtime_) * 10**9
+    if not -(2**62) <= mtime <= 2**62:
+        mtime = max(-(2**62), min(mtime, 2**62))
+    entry = Entry(
+        path,
+        kind,
+        mode,
+        owner,
+        group,
+        mtime,
+        size,
+        size if kind in b"0S" else 0,
+        link,
+        (_number(major), _number(minor)) if kind in b"34" else (0, 0),
+        pax,
+    )
+    if b"GNU.sparse.map" in pax:
+        numbers = [_decimal(n) for n in pax[b"GNU.sparse.map"].split(b",") if n]
+        entry.size = _decimal(pax.get(b"GNU.sparse.size", b"%d" % size))
+        entry.segments = list(zip(numbers[::2], numbers[1::2], strict=False))
+        _check_segments(entry, len(entry.segments))
+    return entry
+
+
+def _nanoseconds(text: bytes) -> int:
+    """A decimal number of seconds with a fraction: pax(1), mtime."""
+    whole, _, fraction = text.partition(b".")
+    sign = -1 if whole.startswith(b"-") else 1
+    return sign * (_decimal(whole.lstrip(b"-") or b"0") * 10**9 + _decimal(fraction[:9].ljust(9, b"0")))
+
+
+def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> None:
+    """The map of typeflag S: four segments in the header, 21 in each extension block."""
+    entry.kind = b"0"
+    entry.size = _number(block[483:495])
+    entry.segments = []
+    table, more = block[386:482], block[482]
+    while True:
+        for at in range(0, len(table), 24):
+            if table[at]:
+                entry.segments.append((_number(table[at : at + 12]), _number(table[at + 12 : at + 24])))
+        _check_segments(entry, len(entry.segments))
+        if not more:
+            return
+        block = read(_BLOCK)
+        table, more = block[:504], block[504]
+
+
+def _check_segments(entry: Entry, count: int) -> None:
+    """They are held in memory, 120 bytes each."""
+    if count > _MAX_SEGMENTS:
+        raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments or more")
+
+
+def _sparse_map_in_data(entry: Entry, read: Callable[[int], bytes]) -> None:
+    """GNU format 1.0: the data begins with the map, decimal numbers each on a line, in whole blocks."""
+    entry.size = _decimal(entry.pax.get(b"GNU.sparse.realsize", b""))
+    text = read(_BLOCK)
+    count = _decimal(text.split(b"\n", 1)[0])
+    _check_segments(entry, count)
+    blocks, lines = [text], text.count(b"\n")
+    while lines < 2 * count + 1:
+        blocks.append(read(_BLOCK))
+        lines += blocks[-1].count(b"\n")
+    numbers = [_decimal(n) for n in b"".join(blocks).split(b"\n")[1 : 2 * count + 1]]
+    entry.segments = list(zip(numbers[::2], numbers[1::2], strict=True))
