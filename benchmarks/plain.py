@@ -3,6 +3,8 @@
 Arguments: URL of the registry, repository, tag, directory.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -13,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from isal import isal_zlib
 
 
-def unpack(work: "tuple[str, str]") -> None:
+def unpack(work: tuple[str, str]) -> None:
     url, directory = work
     os.mkdir(directory)
     command = ["tar", "-C", directory, "-xf", "-", "--no-same-owner", "--delay-directory-restore", "--exclude=dev/*"]

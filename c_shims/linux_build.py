@@ -1,5 +1,7 @@
 """Builds enroot_py.base._linux, the man-page calls of linux.h, as a cffi API module."""
 
+from __future__ import annotations
+
 import os
 
 import cffi

@@ -1,5 +1,7 @@
 """Unprivileged containers from Docker images: namespaces, overlays, squashfs."""
 
+from __future__ import annotations
+
 import sys
 
 __version__ = "0.1.0"

@@ -1,5 +1,7 @@
 """Entry of the command ``penroot``: the quick verbs here, the others through click."""
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
@@ -72,7 +74,7 @@ def _plug() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _run(arguments: "list[str]") -> int:
+def _run(arguments: list[str]) -> int:
     verb = arguments[0] if arguments else ""
     if verb in ("start", "batch"):
         # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
@@ -92,7 +94,7 @@ def _run(arguments: "list[str]") -> int:
     return cli(arguments)
 
 
-def _say(error: "PenrootError") -> None:
+def _say(error: PenrootError) -> None:
     from enroot_py.base import log
 
     log.error(str(error))

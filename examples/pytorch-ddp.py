@@ -1,5 +1,7 @@
 """Fit a line on all GPUs of a job, with torch.distributed."""
 
+from __future__ import annotations
+
 import os
 
 import torch

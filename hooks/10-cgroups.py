@@ -4,6 +4,8 @@ The container's cgroup namespace makes them the root, but what is mounted on
 the host shows the host's hierarchy. See cgroup_namespaces(7).
 """
 
+from __future__ import annotations
+
 import os
 
 TYPE_CHECKING = False
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     mounted: dict[str, str] = {}
     for line in context.cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -25,7 +27,7 @@ def run(context: "Context") -> None:
             context.mount(source, target, "rbind,ro,nosuid,nodev,noexec,nofail,silent")
 
 
-def hierarchies() -> "dict[str, str]":
+def hierarchies() -> dict[str, str]:
     """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
     found: dict[str, str] = {}
     with open("/proc/self/mountinfo", errors="surrogateescape") as f:

@@ -1,11 +1,13 @@
 """/dev: one of the container's own, where ENROOT_RESTRICT_DEV asks for it."""
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     if context.settings.restrict_dev and not context.settings.unshare_ipc:  # with its own IPC it has one
         from enroot_py.runtime import isolated
 

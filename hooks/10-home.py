@@ -1,11 +1,13 @@
 """Home directory: the caller's own, where ENROOT_MOUNT_HOME or --container-mount-home asks for it."""
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     if not context.settings.mount_home:
         return
     source = context.host.get("HOME") or context.user.pw_dir

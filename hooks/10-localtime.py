@@ -1,5 +1,7 @@
 """Time zone: the host's, also where the image has no tzdata."""
 
+from __future__ import annotations
+
 import os
 
 TYPE_CHECKING = False
@@ -7,7 +9,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     if not os.path.islink("/etc/localtime"):
         return
     try:

@@ -7,6 +7,8 @@ no user. Nothing comes from those of the host. What the image says of new users,
 /etc/login.defs and /etc/default/useradd, holds.
 """
 
+from __future__ import annotations
+
 import grp
 import os
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 OVERFLOW = 65534  # user_namespaces(7): who is not mapped
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     user = context.user
     shell = user.pw_shell
     if not context.exists(shell):
@@ -46,7 +48,7 @@ def run(context: "Context") -> None:
         welcome(context)
 
 
-def defaults(context: "Context", *files: str) -> "dict[str, str]":
+def defaults(context: Context, *files: str) -> dict[str, str]:
     """``KEY VALUE`` or ``KEY=VALUE`` of login.defs(5) and useradd(8)."""
     found = {}
     for file in files:
@@ -64,7 +66,7 @@ def group_name(gid: int) -> str:
         return f"group{gid}"
 
 
-def merge(ours: "list[str]", theirs: bytes) -> bytes:
+def merge(ours: list[str], theirs: bytes) -> bytes:
     """Our entries first, so that they are found by number; of theirs those whose name is still free."""
     names = {os.fsencode(entry.split(":")[0]) for entry in ours} | {b"_apt"}
     kept = [line for line in theirs.split(b"\n") if line.count(b":") > 1 and line.split(b":")[0] not in names]
@@ -79,7 +81,7 @@ def completed(entries: bytes, database: bytes, unknown: str) -> bytes:
     return b"\n".join([entries.rstrip(b"\n"), *lines, b""]) if lines else entries
 
 
-def welcome(context: "Context") -> None:
+def welcome(context: Context) -> None:
     """A home directory and a mailbox for who has none, as useradd(8) makes them."""
     user = context.user
     said = defaults(context, "/etc/login.defs", "/etc/default/useradd")

@@ -1,5 +1,7 @@
 """MPI: a rank that mpirun, mpiexec or srun has started finds its launcher, and through it the others."""
 
+from __future__ import annotations
+
 from enroot_py.runtime.environ import is_rank
 
 TYPE_CHECKING = False
@@ -7,7 +9,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     if not (context.settings.mpi and is_rank(context.host)):
         return
     from enroot_py.runtime import pmix, ranks

@@ -3,6 +3,8 @@
 GPUs of NVIDIA are left to 98-nvidia, which needs no specification and knows what the image and Slurm say of them.
 """
 
+from __future__ import annotations
+
 import os
 
 TYPE_CHECKING = False
@@ -11,12 +13,12 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     if context.settings.devices:
         plan(context).execute(context)
 
 
-def plan(context: "Context") -> "Edits":
+def plan(context: Context) -> Edits:
     """Raises HookError for a device that this node does not have."""
     from enroot_py.base.errors import HookError
     from enroot_py.devices import cdi
@@ -51,7 +53,7 @@ def plan(context: "Context") -> "Edits":
     return edits
 
 
-def add_nodes(host: "Host", edits: "Edits", path: str) -> bool:
+def add_nodes(host: Host, edits: Edits, path: str) -> bool:
     """A node, or the nodes in a directory; False where there are none."""
     if not os.path.isdir(host.path(path)):
         return edits.node(host, path)

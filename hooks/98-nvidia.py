@@ -1,5 +1,7 @@
 """GPUs of NVIDIA, by NVIDIA_VISIBLE_DEVICES or by what Slurm allocated to the step."""
 
+from __future__ import annotations
+
 import os
 
 TYPE_CHECKING = False
@@ -13,33 +15,33 @@ UNTOLD = "all"  # where Slurm tells a step how many GPUs it has, but not which: 
 MODES = ("auto", "cdi", "native", "nvidia-container-cli")
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     visible, allocated = wanted(context)
     if visible or allocated:
         plan(context, visible, allocated).execute(context)
 
 
-def value(context: "Context", name: str) -> str:
+def value(context: Context, name: str) -> str:
     """A variable of the caller, else of the image."""
     return context.host.get(name, context.environ.get(name, ""))
 
 
-def by_option(context: "Context") -> str:
+def by_option(context: Context) -> str:
     """GPUs that the caller names in the words of CDI: with --device, or in ENROOT_DEVICES."""
     words = [word.strip() for word in context.settings.devices.split(",")] if context.settings.devices else []
     return ",".join(word.removeprefix(KIND + "=") for word in words if word.startswith(KIND + "="))
 
 
-def named(visible: str) -> "list[str]":
+def named(visible: str) -> list[str]:
     return [word.strip().removeprefix(KIND + "=") for word in visible.split(",") if word.strip()]
 
 
-def asked(context: "Context") -> str:
+def asked(context: Context) -> str:
     """What the caller names; empty where only the image does."""
     return by_option(context) or context.host.get("NVIDIA_VISIBLE_DEVICES", "")
 
 
-def wanted(context: "Context") -> "tuple[str, str]":
+def wanted(context: Context) -> tuple[str, str]:
     """NVIDIA_VISIBLE_DEVICES, and the numbers of the GPUs that Slurm allocated; two empty strings for neither."""
     visible = by_option(context) or value(context, "NVIDIA_VISIBLE_DEVICES")
     if visible == "void":
@@ -59,7 +61,7 @@ def wanted(context: "Context") -> "tuple[str, str]":
     return visible, numbers
 
 
-def plan(context: "Context", visible: str, allocated: str) -> "Edits":
+def plan(context: Context, visible: str, allocated: str) -> Edits:
     """What the container needs for these GPUs. Raises HookError."""
     from enroot_py.base import log
     from enroot_py.base.errors import HookError
@@ -115,13 +117,13 @@ def plan(context: "Context", visible: str, allocated: str) -> "Edits":
     return edits
 
 
-def origin(context: "Context", visible: str) -> str:
+def origin(context: Context, visible: str) -> str:
     from enroot_py.devices.edits import shown
 
     return shown(f"{'--device ' + KIND if by_option(context) else 'NVIDIA_VISIBLE_DEVICES'}={visible}")
 
 
-def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver") -> "Selection":
+def of_slurm(context: Context, known: list[GPU], host: Host, allocated: str, driver: Driver) -> Selection:
     """The GPUs of the step, of them those that the caller asks for; others that he asks for are reported.
 
     PENROOT_GPUS is set in the container where its tasks are told numbers that count others too.
@@ -134,8 +136,8 @@ def of_slurm(context: "Context", known: "list[GPU]", host: "Host", allocated: st
 
 
 def narrowed(
-    context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver", step: "Selection"
-) -> "Selection":
+    context: Context, known: list[GPU], host: Host, allocated: str, driver: Driver, step: Selection
+) -> Selection:
     """Of the step's GPUs those that the caller asks for."""
     from enroot_py.base import log
     from enroot_py.base.errors import HookError
@@ -160,9 +162,7 @@ def narrowed(
     return step
 
 
-def of_step(
-    context: "Context", known: "list[GPU]", host: "Host", allocated: str, driver: "Driver"
-) -> "tuple[Selection, bool]":
+def of_step(context: Context, known: list[GPU], host: Host, allocated: str, driver: Driver) -> tuple[Selection, bool]:
     """What Slurm gives the tasks of this step on this node: all GPUs where it cannot be known.
 
     What of them is not the step's, the device cgroup keeps from it. And whether the tasks are told
@@ -200,7 +200,7 @@ def of_step(
     return nvidia.Selection(gpus), counts_all
 
 
-def of_all_tasks(context: "Context", own: "list[str]") -> "list[str]":
+def of_all_tasks(context: Context, own: list[str]) -> list[str]:
     """The GPUs of all tasks, of which each is told its own where tasks are bound to GPUs; none where nobody says."""
     if context.host.get("SLURM_GPUS_ON_NODE") == str(len(own)):
         return own
@@ -211,12 +211,12 @@ def of_all_tasks(context: "Context", own: "list[str]") -> "list[str]":
 
 
 def by_cdi(
-    context: "Context",
-    host: "Host",
-    edits: "Edits",
-    driver: "Driver",
-    words: "list[str]",
-    known: "list[GPU]",
+    context: Context,
+    host: Host,
+    edits: Edits,
+    driver: Driver,
+    words: list[str],
+    known: list[GPU],
     mode: str,
 ) -> bool:
     """Add the devices as a CDI specification describes them; False where none does and another way is open."""
@@ -252,7 +252,7 @@ def by_cdi(
     return True
 
 
-def add_optional(context: "Context", host: "Host", driver: "Driver", edits: "Edits", capabilities: "set[str]") -> None:
+def add_optional(context: Context, host: Host, driver: Driver, edits: Edits, capabilities: set[str]) -> None:
     """What a host may have besides: rights over MIG, and sockets of daemons."""
     for name, number in (("NVIDIA_MIG_CONFIG_DEVICES", 1), ("NVIDIA_MIG_MONITOR_DEVICES", 2)):
         if value(context, name):
@@ -264,7 +264,7 @@ def add_optional(context: "Context", host: "Host", driver: "Driver", edits: "Edi
                 edits.file(driver.tree, path)
 
 
-def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "set[str]") -> None:
+def add_direct(context: Context, host: Host, edits: Edits, capabilities: set[str]) -> None:
     """GPUDirect, which nvidia-container-cli knows little of, and MPS."""
     if "compute" in capabilities:
         from enroot_py.devices import nvidia
@@ -276,7 +276,7 @@ def add_direct(context: "Context", host: "Host", edits: "Edits", capabilities: "
             edits.environ.update({"CUDA_MPS_PIPE_DIRECTORY": pipes} if pipes != "/tmp/nvidia-mps" else {})
 
 
-def requirements(context: "Context") -> "dict[str, str]":
+def requirements(context: Context) -> dict[str, str]:
     """NVIDIA_REQUIRE_*, unless NVIDIA_DISABLE_REQUIRE says that they do not count."""
     if value(context, "NVIDIA_DISABLE_REQUIRE") not in ("", "0", "false"):
         return {}
@@ -284,14 +284,14 @@ def requirements(context: "Context") -> "dict[str, str]":
     return {name: value(context, name) for name in sorted(names)}
 
 
-def check_requirements(context: "Context", version: str, known: "list[GPU]") -> None:
+def check_requirements(context: Context, version: str, known: list[GPU]) -> None:
     if required := requirements(context):
         from enroot_py.devices import nvidia
 
         nvidia.check_requirements(required, version, known)
 
 
-def cli_command(context: "Context", driver: "Driver", words: "list[str]", capabilities: "set[str]") -> "list[str]":
+def cli_command(context: Context, driver: Driver, words: list[str], capabilities: set[str]) -> list[str]:
     """NVIDIA's own program, where a site insists on it, as nvidia-container-cli(1) takes its arguments."""
     command = ["nvidia-container-cli", "--user"]
     command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in context.host else []

@@ -5,6 +5,8 @@ do for "all". A selection hides the other devices and their entries in sysfs.
 Source of the layout: the kernel's Documentation/infiniband/user_verbs and user_mad.
 """
 
+from __future__ import annotations
+
 import os
 
 TYPE_CHECKING = False
@@ -27,7 +29,7 @@ LIBRARIES = (
 YES = ("1", "y", "yes", "true", "t", "on")
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     visible = context.host.get("MELLANOX_VISIBLE_DEVICES", context.environ.get("MELLANOX_VISIBLE_DEVICES", ""))
     if visible in ("void", "none"):
         visible = ""
@@ -48,7 +50,7 @@ class HCA:
         self.driver = driver
 
     @property
-    def order(self) -> "tuple[bool, str, str, int, str]":
+    def order(self) -> tuple[bool, str, str, int, str]:
         """enroot's order: those of Mellanox by driver and address; then all others."""
         number = self.verbs.removeprefix("uverbs")
         return (
@@ -60,7 +62,7 @@ class HCA:
         )
 
 
-def hcas(host: "Host") -> "list[HCA]":
+def hcas(host: Host) -> list[HCA]:
     found = []
     for verbs in host.list("/sys/class/infiniband_verbs"):
         real = host.real(f"/sys/class/infiniband_verbs/{verbs}")
@@ -73,7 +75,7 @@ def hcas(host: "Host") -> "list[HCA]":
     return sorted(found, key=lambda hca: hca.order)
 
 
-def select(visible: str, known: "list[HCA]") -> "list[HCA]":
+def select(visible: str, known: list[HCA]) -> list[HCA]:
     """Raises HookError for a number or name that this node does not have."""
     if visible == "all":
         return known
@@ -97,7 +99,7 @@ def select(visible: str, known: "list[HCA]") -> "list[HCA]":
     return chosen
 
 
-def plan(context: "Context", visible: str) -> "Edits":
+def plan(context: Context, visible: str) -> Edits:
     """What the container needs for these devices. Raises HookError."""
     from enroot_py.devices.edits import Edits, Host, shared_dev, shown
 
@@ -137,7 +139,7 @@ def plan(context: "Context", visible: str) -> "Edits":
     return edits
 
 
-def is_superuser(context: "Context") -> bool:
+def is_superuser(context: Context) -> bool:
     """Whether root of the host runs a container with root's rights, ENROOT_ALLOW_SUPERUSER."""
     if context.host.get("ENROOT_ALLOW_SUPERUSER", "").lower() not in YES:
         return False
@@ -145,12 +147,12 @@ def is_superuser(context: "Context") -> bool:
         return f.readline().split()[1:2] == ["0"]
 
 
-def mad_devices(host: "Host", hca: HCA) -> "list[str]":
+def mad_devices(host: Host, hca: HCA) -> list[str]:
     """Management devices, umad and issm, of one HCA."""
     return host.list(hca.path + "/infiniband_mad")
 
 
-def filter_sysfs(host: "Host", edits: "Edits", chosen: "list[HCA]", mads: "dict[str, list[str]]") -> None:
+def filter_sysfs(host: Host, edits: Edits, chosen: list[HCA], mads: dict[str, list[str]]) -> None:
     """Classes of sysfs with the chosen devices alone: verbs libraries look there, not in /dev."""
     for name in CLASSES:
         directory = f"/sys/class/{name}"
@@ -164,7 +166,7 @@ def filter_sysfs(host: "Host", edits: "Edits", chosen: "list[HCA]", mads: "dict[
             edits.links[f"/sys/class/infiniband_mad/{mad}"] = f"{hca.path}/infiniband_mad/{mad}"
 
 
-def add_provider(context: "Context", host: "Host", edits: "Edits", chosen: "list[HCA]") -> None:
+def add_provider(context: Context, host: Host, edits: Edits, chosen: list[HCA]) -> None:
     """The host's libibverbs and the providers of the chosen devices, where MELLANOX_MOUNT_DRIVER asks for them."""
     from enroot_py.devices import ldcache
     from enroot_py.devices.edits import add_library, bits, library_directory

@@ -3,6 +3,8 @@
 Done by a child: it moves into the namespaces of the container, and there is no way back.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -19,17 +21,17 @@ if TYPE_CHECKING:
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
 
-def bring(spaces: "Mapping[str, int]", wanted: "Sequence[Mount]") -> str:
+def bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> str:
     """Bind directories of the node in the container with the namespaces ``spaces``; why not, else empty."""
     return _in_child(lambda: _bring(spaces, wanted))
 
 
-def take_back(spaces: "Mapping[str, int]", brought: "Sequence[Mount]") -> str:
+def take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> str:
     """Detach them again; why not, else empty."""
     return _in_child(lambda: _take_back(spaces, brought))
 
 
-def _in_child(act: "Callable[[], None]") -> str:
+def _in_child(act: Callable[[], None]) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -48,7 +50,7 @@ def _in_child(act: "Callable[[], None]") -> str:
     return why or (f"the process that mounts ended with status {os.waitstatus_to_exitcode(status)}" if status else "")
 
 
-def _bring(spaces: "Mapping[str, int]", wanted: "Sequence[Mount]") -> None:
+def _bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> None:
     namespaces.hide()
     if "user" in spaces:  # not where root keeps its privileges
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
@@ -79,7 +81,7 @@ def _make(root: int, path: str) -> int:
     return paths.open_in(root, path)
 
 
-def _take_back(spaces: "Mapping[str, int]", brought: "Sequence[Mount]") -> None:
+def _take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> None:
     namespaces.hide()
     if "user" in spaces:  # not where root keeps its privileges
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)

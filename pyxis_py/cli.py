@@ -1,5 +1,7 @@
 """``pyxis-py``: put the SPANK plugin where Slurm finds it."""
 
+from __future__ import annotations
+
 import glob
 import os
 import sys

@@ -6,6 +6,8 @@ directory that the command sees are those of the tasks. What it has started
 beside it goes on.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import select
@@ -24,7 +26,7 @@ _STARTED, _END = 8, 9  # of a shell, one digit
 _COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
 
 
-def run(container: start.Container, log: int, confine: "Callable[[], None]") -> "tuple[dict[str, str], str]":
+def run(container: start.Container, log: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     """Run the entrypoint of a container that this process has entered; its output goes to the descriptor ``log``.
 
     ``confine`` leaves it the privileges of a task.
@@ -65,7 +67,7 @@ def run(container: start.Container, log: int, confine: "Callable[[], None]") -> 
     return environ, workdir
 
 
-def _execute(container: start.Container, log: int, say: int, wait: int, confine: "Callable[[], None]") -> "NoReturn":
+def _execute(container: start.Container, log: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
     try:
         # First out of the way, as any of them may be where another one goes.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))

@@ -5,6 +5,8 @@ node, and CUDA counts those that it can open. Source: gres.conf(5); CUDA C++
 Programming Guide, "CUDA Environment Variables".
 """
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 _TOLD = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
-def variables(task: "Job", image: "Mapping[str, str]") -> "dict[str, str]":
+def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """What a task is told of its GPUs, counted among PENROOT_GPUS: those of the container, as CUDA sees them.
 
     What the image says itself stays, and so do numbers of others, which a task of another step has that attaches.

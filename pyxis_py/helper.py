@@ -6,6 +6,8 @@ the life of a step on a node, ``finish`` after its last task where that one was
 killed, ``epilog`` after a job that left something.
 """
 
+from __future__ import annotations
+
 import _signal
 import _socket
 import errno
@@ -43,11 +45,11 @@ class Channel:
     def __init__(self, socket: _socket.socket) -> None:
         self.socket = socket
 
-    def receive(self) -> "list[tuple[str, str]]":
+    def receive(self) -> list[tuple[str, str]]:
         """One message. Raises EOFError where the peer is gone."""
         return self._message(b"")
 
-    def receive_with_fds(self, sender: int = 0) -> "tuple[list[tuple[str, str]], list[int]]":
+    def receive_with_fds(self, sender: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
         """One message and the descriptors that came with its first byte.
 
         A message of another process than ``sender``, if that is given, raises PermissionError. The kernel names the
@@ -65,7 +67,7 @@ class Channel:
             raise PermissionError(errno.EPERM, "another process has answered")
         return self._message(first), fds
 
-    def _message(self, begun: bytes) -> "list[tuple[str, str]]":
+    def _message(self, begun: bytes) -> list[tuple[str, str]]:
         size = int.from_bytes(begun + self._exactly(4 - len(begun)), "little")
         if size > _LIMIT:
             raise EOFError(f"message of {size} bytes")
@@ -81,13 +83,13 @@ class Channel:
             size -= len(part)
         return b"".join(parts)
 
-    def send(self, pairs: "Iterable[tuple[str, str]]", fds: "tuple[int, ...]" = ()) -> None:
+    def send(self, pairs: Iterable[tuple[str, str]], fds: tuple[int, ...] = ()) -> None:
         """Send one message, with file descriptors as SCM_RIGHTS, unix(7). Raises OSError."""
         data, sent = _framed(pairs), 0
         while sent < len(data):
             sent += self._send(data[sent:], fds if not sent else ())
 
-    def _send(self, data: "bytes | memoryview", fds: "tuple[int, ...]") -> int:
+    def _send(self, data: bytes | memoryview, fds: tuple[int, ...]) -> int:
         if not fds:
             return self.socket.send(data)
         rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
@@ -116,7 +118,7 @@ class Client(Channel):
         self._out = memoryview(b"")
         self._fds: tuple[int, ...] = ()
 
-    def request(self) -> "Job | None":
+    def request(self) -> Job | None:
         """The request, or None while a part of it is missing. Raises EOFError, ValueError, KeyError, OSError."""
         part = self.socket.recv(1 << 20)
         if not part:
@@ -129,7 +131,7 @@ class Client(Channel):
             return None
         return Job(_pairs(bytes(self._in[4 : 4 + size])))
 
-    def send(self, pairs: "Iterable[tuple[str, str]]", fds: "tuple[int, ...]" = ()) -> None:
+    def send(self, pairs: Iterable[tuple[str, str]], fds: tuple[int, ...] = ()) -> None:
         """Keep the one answer, for ``flush``."""
         self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
 
@@ -140,16 +142,16 @@ class Client(Channel):
         return not self._out
 
 
-def _numbers(data: bytes) -> "list[int]":
+def _numbers(data: bytes) -> list[int]:
     return [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
 
 
-def _framed(pairs: "Iterable[tuple[str, str]]") -> bytes:
+def _framed(pairs: Iterable[tuple[str, str]]) -> bytes:
     payload = os.fsencode("".join(f"{key}\0{value}\0" for key, value in pairs))
     return len(payload).to_bytes(4, "little") + payload
 
 
-def _pairs(payload: bytes) -> "list[tuple[str, str]]":
+def _pairs(payload: bytes) -> list[tuple[str, str]]:
     words = os.fsdecode(payload).split("\0")[:-1]
     return list(zip(words[::2], words[1::2], strict=True))
 
@@ -257,13 +259,13 @@ class Service:
     no process in a container can reach.
     """
 
-    def __init__(self, container: "Held", listener: _socket.socket) -> None:
+    def __init__(self, container: Held, listener: _socket.socket) -> None:
         self.container = container
         self.listener = listener
         self.control = _socket.socket(fileno=_CONTROL)
         self.clients: dict[int, Client] = {}
 
-    def serve(self) -> "NoReturn":
+    def serve(self) -> NoReturn:
         while True:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
@@ -325,7 +327,7 @@ class Service:
             return True  # it was killed while it asked: there is nobody to answer
         return False
 
-    def _finish(self, asked: Job, client: Client) -> "NoReturn":
+    def _finish(self, asked: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which waits for the end of this process too."""
         # Another step that is about to attach has to see that this one ends: it holds the lock of the name, and
         # finish() may have to wait for that.
@@ -351,7 +353,7 @@ class Service:
         os._exit(0)
 
 
-def let_go(container: "Held") -> None:
+def let_go(container: Held) -> None:
     """Close the namespaces, and wait for the server of an image, which ends with them.
 
     slurmstepd would find it alive, kill it, and sleep for a second before it looks again. A server that has not ended
@@ -373,7 +375,7 @@ class Running:
 
     __slots__ = ("environ", "workdir", "names", "fds", "shared", "remap_root", "served")
 
-    def __init__(self, pairs: "list[tuple[str, str]]", fds: "list[int]") -> None:
+    def __init__(self, pairs: list[tuple[str, str]], fds: list[int]) -> None:
         self.environ = dict(value.partition("=")[::2] for key, value in pairs if key == "environ")
         self.names = tuple(value for key, value in pairs if key == "ns")
         self.fds = tuple(fds[: len(self.names)])
@@ -387,7 +389,7 @@ class Running:
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
 
-    def __init__(self, step: "Step") -> None:
+    def __init__(self, step: Step) -> None:
         """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
         self.step = step
         self.attached = False
@@ -412,11 +414,11 @@ class Held:
         self.directory = step.directory_id()
 
     @property
-    def spaces(self) -> "dict[str, int]":
+    def spaces(self) -> dict[str, int]:
         """The namespaces by name."""
         return dict(zip(self.names, self.fds, strict=True))
 
-    def _running(self) -> "Running | None":
+    def _running(self) -> Running | None:
         """What the helper of a running container of this name hands over, or None."""
         step = self.step
         if step.request.name is None:
@@ -519,14 +521,14 @@ def is_ours(name: str, fd: int) -> bool:
     return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
 
 
-def _imposter(step: "Step", other: str, why: str) -> PenrootError:
+def _imposter(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
         f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
         hint=f"scancel {other} ends that step; or use another container: --container-name={step.request.name}:no_exec",
     )
 
 
-def _build(step: "Step", source: "Source", channel: Channel, proc: int) -> "NoReturn":
+def _build(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     status = 1
     log.sink = channel.log

@@ -4,6 +4,8 @@
 until ``PROGRAM release``; that may be called more than once for a step.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base import log, run
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pyxis_py.settings import Settings
 
 
-def get(plugin: "Settings", host: "Mapping[str, str]", uri: str) -> str:
+def get(plugin: Settings, host: Mapping[str, str], uri: str) -> str:
     """The squashfs file of an image. Raises ImageError."""
     command = [plugin.importer, "get", uri]
     try:
@@ -30,7 +32,7 @@ def get(plugin: "Settings", host: "Mapping[str, str]", uri: str) -> str:
     return lines[0]
 
 
-def release(plugin: "Settings", host: "Mapping[str, str]") -> None:
+def release(plugin: Settings, host: Mapping[str, str]) -> None:
     """The file is not needed any more. That a release fails is for the administrator, not for the job."""
     try:
         run.run([plugin.importer, "release"], error=ImageError, environ=_environ(host))
@@ -38,5 +40,5 @@ def release(plugin: "Settings", host: "Mapping[str, str]") -> None:
         log.info(str(e))
 
 
-def _environ(host: "Mapping[str, str]") -> "dict[str, str]":
+def _environ(host: Mapping[str, str]) -> dict[str, str]:
     return {**host, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

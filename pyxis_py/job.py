@@ -1,5 +1,7 @@
 """What SPANK told us about a job step on this node, frozen."""
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +30,7 @@ class Job:
 
     __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "helper", "command")
 
-    def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Raises KeyError where the message lacks what every request has."""
         single: dict[str, str] = {}
         self.arguments: list[str] = []
@@ -66,7 +68,7 @@ class Job:
         return self.numbers["uid"]
 
     @property
-    def ending(self) -> "dict[str, bool]":
+    def ending(self) -> dict[str, bool]:
         """How a step has ended, of a request to finish it: Step.finish."""
         return {how: self.numbers[how] != 0 for how in ("failed", "killed")}
 
@@ -99,6 +101,6 @@ class Job:
     def is_first_of_several_tasks(self) -> bool:
         return self.tasks > 1 and self.environ.get("SLURM_NODEID") == "0"
 
-    def host(self) -> "dict[str, str]":
+    def host(self) -> dict[str, str]:
         """The job's environment without what must not reach an import or a start."""
         return {key: value for key, value in self.environ.items() if key not in _DENIED}

@@ -1,5 +1,7 @@
 """Manual pages of the plugin, made of what its commands, options and arguments say of themselves."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import click

@@ -5,6 +5,8 @@ of the SPANK plugin is generated from the table when the plugin is built:
 ``python3 -m pyxis_py.options``. On the step path: no typing, no re.
 """
 
+from __future__ import annotations
+
 from enroot_py.base.errors import UsageError
 
 TYPE_CHECKING = False
@@ -30,7 +32,7 @@ class MountEntry:
 
     __slots__ = ("source", "target", "flags")
 
-    def __init__(self, source: str, target: str, flags: "tuple[str, ...]") -> None:
+    def __init__(self, source: str, target: str, flags: tuple[str, ...]) -> None:
         self.source = source
         self.target = target
         self.flags = flags
@@ -44,7 +46,7 @@ class MountEntry:
     def __repr__(self) -> str:
         return f"MountEntry({self.source!r}, {self.target!r}, {self.flags!r})"
 
-    def _key(self) -> "tuple[str, str, tuple[str, ...]]":
+    def _key(self) -> tuple[str, str, tuple[str, ...]]:
         return self.source, self.target, self.flags
 
 
@@ -75,7 +77,7 @@ class Request:
     unshare: tuple[str, ...]
     origins: dict[str, str]
 
-    def __init__(self, values: "Mapping[str, Any]", origins: "dict[str, str]") -> None:
+    def __init__(self, values: Mapping[str, Any], origins: dict[str, str]) -> None:
         name, mode = values.get("name", (None, "auto"))
         known = {"mounts": (), "env": (), "unshare": (), **values, "name": name, "name_mode": mode, "origins": origins}
         for attribute in self.__slots__:
@@ -127,7 +129,7 @@ def _save(text: str) -> str:
     return _path(text)
 
 
-def _name(text: str) -> "tuple[str, str]":
+def _name(text: str) -> tuple[str, str]:
     name, _, mode = text.partition(":")
     if not name:
         raise ValueError("the name is empty")
@@ -140,7 +142,7 @@ def _name(text: str) -> "tuple[str, str]":
     return name, mode or "auto"
 
 
-def _environ_entries(text: str) -> "tuple[str, ...]":
+def _environ_entries(text: str) -> tuple[str, ...]:
     entries = [entry.replace("\\,", ",") for entry in _split(text, ",")]
     for entry in entries:
         name, equals, _ = entry.partition("=")
@@ -154,7 +156,7 @@ def _environ_entries(text: str) -> "tuple[str, ...]":
     return tuple(dict.fromkeys(entries))
 
 
-def chosen(entries: "Iterable[str]", environ: "Mapping[str, str]") -> "dict[str, str]":
+def chosen(entries: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that the entries of --container-env stand for; of two values of a name the later one counts.
 
     An entry is a name, a pattern in which ``*`` is any text, or NAME=VALUE.
@@ -185,7 +187,7 @@ def _matches(name: str, pattern: str) -> bool:
     return True
 
 
-def _unshare(text: str) -> "tuple[str, ...]":
+def _unshare(text: str) -> tuple[str, ...]:
     names = text.split(",")
     for name in names:
         if name not in NAMESPACES:
@@ -193,7 +195,7 @@ def _unshare(text: str) -> "tuple[str, ...]":
     return tuple(dict.fromkeys(names))
 
 
-def _mounts(text: str) -> "tuple[MountEntry, ...]":
+def _mounts(text: str) -> tuple[MountEntry, ...]:
     return tuple(dict.fromkeys(_mount(entry) for entry in _split(text, ",")))
 
 
@@ -239,7 +241,7 @@ def _check_paths(mount: MountEntry, variable: str = "$") -> None:
         raise ValueError(f"the target {target!r} is not an absolute path", hint)
 
 
-def _expand(text: str, environ: "Mapping[str, str]") -> str:
+def _expand(text: str, environ: Mapping[str, str]) -> str:
     """``text`` with the values of $NAME and ${NAME}; a backslash before the $ keeps it.
 
     No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
@@ -271,7 +273,7 @@ def _expand(text: str, environ: "Mapping[str, str]") -> str:
 _QUOTED = ",: "
 
 
-def _split(text: str, separator: str, limit: int = -1) -> "list[str]":
+def _split(text: str, separator: str, limit: int = -1) -> list[str]:
     """``text`` cut at ``separator``, at most ``limit`` times, where no backslash quotes it."""
     parts = [""]
     at = 0
@@ -309,7 +311,7 @@ class Option:
         sets: str,
         usage: str,
         *,
-        parse: "Callable[[str], object] | None" = None,
+        parse: Callable[[str], object] | None = None,
         value: bool | None = None,
         arginfo: str = "",
         example: str = "",
@@ -420,7 +422,7 @@ OPTIONS = (
 _BY_NAME = {option.name: option for option in OPTIONS}
 
 
-def parse(given: "Iterable[tuple[str, str]]", environ: "Mapping[str, str]", cwd: str = "") -> Request:
+def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str = "") -> Request:
     """The request of one step: the options of the command line, then PYXIS_CONTAINER_* for what they leave unsaid.
 
     Where ``cwd`` is given, ``environ`` is the job's: relative mount sources are taken from
@@ -444,7 +446,7 @@ def parse(given: "Iterable[tuple[str, str]]", environ: "Mapping[str, str]", cwd:
     return Request(values, origins)
 
 
-def _say(option: Option, value: object, origin: str, values: "dict[str, Any]", origins: "dict[str, str]") -> None:
+def _say(option: Option, value: object, origin: str, values: dict[str, Any], origins: dict[str, str]) -> None:
     # Slurm calls back more than once with the same value.
     if values.setdefault(option.sets, value) == value:
         origins[option.sets] = origin
@@ -460,7 +462,7 @@ def _say(option: Option, value: object, origin: str, values: "dict[str, Any]", o
     raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")
 
 
-def _resolve(mount: MountEntry, cwd: str, environ: "Mapping[str, str]", origin: str) -> MountEntry:
+def _resolve(mount: MountEntry, cwd: str, environ: Mapping[str, str], origin: str) -> MountEntry:
     try:
         if "$" in mount.source or "$" in mount.target:
             mount = MountEntry(_expand(mount.source, environ), _expand(mount.target, environ), mount.flags)
@@ -473,7 +475,7 @@ def _resolve(mount: MountEntry, cwd: str, environ: "Mapping[str, str]", origin: 
     return mount
 
 
-def ignored(request: Request) -> "list[str]":
+def ignored(request: Request) -> list[str]:
     """What was said in vain because no image and no name says which container: one line each, for people."""
     if request.wants_container:
         return []

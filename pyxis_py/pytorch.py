@@ -4,6 +4,8 @@ Those that torch.distributed's "env://" initialisation reads, and the thread
 limit that torchrun sets. What image or user have set stays.
 """
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 _FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_local_port_range
 
 
-def variables(task: "Job", image: "Mapping[str, str]") -> "dict[str, str]":
+def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """What a task needs besides what is set; rank and local rank are always its own."""
     slurm = task.environ
     found = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}

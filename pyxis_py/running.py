@@ -5,6 +5,8 @@ no process in a container can reach. One whose helper is dead is known by ECONNR
 removed by whoever finds it.
 """
 
+from __future__ import annotations
+
 import _socket
 import errno
 import fcntl
@@ -119,7 +121,7 @@ class Registry:
             except OSError as e:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
-    def listen(self, name: str, job: "Job") -> _socket.socket:
+    def listen(self, name: str, job: Job) -> _socket.socket:
         """A socket that says to others that a step runs the container ``name``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
         step = f"{job.jobid}.{job.stepid}"
@@ -153,7 +155,7 @@ class Registry:
             except FileExistsError:
                 continue
 
-    def remove(self, name: str, job: "Job") -> None:
+    def remove(self, name: str, job: Job) -> None:
         """Forget it; what is gone already is gone."""
         self._forget(name, f"{job.jobid}.{job.stepid}")
 
@@ -168,14 +170,14 @@ class Registry:
             except OSError:
                 return  # other steps run it too, or other containers
 
-    def _steps(self, name: str) -> "list[str]":
+    def _steps(self, name: str) -> list[str]:
         """The steps whose helpers hold the container ``name``, or were killed while they did."""
         try:
             return [step for step in os.listdir(f"{self.path}/{name}") if not step.endswith(_NEW)]
         except FileNotFoundError:
             return []
 
-    def peers(self, name: str) -> "Iterator[tuple[str, Peer]]":
+    def peers(self, name: str) -> Iterator[tuple[str, Peer]]:
         """The helpers that hold the container ``name``, each with its step JOB.STEP.
 
         Raises PenrootError where somebody else has taken the place of one.
@@ -199,7 +201,7 @@ class Registry:
                 ) from e
             yield step, peer
 
-    def others(self, name: str, jobid: int, stepid: int) -> "list[str]":
+    def others(self, name: str, jobid: int, stepid: int) -> list[str]:
         """The steps besides this one whose helpers hold the container ``name``. Raises PenrootError."""
         found = []
         for step, peer in self.peers(name):
@@ -262,7 +264,7 @@ def erase(runtime_path: str, uid: int, container: str) -> None:
         raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
 
 
-def noted(runtime_path: str, uid: int, jobid: int) -> "list[str]":
+def noted(runtime_path: str, uid: int, jobid: int) -> list[str]:
     """The names under which a job has noted what it was to leave behind."""
     prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
     return [name for name in os.listdir(f"{runtime_path}/{uid}") if name.startswith(prefixes)]

@@ -1,5 +1,7 @@
 """The plugin's arguments in plugstack.conf: one table, as for options. On the step path."""
 
+from __future__ import annotations
+
 from enroot_py.base.errors import ConfigError
 from pyxis_py.options import NO, YES
 
@@ -22,7 +24,7 @@ class Setting:
         self.doc = doc
         self.kind = kind
 
-    def parse(self, text: str) -> "str | bool":
+    def parse(self, text: str) -> str | bool:
         """Raises ValueError with what the value should have been."""
         if self.kind == "bool":
             if text.lower() not in YES + NO:
@@ -66,7 +68,7 @@ class Settings:
     importer: str
     use_squashfuse: bool
 
-    def __init__(self, values: "dict[str, str | bool]") -> None:
+    def __init__(self, values: dict[str, str | bool]) -> None:
         for name in self.__slots__:
             object.__setattr__(self, name, values[name])
 
@@ -74,7 +76,7 @@ class Settings:
         raise AttributeError(f"Settings are read-only: {name}")
 
 
-def load(arguments: "Iterable[str]") -> Settings:
+def load(arguments: Iterable[str]) -> Settings:
     """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.

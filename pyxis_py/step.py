@@ -1,5 +1,7 @@
 """Decisions of a step: which container it gets, and how it is made, entered and removed."""
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -57,7 +59,7 @@ _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
 class Step:
     """One step on one node, from what the plugin said."""
 
-    def __init__(self, job: "Job") -> None:
+    def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
         self.job = job
         self.request = options.parse(job.options, job.environ, job.cwd)
@@ -82,7 +84,7 @@ class Step:
         # Its directory, which other nodes see too where homes are shared.
         self.container = claims.of_this_node(self.name, self.settings.data_path)
 
-    def _settings(self) -> "Settings":
+    def _settings(self) -> Settings:
         loaded = enroot_settings.load(self.host)
         said = {
             "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
@@ -103,7 +105,7 @@ class Step:
             )
         return mode != "no_exec"
 
-    def directory_id(self) -> "tuple[int, int] | None":
+    def directory_id(self) -> tuple[int, int] | None:
         """What tells the container's directory from another of the same name; None where it has none."""
         try:
             info = os.stat(f"{self.settings.data_path}/{self.container}")
@@ -111,7 +113,7 @@ class Step:
             return None
         return info.st_dev, info.st_ino
 
-    def check_attached(self, names: "tuple[str, ...]", served: str, *, remap_root: bool) -> None:
+    def check_attached(self, names: tuple[str, ...], served: str, *, remap_root: bool) -> None:
         """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
         for kind in self.request.unshare:
             if kind not in names:
@@ -132,7 +134,7 @@ class Step:
                 "and are gone when that one ends; a container with a name is unpacked, and stays"
             )
 
-    def bring(self, spaces: "Mapping[str, int]", *, remap_root: bool) -> None:
+    def bring(self, spaces: Mapping[str, int], *, remap_root: bool) -> None:
         """Mount in a running container what PMIx needs for this step. Raises ConfigError where MPI would hang."""
         if remap_root:
             self._check_pmix()
@@ -143,20 +145,20 @@ class Step:
             if why := attached.bring(spaces, mounts):
                 log.warn(f"MPI may not work in the running container {self.request.name}: {why}")
 
-    def take_back(self, spaces: "Mapping[str, int]") -> None:
+    def take_back(self, spaces: Mapping[str, int]) -> None:
         """At the end: the container that goes on running keeps no mount of this step."""
         if mounts := self._pmix_mounts(remap_root=False):
             from pyxis_py import attached
 
             attached.take_back(spaces, mounts)
 
-    def _pmix_mounts(self, *, remap_root: bool) -> "list[Mount]":
+    def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
         return [
             Mount(path, path, "none", f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private", 0, what)
             for path, mode, what in pmix.directories(self.job.environ, remap_root=remap_root)
         ]
 
-    def _fit_pmix(self, inside: "Mapping[str, str]") -> "dict[str, str]":
+    def _fit_pmix(self, inside: Mapping[str, str]) -> dict[str, str]:
         """In the container: what its PMIx needs to get on with the server. Raises ConfigError where it would not."""
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
         if self.job.is_first_of_several_tasks and (
@@ -345,11 +347,11 @@ class Step:
         finally:
             importer.release(self.plugin, self.host)
 
-    def chosen(self) -> "dict[str, str]":
+    def chosen(self) -> dict[str, str]:
         """The variables of --container-env."""
         return options.chosen(self.request.env, self.job.environ)
 
-    def enter(self, source: rootfs.Source) -> "tuple[dict[str, str], dict[str, str], str]":
+    def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
         """Move this process into the container. Raises PenrootError.
 
         Returns its environment, what it would have of the variables of --container-env, and its working directory.
@@ -418,13 +420,13 @@ class Step:
         asked = self.request.entrypoint
         return self.plugin.execute_entrypoint if asked is None else asked
 
-    def _show(self, output: int, say: "Callable[[str], None]") -> None:
+    def _show(self, output: int, say: Callable[[str], None]) -> None:
         for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
             say(line)
 
     def environ(
-        self, image: "Mapping[str, str]", task: "Job", *, remap_root: bool
-    ) -> "tuple[dict[str, str], tuple[str, ...]]":
+        self, image: Mapping[str, str], task: Job, *, remap_root: bool
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
         """What to set and what to unset in a task: the image wins, except for --container-env."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
@@ -543,7 +545,7 @@ class Step:
             log.warn(f"--container-save={save} is {output}")
 
 
-def _try_to_write(directory: str) -> "OSError | None":
+def _try_to_write(directory: str) -> OSError | None:
     """Why not a megabyte can be written there: the disk is full, or a quota used up."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -558,7 +560,7 @@ def _try_to_write(directory: str) -> "OSError | None":
     return None
 
 
-def clean_up(job: "Job") -> None:
+def clean_up(job: Job) -> None:
     """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
 
     What takes time comes last: if this process is killed then, what is left of a container has no name any more.
@@ -603,14 +605,14 @@ class _Failures:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: "BaseException | None", traceback: object) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, (PenrootError, OSError)):
             self.lines.append(str(error))
             return True
         return False
 
 
-def _remove(name: str, settings: "Settings") -> None:
+def _remove(name: str, settings: Settings) -> None:
     """Delete a container of a step, and what was killed while it made or deleted one. Raises PenrootError."""
     containers.remove_if_there(name, settings)
     containers.sweep(settings)

@@ -3,6 +3,8 @@
 In a module of its own, as each of them waits for it: nothing of containers is imported here.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base import log
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 _PATIENCE = 5  # seconds; a login node may not reach the registry, and then each node resolves the tag
 
 
-def check(job: "Job") -> "Request":
+def check(job: Job) -> Request:
     """What can be known at submit. Raises UsageError, ConfigError."""
     plugin = settings.load(job.arguments)
     request = options.parse(job.options, job.environ)
@@ -48,7 +50,7 @@ def check(job: "Job") -> "Request":
     return request
 
 
-def slips(environ: "Mapping[str, str]") -> "list[str]":
+def slips(environ: Mapping[str, str]) -> list[str]:
     """Variables that are none of ours and look as if they should be: one line each, for people."""
     known = [option.variable for option in options.OPTIONS if option.variable]
     unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
@@ -61,7 +63,7 @@ def slips(environ: "Mapping[str, str]") -> "list[str]":
     return said + enroot_settings.slips(environ)
 
 
-def mounts(request: "Request") -> "list[Mount]":
+def mounts(request: Request) -> list[Mount]:
     """The entries of --container-mounts as lines of fstab. Raises ConfigError for a flag that none has."""
     from enroot_py.runtime.mounts import Mount
 
@@ -72,7 +74,7 @@ def mounts(request: "Request") -> "list[Mount]":
     ]
 
 
-def tag(job: "Job", request: "Request") -> "Reference | None":
+def tag(job: Job, request: Request) -> Reference | None:
     """The tag that is to be resolved for all nodes of a step; None where there is none."""
     plugin = settings.load(job.arguments)
     if job.context != "srun" or request.image is None or plugin.importer or not plugin.resolve_tags:
@@ -85,7 +87,7 @@ def tag(job: "Job", request: "Request") -> "Reference | None":
     return named if isinstance(named, reference.Reference) and not named.digest else None
 
 
-def resolve(job: "Job", tag: "Reference") -> str:
+def resolve(job: Job, tag: Reference) -> str:
     """The digest of a tag, or "" where it cannot be told from here.
 
     Ends the process where that takes too long: the plugin then goes on without. Raises

@@ -3,6 +3,8 @@
 Bytes and nothing else: no code of ours makes what our code is tested with.
 """
 
+from __future__ import annotations
+
 import bz2
 import gzip
 import hashlib

@@ -3,6 +3,8 @@
 Sources: RFC 1952 (gzip) and RFC 8878 (zstd).
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -201,7 +203,7 @@ class Decompressed:
         self._chunk = b""
         self._at = 0  # what of the chunk has been read
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,7 @@
 """Failures that users are expected to see, each with its way out."""
 
+from __future__ import annotations
+
 
 class PenrootError(Exception):
     """A failure with a cause that the user can act on.
@@ -69,7 +71,7 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-def cause(error: BaseException) -> "PenrootError | None":
+def cause(error: BaseException) -> PenrootError | None:
     """What is wrong with the image that this process has mounted, if that caused ``error``: squashfuse.why()."""
     import sys
 

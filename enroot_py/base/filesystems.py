@@ -1,5 +1,7 @@
 """On what file system a path is, which of them are shared between nodes, and what to do about a full one."""
 
+from __future__ import annotations
+
 import errno
 import os
 

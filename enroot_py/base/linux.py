@@ -5,6 +5,8 @@ errno and, where the call takes one, the path. Calls that Python has already
 (memfd_create, pidfd_open, waitid, sched_setaffinity, setxattr) are used from os.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 
@@ -87,14 +89,14 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 
 
-def _check(result: int, *paths: "str | None") -> int:
+def _check(result: int, *paths: str | None) -> int:
     if result < 0:
         error = ffi.errno
         raise OSError(error, os.strerror(error), *paths[:1])
     return result
 
 
-def _text(value: "str | None") -> bytes:
+def _text(value: str | None) -> bytes:
     return _NULL if value is None else value.encode(*_ENCODING)
 
 
@@ -108,7 +110,7 @@ def setns(fd: int, nstype: int) -> None:
     _check(lib.setns(fd, nstype))
 
 
-def mount(source: "str | None", target: str, fstype: "str | None", flags: int, data: "str | None" = None) -> None:
+def mount(source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
     """mount(2)"""
     _check(lib.mount(_text(source), _text(target), _text(fstype), flags, _text(data)), target)
 
@@ -133,7 +135,7 @@ def fsopen(fstype: str, flags: int) -> int:
     return _check(lib.linux_fsopen(_text(fstype), flags), fstype)
 
 
-def fsconfig(fd: int, command: int, key: "str | None", value: "str | None", aux: int = 0) -> None:
+def fsconfig(fd: int, command: int, key: str | None, value: str | None, aux: int = 0) -> None:
     """fsconfig(2)"""
     _check(lib.linux_fsconfig(fd, command, _text(key), _text(value), aux), key)
 

@@ -3,6 +3,8 @@
 Not the logging module: importing it costs more than starting a container.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from _collections_abc import Callable
@@ -83,4 +85,4 @@ def many(count: int, what: str) -> str:
 
 
 # Set by ``start --explain``: takes what is about to be done, in the order in which it is done.
-explain: "Callable[[str], None] | None" = None
+explain: Callable[[str], None] | None = None

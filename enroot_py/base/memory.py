@@ -3,6 +3,8 @@
 Sources: the kernel's cgroup-v1/memory ("memory.stat") and cgroup-v2 ("Memory Interface Files"); cgroups(7), proc(5).
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 
@@ -16,7 +18,7 @@ _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
 _REST = 64 << 20  # bytes for what counts beside the buffers: the tables of the image, and ourselves
 
 
-def refusal() -> "tuple[str, str] | None":
+def refusal() -> tuple[str, str] | None:
     """Why the limits of our control groups do not allow to write an image, and the way out; None where they do."""
     limit = min((limit for limit, _ in _groups() if limit), default=0)
     if not limit or limit >= _FLOOR + _REST:
@@ -25,7 +27,7 @@ def refusal() -> "tuple[str, str] | None":
     return why, "in a job of Slurm give it more: --mem"
 
 
-def share(left: int, processors: int) -> "tuple[int, int]":
+def share(left: int, processors: int) -> tuple[int, int]:
     """Bytes of buffers, and threads, for a program that may take ``left`` bytes."""
     buffers = max(_FLOOR, min(_CEILING, (left - _REST) // 2))
     return buffers, max(1, min(processors, left // _PER_PROCESSOR))
@@ -40,14 +42,14 @@ def _of_machine() -> int:
     return _numbers("/proc/meminfo", 1 << 10).get("MemAvailable:", 1 << 62)
 
 
-def _groups() -> "Iterator[tuple[int, int]]":
+def _groups() -> Iterator[tuple[int, int]]:
     """limits() of each hierarchy that limits memory, from our own group to the topmost one that can be seen."""
     for root, mount, inside, names in _places():
         path = inside.removeprefix(root.rstrip("/"))
         yield from limits(mount, "" if "/.." in path else path, names)  # above the root of a namespace of groups
 
 
-def limits(mount: str, path: str, names: "tuple[str, str, str]") -> "Iterator[tuple[int, int]]":
+def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple[int, int]]:
     """(limit, used bytes that cannot be reclaimed) of the group ``path`` and those above it; a limit of 0 is none."""
     while True:
         here = mount + path.rstrip("/")
@@ -60,7 +62,7 @@ def limits(mount: str, path: str, names: "tuple[str, str, str]") -> "Iterator[tu
         path = os.path.dirname(path)
 
 
-def _places() -> "list[tuple[str, str, str, tuple[str, str, str]]]":
+def _places() -> list[tuple[str, str, str, tuple[str, str, str]]]:
     """(root, mount point, our group, names of files) of the hierarchy that limits memory."""
     groups = {}
     with open("/proc/self/cgroup") as f:
@@ -90,7 +92,7 @@ def _number(path: str) -> int:
     return int(text) if text.isdecimal() and int(text) < 1 << 60 else 0
 
 
-def _numbers(path: str, unit: int) -> "dict[str, int]":
+def _numbers(path: str, unit: int) -> dict[str, int]:
     try:
         with open(path) as f:
             words = [line.split()[:2] for line in f]

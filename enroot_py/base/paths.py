@@ -9,6 +9,8 @@ on the root's mount or on a tmpfs of its own; else it is named by a path without
 had the tree mounted there.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat

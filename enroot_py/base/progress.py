@@ -1,5 +1,7 @@
 """How far an import is: on a terminal one line that is rewritten, elsewhere a line now and then."""
 
+from __future__ import annotations
+
 import mmap
 import struct
 import time

@@ -1,5 +1,7 @@
 """The only door to other programs. Nothing on the start path comes here."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import signal

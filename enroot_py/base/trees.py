@@ -1,5 +1,7 @@
 """Directories of our own: made, and removed with all that is in them. On the start path: no import but os."""
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -34,7 +36,7 @@ def remove(path: str) -> None:
         os.close(parent)
 
 
-def remove_in(parent: int, name: "bytes | str") -> None:
+def remove_in(parent: int, name: bytes | str) -> None:
     """Remove a directory in an open one and all beneath it, on one file system and following nothing. Raises OSError.
 
     Not shutil.rmtree: directories may lack u+rwx, and be deeper than there are descriptors

@@ -7,6 +7,8 @@ place of a directory on the way, its path goes on meaning the same, and is safe 
 On the start path: no import but os, errno and stat.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -90,7 +92,7 @@ def temporary(preferred: str) -> str:
     raise error
 
 
-def _walk(path: str, make: bool, strict: bool, links: int) -> "tuple[str, os.stat_result]":
+def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat_result]:
     """Where ``path`` leads, and the state of that. Each directory above it is checked."""
     here, at = "", os.lstat("/")
     names = [name for name in path.split("/") if name not in ("", ".")]
@@ -147,7 +149,7 @@ def _root() -> int:
     return os.stat("/proc/sys").st_uid
 
 
-def directory(path: str, *, parent: "int | None" = None) -> int:
+def directory(path: str, *, parent: int | None = None) -> int:
     """Open a directory that only its owner can write to; the owner is the caller or root.
 
     The last component may be a symbolic link of such an owner. Raises OSError, whose strerror
@@ -166,7 +168,7 @@ def directory(path: str, *, parent: "int | None" = None) -> int:
     return _checked(fd, path)
 
 
-def file(name: str, *, parent: "int | None" = None) -> int:
+def file(name: str, *, parent: int | None = None) -> int:
     """Open a regular file for reading that only its owner can write to; the owner is the caller or root.
 
     No symbolic link is followed in the last component, and nothing is waited for. Raises OSError as directory() does.

@@ -4,6 +4,8 @@ Processes, not threads: hashing and unpacking shall use every CPU, and a process
 enter namespaces and be killed without the rest.
 """
 
+from __future__ import annotations
+
 import os
 import pickle
 import select
@@ -68,7 +70,7 @@ class _Interrupts:
     in another way, is left alone.
     """
 
-    def __enter__(self) -> "_Interrupts":
+    def __enter__(self) -> _Interrupts:
         self.number = 0
         self.pipe, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[int, Any] = {}

@@ -7,6 +7,8 @@ squashfuse, else unpacked by a helper that reads squashfs itself. So nothing is
 converted here, nothing stored twice, and a bundle starts at once where it can.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gzip
 import hashlib
@@ -259,7 +261,7 @@ def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, 
                 yield name, text.encode("utf-8", "surrogateescape"), 0o644
 
 
-def _hooks(settings: Settings, everything: bool) -> "tuple[list[str], dict[str, bytes]]":
+def _hooks(settings: Settings, everything: bool) -> tuple[list[str], dict[str, bytes]]:
     """What runs in a bundle, in order: hooks of its driver, by name, and scripts, by path beneath etc; and these."""
     order: list[str] = []
     scripts: dict[str, bytes] = {}

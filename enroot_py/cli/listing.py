@@ -1,5 +1,7 @@
 """What ``penroot list`` prints."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Sequence

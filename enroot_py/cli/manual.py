@@ -1,5 +1,7 @@
 """Manual pages, made of what the commands and the settings say of themselves. See man-pages(7), groff_man(7)."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

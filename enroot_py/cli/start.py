@@ -4,6 +4,8 @@ The start path. What is imported here is paid by every start: os and our own
 modules, nothing else.
 """
 
+from __future__ import annotations
+
 import errno
 import gc
 import os
@@ -109,7 +111,7 @@ _ELSEWHERE = {
 }
 
 
-def parse(arguments: "list[str]", verb: str = "start") -> "Options | None":
+def parse(arguments: list[str], verb: str = "start") -> Options | None:
     """The options of a command line, or None where it asks for help. Raises UsageError."""
     options = Options()
     rest = list(arguments)
@@ -145,7 +147,7 @@ def mistake(verb: str, message: str, hint: str = "") -> UsageError:
     return UsageError(message, hint=hint or f"{called_as()} {verb} --help", usage=usage(verb))
 
 
-def main(arguments: "list[str]", *, batch: bool = False) -> None:
+def main(arguments: list[str], *, batch: bool = False) -> None:
     """Run ``penroot start``, or ``batch``, with ``arguments``. Returns only for --help; raises PenrootError."""
     verb = "batch" if batch else "start"
     options = parse(arguments, verb)
@@ -198,7 +200,7 @@ def joins(settings: Settings) -> bool:
     return settings.join == "yes"
 
 
-def enter_shared(settings: Settings, options: Options) -> "Container":
+def enter_shared(settings: Settings, options: Options) -> Container:
     """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
     from enroot_py.runtime import pmix, ranks
 
@@ -223,7 +225,7 @@ def enter_shared(settings: Settings, options: Options) -> "Container":
     return Container({**variables, **own}, origins, image, settings.login_shell)
 
 
-def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> "Container":
+def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> Container:
     """Enter a container as the command line says. Raises PenrootError."""
     user_mounts = [mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts]
     env = environ.of_options(tuple(options.env), os.environ)
@@ -315,11 +317,11 @@ class Container:
 
     def __init__(
         self,
-        environ: "dict[str, str]",
-        origins: "dict[str, str]",
-        image: "rc.Exec | None",
+        environ: dict[str, str],
+        origins: dict[str, str],
+        image: rc.Exec | None,
         login_shell: bool,
-        below: "dict[str, str] | None" = None,
+        below: dict[str, str] | None = None,
     ) -> None:
         self.environ = environ
         self.origins = origins
@@ -327,7 +329,7 @@ class Container:
         self.login_shell = login_shell
         self.below = below or {}
 
-    def argv(self, command: "tuple[str, ...]") -> "tuple[str, ...]":
+    def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """What runs for ``command``, or for none."""
         if self.image is not None and not self.login_shell:
             return self.image.argv(command)
@@ -346,7 +348,7 @@ class Container:
             return command
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
-    def execute(self, command: "tuple[str, ...]") -> "NoReturn":
+    def execute(self, command: tuple[str, ...]) -> NoReturn:
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
         argv = self.argv(command)
         if self.image is None or self.login_shell:
@@ -371,13 +373,13 @@ class Container:
 def enter(
     source: rootfs.Source,
     settings: Settings,
-    host: "Mapping[str, str]",
-    user_mounts: "list[mounts.Mount]",
-    env: "Mapping[str, str]",
+    host: Mapping[str, str],
+    user_mounts: list[mounts.Mount],
+    env: Mapping[str, str],
     *,
     conf: str = "",
-    script: "str | None" = None,
-    command: "tuple[str, ...]" = (),
+    script: str | None = None,
+    command: tuple[str, ...] = (),
     program: str = "",
     superuser: bool = False,
 ) -> Container:
@@ -500,21 +502,21 @@ def enter(
     return Container(context.environ, origins, image, settings.login_shell, below)
 
 
-def _update(target: "dict[str, str]", origins: "dict[str, str]", new: "Mapping[str, str]", origin: str) -> None:
+def _update(target: dict[str, str], origins: dict[str, str], new: Mapping[str, str], origin: str) -> None:
     target.update(new)
     origins.update(dict.fromkeys(new, origin))
 
 
-def _changed(before: "Mapping[str, str]", now: "Mapping[str, str]", origin: str) -> "dict[str, str]":
+def _changed(before: Mapping[str, str], now: Mapping[str, str], origin: str) -> dict[str, str]:
     return {key: origin for key, value in now.items() if before.get(key) != value}
 
 
-def image_script(root: int) -> "rc.Exec | None":
+def image_script(root: int) -> rc.Exec | None:
     """What the image's /etc/rc runs, or None where only a shell can tell. Raises ContainerError."""
     return rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
-def make_workdir(root: int, path: str, user_mounts: "list[mounts.Mount]") -> None:
+def make_workdir(root: int, path: str, user_mounts: list[mounts.Mount]) -> None:
     """Make the image's working directory; in a tree of the host only where the user has mounted that above it."""
     named = any(path.startswith(mount.target.rstrip("/") + "/") for mount in user_mounts)
     try:
@@ -538,7 +540,7 @@ def replaced(mount: mounts.Mount, settings: Settings) -> bool:
     return mount.source == mount.target and own.get(mount.target, False)
 
 
-def namespace_mounts(settings: Settings) -> "list[mounts.Mount]":
+def namespace_mounts(settings: Settings) -> list[mounts.Mount]:
     """The file systems that show a namespace, where the container has its own."""
     found = []
     if settings.unshare_pid:
@@ -558,7 +560,7 @@ def unshared(settings: Settings) -> int:
     return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
 
 
-def serve(source: rootfs.Source, settings: Settings, scratch: str, *, superuser: bool) -> "tuple[Server | None, int]":
+def serve(source: rootfs.Source, settings: Settings, scratch: str, *, superuser: bool) -> tuple[Server | None, int]:
     """Start what serves the root file system: the server of an image, or that, and the detached mount, of an overlay.
 
     In a user namespace where the caller is root: files of an image belong to root, so they are his, and stay
@@ -586,7 +588,7 @@ def serve(source: rootfs.Source, settings: Settings, scratch: str, *, superuser:
         raise ContainerError(f"cannot mount the root filesystem of {source.name}: {e.strerror}") from e
 
 
-def enter_namespaces(ids: "tuple[int, int]", more: int) -> None:
+def enter_namespaces(ids: tuple[int, int], more: int) -> None:
     """Enter new user and mount namespaces as ``ids``, and ``more``.
 
     Mounts of a namespace with another owner arrive as slaves and locked,
@@ -618,7 +620,7 @@ def unshare(flags: int) -> None:
     namespaces.unshare(flags & ~linux.CLONE_NEWPID)
 
 
-def account(uid: int, gid: int) -> "struct_passwd":
+def account(uid: int, gid: int) -> struct_passwd:
     """The passwd(5) entry of a user in this group; one with these numbers where the database has none."""
     import pwd
 
@@ -655,7 +657,7 @@ def make_scratch(settings: Settings) -> str:
     ) from error
 
 
-def image_mounts(root: int, settings: Settings, variables: "Mapping[str, str]") -> "list[mounts.Mount]":
+def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) -> list[mounts.Mount]:
     """Mounts that the image's /etc/fstab asks for: its volumes."""
     text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
     if settings.image_fstab == "host":
@@ -663,7 +665,7 @@ def image_mounts(root: int, settings: Settings, variables: "Mapping[str, str]") 
     return list(mounts.parse_image(text, variables["ENROOT_ROOTFS"], origin))
 
 
-def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mapping[str, str]") -> "list[mounts.Mount]":
+def site_mounts(settings: Settings, host: Mapping[str, str], variables: Mapping[str, str]) -> list[mounts.Mount]:
     """System mounts and those of mounts.d, the system's and the user's."""
     directories = (sysconf_path(host) + "/mounts.d", settings.config_path + "/mounts.d")
     found: list[mounts.Mount] = []
@@ -672,7 +674,7 @@ def site_mounts(settings: Settings, host: "Mapping[str, str]", variables: "Mappi
     return [mount for mount in found if not replaced(mount, settings)]
 
 
-def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> "NoReturn":
+def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
     """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
     import _signal
 
@@ -699,7 +701,7 @@ def execute(argv: "tuple[str, ...]", env: "dict[str, str]", argv0: str = "") -> 
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
 
 
-def execute_in(target: str, command: "tuple[str, ...]", env: "tuple[str, ...]", settings: Settings) -> int:
+def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
     """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
     from enroot_py.runtime import processes
 

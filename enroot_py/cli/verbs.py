@@ -1,5 +1,7 @@
 """The command line of penroot, but for ``start``, which has its own quick way in."""
 
+from __future__ import annotations
+
 import os
 import re
 import sys
@@ -370,7 +372,7 @@ def cache() -> None:
     """Show, check and clean the store of images."""
 
 
-def _store() -> "Store":
+def _store() -> Store:
     from enroot_py.store.store import Store
 
     return Store(settings.load().cache_path)

@@ -4,6 +4,8 @@ What is not there says nothing. What is there and cannot be read is an error: a 
 without a site's mounts and hooks would be another one than the site meant.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -22,7 +24,7 @@ _PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OURS = LIBRARY + "/"
 
 
-def opened(path: str) -> "BinaryIO | None":
+def opened(path: str) -> BinaryIO | None:
     """The file ``path``, or None where there is none. Raises ConfigError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -41,7 +43,7 @@ def opened(path: str) -> "BinaryIO | None":
     raise ConfigError(f"{path} is not a regular file", hint="a file of settings is text")
 
 
-def content(path: str) -> "bytes | None":
+def content(path: str) -> bytes | None:
     """What is in the file ``path``, or None where there is none. Raises ConfigError."""
     file = opened(path)
     if file is None:
@@ -50,7 +52,7 @@ def content(path: str) -> "bytes | None":
         return limited(file, path)
 
 
-def limited(file: "BinaryIO", path: str) -> bytes:
+def limited(file: BinaryIO, path: str) -> bytes:
     """What is in a file of text that people write: nobody writes so much that it fills the memory."""
     regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     if not regular or os.fstat(file.fileno()).st_size <= _LARGEST:
@@ -78,7 +80,7 @@ def script(path: str) -> bytes:
         return limited(file, path)
 
 
-def names(directory: str) -> "list[str]":
+def names(directory: str) -> list[str]:
     """What is in ``directory``: nothing where there is none. Raises ConfigError."""
     try:
         found = os.listdir(directory)
@@ -113,7 +115,7 @@ def _is_installers(directory: str) -> bool:
     return found.st_uid == os.stat(__file__).st_uid and not found.st_mode & 0o002
 
 
-def refuse_unless_absent(path: str, error: "OSError | UnicodeDecodeError") -> None:
+def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
     """Raise ConfigError for a file of text that could not be read, unless there is none.
 
     Or it is in a place that is closed to us, as the home in the environment of `srun --uid`.
@@ -127,7 +129,7 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
     return ConfigError(f"cannot read {path}: {error.strerror}", hint=hint)
 
 
-def fragments(directories: "tuple[str, ...]", suffix: str, shipped: "Mapping[str, str]") -> "Iterator[tuple[str, str]]":
+def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (origin, text) of each ``*.suffix`` file, by name, one directory after the other.
 
     A file of the first directory (the system's) replaces a shipped one of the

@@ -5,6 +5,8 @@ user's own, in his runtime directory, and believed while the file is the same on
 inode, size, times of change. Nobody else may be able to write there. On the start path.
 """
 
+from __future__ import annotations
+
 import os
 from _collections_abc import Iterator
 
@@ -20,7 +22,7 @@ _FORM = "penroot-settings 1"
 _SETTLED = 100_000_000  # ns
 
 
-def read(path: str, directory: str) -> "Entries":
+def read(path: str, directory: str) -> Entries:
     """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
     f = files.opened(path)
     if f is None:
@@ -42,7 +44,7 @@ def _state(path: str, s: os.stat_result) -> str:
     return f"{_FORM} {s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {path}"
 
 
-def _trusted(cached: str, directory: str) -> "list[str] | None":
+def _trusted(cached: str, directory: str) -> list[str] | None:
     """The records of a cache that nobody but this user can have written."""
     try:
         if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
@@ -53,12 +55,12 @@ def _trusted(cached: str, directory: str) -> "list[str] | None":
         return None
 
 
-def _entries(records: "list[str]") -> "Iterator[tuple[str, int, str]]":
+def _entries(records: list[str]) -> Iterator[tuple[str, int, str]]:
     for at in range(0, len(records) - 2, 3):
         yield records[at], int(records[at + 1]), records[at + 2]
 
 
-def _keep(cached: str, directory: str, now: str, found: "Entries") -> None:
+def _keep(cached: str, directory: str, now: str, found: Entries) -> None:
     """Write the cache, whole or not at all; a place that is not ours is left alone."""
     import time
 

@@ -5,6 +5,8 @@ files, the default. In each directory penroot.yaml, the form with checked keys,
 goes before enroot.conf. On the start path: no typing, no re, no yaml.
 """
 
+from __future__ import annotations
+
 import os
 from _collections_abc import Callable, Iterable, Iterator, Mapping
 
@@ -34,12 +36,12 @@ class Setting:
         self.name = name
         self.variable = "ENROOT_" + name.upper()
 
-    def parse(self, text: str) -> "Any":
+    def parse(self, text: str) -> Any:
         return text
 
 
 class Text(Setting):
-    def __get__(self, instance: "Settings", owner: type) -> str:
+    def __get__(self, instance: Settings, owner: type) -> str:
         return instance.text(self)
 
 
@@ -79,7 +81,7 @@ class Bool(Setting):
             raise ValueError("must be yes or no")
         return word in _YES
 
-    def __get__(self, instance: "Settings", owner: type) -> bool:
+    def __get__(self, instance: Settings, owner: type) -> bool:
         return self.parse(instance.text(self))
 
 
@@ -88,7 +90,7 @@ class Hosts(Setting):
 
     kind = "bool|hosts"
 
-    def parse(self, text: str) -> "tuple[str, ...]":
+    def parse(self, text: str) -> tuple[str, ...]:
         words = text.lower().replace(",", " ").split()
         if len(words) < 2 and (not words or words[0] in _YES or words[0] in _NO):
             return ("*",) if words and words[0] in _YES else ()
@@ -97,7 +99,7 @@ class Hosts(Setting):
                 raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
         return tuple(words)
 
-    def __get__(self, instance: "Settings", owner: type) -> "tuple[str, ...]":
+    def __get__(self, instance: Settings, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -109,7 +111,7 @@ class Int(Setting):
             raise ValueError("must be a whole number")
         return int(text)
 
-    def __get__(self, instance: "Settings", owner: type) -> int:
+    def __get__(self, instance: Settings, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
@@ -125,7 +127,7 @@ class Size(Setting):
             raise ValueError("must be a size such as 500M or 20G")
         return int(digits) * factor
 
-    def __get__(self, instance: "Settings", owner: type) -> int:
+    def __get__(self, instance: Settings, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
@@ -189,17 +191,17 @@ class Settings:
     force_override = Bool("no", "overwrite what exists")
 
     def __init__(
-        self, values: "dict[str, tuple[str, str]]", passed_on: "Mapping[str, tuple[str, str]] | None" = None
+        self, values: dict[str, tuple[str, str]], passed_on: Mapping[str, tuple[str, str]] | None = None
     ) -> None:
         self._values = values
         self._passed_on = passed_on or {}
 
     @property
-    def passed_on(self) -> "dict[str, str]":
+    def passed_on(self) -> dict[str, str]:
         """What the files say to hooks: defaults for the caller's own variables."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
-    def everything(self) -> "Iterator[tuple[str, str, str]]":
+    def everything(self) -> Iterator[tuple[str, str, str]]:
         """Variable, value and origin of each setting, then of what is passed on to hooks."""
         for variable, setting in SETTINGS.items():
             yield variable, *self._values[setting.name]
@@ -212,7 +214,7 @@ class Settings:
     def origin(self, setting: Setting) -> str:
         return self._values[setting.name][1]
 
-    def replace(self, origin: str, **changes: object) -> "Settings":
+    def replace(self, origin: str, **changes: object) -> Settings:
         """A copy with some values changed: an option of the command line over a setting."""
         values = dict(self._values)
         for name, value in changes.items():
@@ -221,7 +223,7 @@ class Settings:
         return Settings(values, self._passed_on)
 
 
-SETTINGS: "dict[str, Setting]" = {s.variable: s for s in vars(Settings).values() if isinstance(s, Setting)}
+SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Settings).values() if isinstance(s, Setting)}
 
 # What enroot has and penroot has no use for. Said nothing about: sites' files have them.
 UNUSED = {
@@ -237,13 +239,11 @@ _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
-def sysconf_path(environ: "Mapping[str, str]" = os.environ) -> str:
+def sysconf_path(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ENROOT_SYSCONF_PATH") or "/etc/enroot"
 
 
-def load(
-    environ: "Mapping[str, str]" = os.environ, directives: "Mapping[str, tuple[str, str]] | None" = None
-) -> Settings:
+def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, tuple[str, str]] | None = None) -> Settings:
     """Read the settings of this process; ``directives`` of a configuration script, with their origins, go before all.
 
     Raises ConfigError, with file and line, for a key that is none or a value that does not parse.
@@ -306,7 +306,7 @@ def _of_our_group(store: str) -> str:
     return f"{store}/group-{os.getegid()}"
 
 
-def base_directories(environ: "Mapping[str, str]") -> "dict[str, str]":
+def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
     """XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
     home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
@@ -346,7 +346,7 @@ def _user_name() -> str:
         return str(os.geteuid())
 
 
-def read_files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = None) -> "Iterator[str]":
+def read_files(environ: Mapping[str, str], base: Mapping[str, str] | None = None) -> Iterator[str]:
     """The files of settings that there are, in the order in which they are read: the last one to say it wins."""
     base = base or base_directories(environ)
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
@@ -366,9 +366,7 @@ def read_files(environ: "Mapping[str, str]", base: "Mapping[str, str] | None" = 
                 yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
 
 
-def _read_yaml(
-    path: str, variables: "Mapping[str, str]", base: "Mapping[str, str]"
-) -> "Iterator[tuple[str, str, str]]":
+def _read_yaml(path: str, variables: Mapping[str, str], base: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield (key, value, origin) of each setting of a penroot.yaml."""
     from enroot_py.config import parsed
 
@@ -379,7 +377,7 @@ def _read_yaml(
             raise ConfigError(f"{path}:{line}: {key}: {e}") from None
 
 
-def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str, str, str]]":
+def _read_conf(path: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield (key, value, origin) of each line ``KEY VALUE`` or ``KEY=VALUE`` of enroot.conf."""
     lines = os.fsdecode(files.content(path) or b"").splitlines()
     for number, line in enumerate(lines, 1):
@@ -395,7 +393,7 @@ def _read_conf(path: str, variables: "Mapping[str, str]") -> "Iterator[tuple[str
             raise ConfigError(f"{origin}: {key}: {e}") from None
 
 
-def assignment(line: str) -> "tuple[str, str]":
+def assignment(line: str) -> tuple[str, str]:
     """Key and value of ``KEY VALUE`` or ``KEY=VALUE``, without quotes and the comment behind it."""
     cut = min((i for i in (line.find(" "), line.find("\t"), line.find("=")) if i >= 0), default=len(line))
     key, text = line[:cut], line[cut:].lstrip(" \t=")
@@ -422,7 +420,7 @@ def check_key(key: str, origin: str) -> None:
         raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
 
 
-def slips(environ: "Mapping[str, str]") -> "list[str]":
+def slips(environ: Mapping[str, str]) -> list[str]:
     """Variables that are none of ours and look as if they should be: one line each, for people."""
     known = (*SETTINGS, *_MORE, *_FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
@@ -436,7 +434,7 @@ def _meant(key: str) -> str:
     return f"{prefix}_{found}" if found else ""
 
 
-def nearest(word: str, known: "Iterable[str]") -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
     beyond = 3 if len(word) > 4 else 2
     letters = set(word)
@@ -457,7 +455,7 @@ def _distance(a: str, b: str) -> int:
 
 
 # Of the commands that sites write in enroot.conf, what needs no shell.
-COMMANDS: "dict[str, Callable[[], object]]" = {
+COMMANDS: dict[str, Callable[[], object]] = {
     "id -u": os.geteuid,
     "id -g": os.getegid,
     "id -un": lambda: _user_name(),
@@ -468,7 +466,7 @@ COMMANDS: "dict[str, Callable[[], object]]" = {
 }
 
 
-def expand(text: str, variables: "Mapping[str, str]") -> str:
+def expand(text: str, variables: Mapping[str, str]) -> str:
     """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
 
     An unset variable is the empty string, as in a shell. Raises ValueError

@@ -14,6 +14,8 @@ A key that is none, a key that comes twice and a value of the wrong kind are err
 file and line. Off the start path: yamlcache.py keeps what this returns.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import yaml

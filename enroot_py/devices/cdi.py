@@ -5,6 +5,8 @@ containerEdits; versions 0.3 to 1.1. A specification is parsed once: its plain
 form is kept in the user's cache and used while the file stays as it is.
 """
 
+from __future__ import annotations
+
 import marshal
 import os
 import stat
@@ -76,7 +78,7 @@ class Registry:
                 here[kind, device] = path
                 self._devices.setdefault(kind, {})[device] = (path, edits)
 
-    def _read(self, path: str) -> "dict[str, Any]":
+    def _read(self, path: str) -> dict[str, Any]:
         """Raises OSError, ValueError."""
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST:
@@ -96,7 +98,7 @@ class Registry:
     def _cached(self, path: str) -> str:
         return f"{self.cache}/cdi/{path.strip('/').replace('/', '_')}"
 
-    def _kept(self, path: str) -> "tuple[tuple[object, ...], dict[str, Any]] | None":
+    def _kept(self, path: str) -> tuple[tuple[object, ...], dict[str, Any]] | None:
         if not self.cache:
             return None
         try:
@@ -108,7 +110,7 @@ class Registry:
             return None
         return kept if isinstance(kept, tuple) and len(kept) == 2 else None
 
-    def _keep(self, path: str, key: "tuple[int | str, ...]", spec: "dict[str, Any]") -> None:
+    def _keep(self, path: str, key: tuple[int | str, ...], spec: dict[str, Any]) -> None:
         if not self.cache:
             return
         target = self._cached(path)
@@ -121,14 +123,14 @@ class Registry:
         except (OSError, ValueError) as e:  # a date, say, is for YAML alone
             log.debug(f"{target} is not kept: {e}")
 
-    def names(self, kind: str) -> "list[str]":
+    def names(self, kind: str) -> list[str]:
         """The devices of a kind, such as nvidia.com/gpu."""
         return sorted(self._devices.get(kind, ()))
 
-    def failures(self) -> "list[str]":
+    def failures(self) -> list[str]:
         return [f"{path}: {reason}" for path, reason in self._failed.items()]
 
-    def stale(self, kind: str, names: "list[str]") -> str:
+    def stale(self, kind: str, names: list[str]) -> str:
         """The first path of the devices that is not on the host: a driver was changed since. Empty if all are.
 
         Raises HookError for a specification that is none.
@@ -141,7 +143,7 @@ class Registry:
                 raise HookError(_invalid(path, e)) from e
         return ""
 
-    def _missing(self, edits: "dict[str, Any]") -> str:
+    def _missing(self, edits: dict[str, Any]) -> str:
         for node in edits.get("deviceNodes") or ():
             path = str(node.get("hostPath") or node["path"])
             if not self.host.exists(path):
@@ -157,7 +159,7 @@ class Registry:
                     return path
         return ""
 
-    def _of(self, kind: str, names: "list[str]") -> "Iterator[tuple[str, dict[str, Any]]]":
+    def _of(self, kind: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The edits of devices, those of their files first, each file's once."""
         devices = self._devices.get(kind, {})
         chosen = [devices[name] for name in names]
@@ -165,7 +167,7 @@ class Registry:
         yield from ((path, edits) for path, edits in self._common.get(kind, ()) if path in files)
         yield from chosen
 
-    def add(self, edits: Edits, kind: str, names: "list[str]") -> "list[str]":
+    def add(self, edits: Edits, kind: str, names: list[str]) -> list[str]:
         """Add what devices of a kind ask for; the directories whose libraries they want in the loader's cache.
 
         Raises HookError for a device that no specification describes.
@@ -189,7 +191,7 @@ class Registry:
                 raise HookError(_invalid(path, e)) from e
         return folders
 
-    def _edit(self, edits: Edits, wanted: "dict[str, Any]") -> "list[str]":
+    def _edit(self, edits: Edits, wanted: dict[str, Any]) -> list[str]:
         for variable in wanted.get("env") or ():
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
@@ -218,7 +220,7 @@ class Registry:
         return folders
 
 
-def _hook(edits: Edits, arguments: "list[str]", path: str) -> "list[str]":
+def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
     """Do what a hook of NVIDIA's would; other programs are not run, for they expect to be root outside."""
     values: dict[str, list[str]] = {}
     words = iter(arguments)
@@ -248,7 +250,7 @@ def _invalid(path: str, error: Exception) -> str:
     return f"{path} is no valid CDI specification: {error!r}"
 
 
-def _parse(text: str, path: str) -> "Any":
+def _parse(text: str, path: str) -> Any:
     """Raises ValueError with the line."""
     if path.endswith(".json") or text.lstrip().startswith("{"):
         import json
@@ -266,7 +268,7 @@ def _parse(text: str, path: str) -> "Any":
             raise ValueError(" ".join(str(e).split())) from None
 
 
-def parse_yaml(text: str) -> "Any":
+def parse_yaml(text: str) -> Any:
     """YAML as generators of specifications write it: block mappings and sequences of scalars, ``[]`` and ``{}``.
 
     Raises ValueError with the line for anything else, which is left to a parser that costs more than a start.
@@ -286,7 +288,7 @@ def parse_yaml(text: str) -> "Any":
     return value
 
 
-def _block(lines: "list[tuple[int, str, int]]", at: int, indent: int) -> "tuple[Any, int]":
+def _block(lines: list[tuple[int, str, int]], at: int, indent: int) -> tuple[Any, int]:
     """The mapping, sequence or scalar that begins at a line, and the line after it."""
     text = lines[at][1]
     if text == "-" or text.startswith("- "):
@@ -322,11 +324,11 @@ def _block(lines: "list[tuple[int, str, int]]", at: int, indent: int) -> "tuple[
     return mapping, at
 
 
-def _nested(lines: "list[tuple[int, str, int]]", at: int, least: int) -> "tuple[Any, int]":
+def _nested(lines: list[tuple[int, str, int]], at: int, least: int) -> tuple[Any, int]:
     return _block(lines, at, lines[at][0]) if at < len(lines) and lines[at][0] >= least else (None, at)
 
 
-def _split(text: str, number: int) -> "tuple[str, str] | None":
+def _split(text: str, number: int) -> tuple[str, str] | None:
     """``key: value``, or None for what is a scalar alone."""
     if text[0] in "\"'":
         key, rest = _quoted(text, number)
@@ -346,7 +348,7 @@ def _uncommented(text: str) -> str:
     return text if text[:1] in ("'", '"') else text.partition(" #")[0].rstrip()
 
 
-def _scalar(text: str, number: int) -> "Any":
+def _scalar(text: str, number: int) -> Any:
     text = _uncommented(text)
     if not text:
         return None
@@ -366,7 +368,7 @@ def _scalar(text: str, number: int) -> "Any":
     return int(text) if text.removeprefix("-").isdecimal() and str(int(text)) == text else text
 
 
-def _quoted(text: str, number: int) -> "tuple[str, str]":
+def _quoted(text: str, number: int) -> tuple[str, str]:
     """The string that ``text`` begins with, and what follows it."""
     if text[0] == '"':
         import json
@@ -384,7 +386,7 @@ def _quoted(text: str, number: int) -> "tuple[str, str]":
     raise ValueError(f"line {number}: a string does not end")
 
 
-def split_name(name: str) -> "tuple[str, str]":
+def split_name(name: str) -> tuple[str, str]:
     """``vendor.com/class=device`` in two. Raises HookError."""
     kind, equals, device = name.partition("=")
     if not equals or not device or kind.count("/") != 1:

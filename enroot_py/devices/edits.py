@@ -8,6 +8,8 @@ host's a node cannot be taken away; what is hidden is bound upon itself with
 ``nodev``, so that opening it gives EACCES, as a device cgroup gives EPERM.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 
@@ -47,11 +49,11 @@ class Host:
             self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
     @classmethod
-    def of(cls, environ: "Mapping[str, str]") -> "Host":
+    def of(cls, environ: Mapping[str, str]) -> Host:
         """The host's own tree, or PENROOT_HOST_ROOT. The variable is the caller's, who gains nothing by it."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
-    def beneath(self, path: str) -> "Host":
+    def beneath(self, path: str) -> Host:
         return Host(self.prefix + path) if path.strip("/") else self
 
     def path(self, path: str) -> str:
@@ -88,7 +90,7 @@ class Host:
         except OSError:
             return b""
 
-    def list(self, path: str) -> "list[str]":
+    def list(self, path: str) -> list[str]:
         """Names in a directory in their order, none if there is none."""
         try:
             if self._root < 0:
@@ -131,7 +133,7 @@ class Edits:
             self.files[target or path] = (host.path(real), _FILE if writable else _FILE | _RDONLY)
         return bool(real)
 
-    def describe(self) -> "list[str]":
+    def describe(self) -> list[str]:
         """One line for each, in the order in which they are done."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
@@ -142,7 +144,7 @@ class Edits:
         lines += [f"library  {name} at {path}" for _, name, path in self.libraries]
         return lines + [f"variable {name}={value}" for name, value in sorted(self.environ.items())]
 
-    def execute(self, context: "Context") -> None:
+    def execute(self, context: Context) -> None:
         """Do it. Raises HookError for a device that cannot be had; a file that cannot is a warning."""
         whole = shared_dev(context)
         if not whole:
@@ -170,7 +172,7 @@ class Edits:
         self._cache(context)
         context.environ.update(self.environ)
 
-    def _nodes(self, context: "Context", place: "_Places", whole: bool) -> None:
+    def _nodes(self, context: Context, place: _Places, whole: bool) -> None:
         for path in self.hidden:
             place.hide(path)
         host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
@@ -183,7 +185,7 @@ class Edits:
                 message = f"cannot give the container the device {target}: {e.strerror}"
                 raise HookError(message, hint=f"it is {source} on {os.uname().nodename}") from e
 
-    def _cache(self, context: "Context") -> None:
+    def _cache(self, context: Context) -> None:
         if not self.libraries:
             return
         old = context.read(_CACHE)
@@ -200,7 +202,7 @@ class Edits:
                 log.warn(f"{self.origin}: cannot write {_CACHE}: {e.strerror}")
 
 
-def _run(command: "list[str]", context: "Context") -> None:
+def _run(command: list[str], context: Context) -> None:
     """Run a program of a vendor with our capabilities, as root would run it. Raises HookError."""
     from enroot_py.base import run
     from enroot_py.runtime import shellhooks
@@ -212,7 +214,7 @@ def _run(command: "list[str]", context: "Context") -> None:
     run.run(command, error=HookError, environ=environ, before=shellhooks.keep_capabilities)
 
 
-def shared_dev(context: "Context") -> bool:
+def shared_dev(context: Context) -> bool:
     """Whether /dev of the container is the host's."""
     host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
     try:
@@ -328,7 +330,7 @@ class _Places:
             os.close(target)
 
 
-def add_library(edits: Edits, tree: Host, context: "Context", library: "ldcache.Library", real: str = "") -> str:
+def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:
     """A library of ``tree`` where the container's loader looks, with its name's link and its entry in the cache.
 
     ``real`` is where its path leads, if that is known. Returns the directory in the container.
@@ -358,7 +360,7 @@ def bits(flags: int) -> int:
     return 64 if flags & 0xFF00 else 32
 
 
-def library_directory(context: "Context", width: int) -> str:
+def library_directory(context: Context, width: int) -> str:
     """Where the loader of the container looks without a cache: Debian's directory, or the one of all others."""
     if width == 32:
         return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"

@@ -6,6 +6,8 @@ glibc calls new (sysdeps/generic/dl-cache.h), with or without the old one
 before it; every glibc since 2.2 reads it alone.
 """
 
+from __future__ import annotations
+
 import sys
 
 # Not struct and not array: the one costs its own import, the other that of collections.
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     Library = tuple[int, str, str]
 
 
-def find(data: bytes, parts: "tuple[bytes, ...]") -> "list[Library]":
+def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
     """The libraries of a cache whose file name begins with one of ``parts``; none in what is no cache."""
     data = _new_part(data)
     entries = _entries(data)
@@ -54,7 +56,7 @@ def find(data: bytes, parts: "tuple[bytes, ...]") -> "list[Library]":
     return found
 
 
-def soname(path: str) -> "Library | None":
+def soname(path: str) -> Library | None:
     """What the loader's cache would say of the library in a file of the host: elf(5). None where it is none."""
     try:
         with open(path, "rb") as f:
@@ -84,7 +86,7 @@ def soname(path: str) -> "Library | None":
     return flags, name, path
 
 
-def drivers_of_compat(file: "BinaryIO") -> "set[int]":
+def drivers_of_compat(file: BinaryIO) -> set[int]:
     """The branches of drivers for which a libcuda of CUDA's compatibility package is, as its note says; else none."""
     try:
         data = file.read(64)
@@ -108,7 +110,7 @@ def drivers_of_compat(file: "BinaryIO") -> "set[int]":
     return set()
 
 
-def extend(data: bytes, libraries: "list[Library]") -> bytes:
+def extend(data: bytes, libraries: list[Library]) -> bytes:
     """The cache ``data`` with ``libraries`` before others of their names; ``data`` itself where it has them all."""
     data = _new_part(data) or _MAGIC + pack("=IIBxxx16x", 0, 0, 2 if sys.byteorder == "little" else 3)
     entries = _entries(data)
@@ -157,16 +159,16 @@ def _new_part(data: bytes) -> bytes:
     return bytes(part)
 
 
-def _number(data: "bytes | bytearray", at: int) -> int:
+def _number(data: bytes | bytearray, at: int) -> int:
     return int.from_bytes(data[at : at + 4], sys.byteorder)
 
 
-def _extension(data: "bytes | bytearray") -> int:
+def _extension(data: bytes | bytearray) -> int:
     """Where the extension of glibc 2.33 and later begins; 0 where there is none."""
     return _number(data, 32)
 
 
-def _sections(data: "bytes | bytearray", extension: int) -> range:
+def _sections(data: bytes | bytearray, extension: int) -> range:
     """Where the four numbers of each section of an extension are: tag, flags, offset, size."""
     if _number(data, extension) != _EXTENSION_MAGIC:
         raise ValueError("the cache of the loader has an unknown extension")
@@ -181,7 +183,7 @@ def _count(data: bytes) -> int:
     return int.from_bytes(data[20:24], sys.byteorder)
 
 
-def _entries(data: bytes) -> "list[int]":
+def _entries(data: bytes) -> list[int]:
     """Six numbers each: flags, name, path (offsets), version of the kernel, and two of the processor."""
     part = data[_HEADER : _HEADER + _ENTRY * _count(data)]
     if len(part) != _ENTRY * _count(data):
@@ -204,7 +206,7 @@ def _shift_extension(data: bytearray, shift: int) -> None:
             data[string : string + 4] = pack("=I", _number(data, string) + shift)
 
 
-def _order(name: bytes) -> "list[int]":
+def _order(name: bytes) -> list[int]:
     """The order of the cache: numbers by value and above other characters. The loader searches by halves."""
     order = []
     number = -1
@@ -224,7 +226,7 @@ def _order(name: bytes) -> "list[int]":
 class _Names:
     """The names of a cache in its order, each decoded when it is looked at."""
 
-    def __init__(self, data: bytes, entries: "list[int]") -> None:
+    def __init__(self, data: bytes, entries: list[int]) -> None:
         self.data = data
         self.keys = entries[1::6]
         self.values = entries[2::6]

@@ -7,6 +7,8 @@ MIG User Guide, "Device Nodes and Capabilities"; the environment variables of
 the NVIDIA Container Toolkit.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base.errors import HookError
@@ -124,17 +126,17 @@ class Mig:
 class Selection:
     """The GPUs that a container gets whole, and the MIG devices of others."""
 
-    def __init__(self, gpus: "tuple[GPU, ...]" = (), migs: "tuple[Mig, ...]" = (), *, every: bool = False) -> None:
+    def __init__(self, gpus: tuple[GPU, ...] = (), migs: tuple[Mig, ...] = (), *, every: bool = False) -> None:
         self.gpus = gpus
         self.migs = migs
         self.every = every
 
     @property
-    def minors(self) -> "set[int]":
+    def minors(self) -> set[int]:
         return {gpu.minor for gpu in self.gpus} | {mig.gpu.minor for mig in self.migs}
 
 
-def gpus(host: Host) -> "list[GPU]":
+def gpus(host: Host) -> list[GPU]:
     """The GPUs of the host, by PCI address; by number of their nodes where the driver tells no more.
 
     Some have no node where this runs in a container with a part of them.
@@ -159,7 +161,7 @@ def gpus(host: Host) -> "list[GPU]":
     return found
 
 
-def absence(host: Host) -> "tuple[str, str]":
+def absence(host: Host) -> tuple[str, str]:
     """Why there is no driver that this module could use, with the way out; the first is empty where nobody wonders."""
     for kind, paths in (("WSL2", ("/dev/dxg",)), ("a Jetson", ("/dev/nvmap", "/etc/nv_tegra_release"))):
         if any(host.exists(path) for path in paths):
@@ -176,7 +178,7 @@ def driver_version(host: Host) -> str:
     return ""
 
 
-def instances(host: Host, gpu: GPU) -> "list[Mig]":
+def instances(host: Host, gpu: GPU) -> list[Mig]:
     """The MIG devices of a GPU by the numbers of their instances."""
     found = []
     base = f"{_PROC}/capabilities/gpu{gpu.minor}/mig"
@@ -185,12 +187,12 @@ def instances(host: Host, gpu: GPU) -> "list[Mig]":
     return found
 
 
-def _numbers(host: Host, path: str, prefix: str) -> "list[int]":
+def _numbers(host: Host, path: str, prefix: str) -> list[int]:
     names = (name.removeprefix(prefix) for name in host.list(path) if name.startswith(prefix))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def select(words: "list[str]", known: "list[GPU]", host: Host, origin: str, nvml: "Callable[[], str]") -> Selection:
+def select(words: list[str], known: list[GPU], host: Host, origin: str, nvml: Callable[[], str]) -> Selection:
     """What ``words`` name: all, an index, a UUID or the start of one, a PCI address, GPU:MIG, a MIG UUID.
 
     ``nvml`` finds the library that is asked about MIG devices. Raises
@@ -214,7 +216,7 @@ def select(words: "list[str]", known: "list[GPU]", host: Host, origin: str, nvml
     return Selection(tuple(whole.values()), tuple(parts))
 
 
-def _usable(known: "list[GPU]") -> "tuple[GPU, ...]":
+def _usable(known: list[GPU]) -> tuple[GPU, ...]:
     """All GPUs but those that this machine has without a node: nvidia-smi does not show them either."""
     missing = [gpu for gpu in known if gpu.index < 0]
     for gpu in missing:
@@ -224,7 +226,7 @@ def _usable(known: "list[GPU]") -> "tuple[GPU, ...]":
     return tuple(gpu for gpu in known if gpu not in missing)
 
 
-def _learn_uuids(known: "list[GPU]", library: str) -> None:
+def _learn_uuids(known: list[GPU], library: str) -> None:
     """Ask NVML for UUIDs that the driver does not tell in /proc."""
     if library:
         from enroot_py.devices import nvml
@@ -242,19 +244,19 @@ def _is(gpu: GPU, word: str) -> bool:
     return bool(gpu.bus) and _address(word) == _address(gpu.bus)
 
 
-def _address(text: str) -> "tuple[str, str]":
+def _address(text: str) -> tuple[str, str]:
     """A PCI address without the zeros of its domain: nvidia-smi writes eight digits, the kernel four."""
     domain, _, rest = text.lower().partition(":")
     return domain.lstrip("0"), rest
 
 
-def names(selection: Selection) -> "list[str]":
+def names(selection: Selection) -> list[str]:
     """A selection in the words that any tool of NVIDIA's takes."""
     whole = [gpu.uuid or str(gpu.index) for gpu in selection.gpus]
     return whole + [mig.name for mig in selection.migs]
 
 
-def also_named(word: str, known: "list[GPU]", names: "list[str]") -> str:
+def also_named(word: str, known: list[GPU], names: list[str]) -> str:
     """The one of ``names`` that means the GPU ``word``: a UUID, 0, or gpu0; ``word`` where there is none."""
     if word in names:
         return word
@@ -263,14 +265,14 @@ def also_named(word: str, known: "list[GPU]", names: "list[str]") -> str:
     return others[0] if len(matching) == 1 and others else word
 
 
-def _have(known: "list[GPU]") -> str:
+def _have(known: list[GPU]) -> str:
     if not known:
         return "it has none that its driver knows of: nvidia-smi -L"
     names = {gpu: str(gpu.index) if gpu.index >= 0 else f"{gpu.bus} without a node" for gpu in known}
     return "it has " + ", ".join(f"{name} ({gpu.uuid})" if gpu.uuid else name for gpu, name in names.items())
 
 
-def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable[[], str]") -> Mig:
+def _mig(word: str, known: list[GPU], host: Host, origin: str, nvml: Callable[[], str]) -> Mig:
     """Raises HookError."""
     where = os.uname().nodename
     if word.startswith("MIG-GPU-"):  # as drivers before R470 name them: MIG-GPU-UUID/GI/CI
@@ -302,7 +304,7 @@ def _mig(word: str, known: "list[GPU]", host: Host, origin: str, nvml: "Callable
     raise HookError(f"{origin}: no MIG device {shown(word)} on {where}", hint="nvidia-smi -L lists them")
 
 
-def capabilities(text: str) -> "set[str]":
+def capabilities(text: str) -> set[str]:
     """NVIDIA_DRIVER_CAPABILITIES as a set; compute and utility where nothing is said. Raises HookError."""
     words = {word.strip() for word in text.split(",") if word.strip()} or {"compute", "utility"}
     if "all" in words:
@@ -326,7 +328,7 @@ class Driver:
         self._found: list[ldcache.Library] | None = None
 
     @classmethod
-    def of(cls, host: Host, caller: "Mapping[str, str]") -> "Driver":
+    def of(cls, host: Host, caller: Mapping[str, str]) -> Driver:
         """That of a host, beneath NVIDIA_DRIVER_ROOT where a site says so; else in a driver container, or the host."""
         root = caller.get("NVIDIA_DRIVER_ROOT", "").rstrip("/")
         if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
@@ -336,7 +338,7 @@ class Driver:
         return driver
 
     @property
-    def libraries(self) -> "list[ldcache.Library]":
+    def libraries(self) -> list[ldcache.Library]:
         """Libraries that the loader of the host knows; else, as in a container, those of the usual directories."""
         if self._found is None:
             try:
@@ -348,11 +350,11 @@ class Driver:
                 self.programs += self._paths("PATH")
         return self._found
 
-    def _paths(self, name: str) -> "tuple[str, ...]":
+    def _paths(self, name: str) -> tuple[str, ...]:
         """Directories of one of the caller's variables, who may know what the loader does not."""
         return tuple(path for path in self.caller.get(name, "").split(":") if path.startswith("/"))
 
-    def _directories(self) -> "list[str]":
+    def _directories(self) -> list[str]:
         """Where a driver is that the loader does not know."""
         usual = [pattern.format(machine=os.uname().machine) for pattern in _LIBRARY_DIRECTORIES]
         return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
@@ -361,7 +363,7 @@ class Driver:
         """Whether a library is of the kernel's version, and not of CUDA's compatibility package, say."""
         return not self.version or self.tree.real(path).endswith("." + self.version)
 
-    def _scan(self) -> "list[ldcache.Library]":
+    def _scan(self) -> list[ldcache.Library]:
         flags = {"x86_64": 0x303, "aarch64": 0xA03}.get(os.uname().machine, 0x3)
         found: dict[str, ldcache.Library] = {}
         prefixes = tuple(prefix.decode() for prefix in _PREFIXES)
@@ -377,7 +379,7 @@ class Driver:
                     found[name] = flags, name, f"{directory}/{name}"
         return list(found.values())
 
-    def _vdpau(self) -> "list[ldcache.Library]":
+    def _vdpau(self) -> list[ldcache.Library]:
         """The driver for VDPAU, in a directory that only that looks into."""
         found = [(flags, path.rpartition("/")[0]) for flags, name, path in self.libraries if name == "libnvcuvid.so.1"]
         name = "libvdpau_nvidia.so.1"
@@ -393,7 +395,7 @@ class Driver:
     def nvml(self) -> str:
         return self.library("libnvidia-ml.so.1")
 
-    def link(self, edits: Edits, folders: "list[str]") -> None:
+    def link(self, edits: Edits, folders: list[str]) -> None:
         """What ldconfig would do for libraries that are bound in ``folders``: links and entries in the cache."""
         bound = {source: target for target, (source, _) in edits.files.items() if os.path.dirname(target) in folders}
         known = [(flags, soname, self.tree.path(self.tree.real(path))) for flags, soname, path in self.libraries]
@@ -407,7 +409,7 @@ class Driver:
                     edits.links.setdefault(f"{directory}/{soname}", file)
                 edits.libraries.append((flags, soname, f"{directory}/{soname}"))
 
-    def add(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
+    def add(self, edits: Edits, context: Context, wanted: set[str]) -> None:
         """Libraries, programs and firmware for ``wanted`` capabilities."""
         self._add_libraries(edits, context, wanted)
         for capability, library in (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1")):
@@ -440,7 +442,7 @@ class Driver:
             f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(self._directories())}"
         )
 
-    def _add_libraries(self, edits: Edits, context: "Context", wanted: "set[str]") -> None:
+    def _add_libraries(self, edits: Edits, context: Context, wanted: set[str]) -> None:
         names = {name for capability in wanted for name in LIBRARIES.get(capability, "").split()}
         for library in [*self.libraries, *(self._vdpau() if "video" in wanted else ())]:
             flags, soname, path = library
@@ -460,7 +462,7 @@ class Driver:
                 edits.links[f"{directory}/{_GBM}"] = f"../{soname}"
 
 
-def add_compat(edits: Edits, context: "Context", version: str, known: "list[GPU]") -> None:
+def add_compat(edits: Edits, context: Context, version: str, known: list[GPU]) -> None:
     """Prefer the image's own libcuda where it is for a newer driver: CUDA Compatibility, "Forward Compatibility"."""
     directory = "/usr/local/cuda/compat"
     from enroot_py.base import paths
@@ -492,7 +494,7 @@ def add_compat(edits: Edits, context: "Context", version: str, known: "list[GPU]
     edits.libraries += [(flags, name, f"{directory}/{name}") for name in ours]
 
 
-def add_nodes(edits: Edits, host: Host, selection: Selection, known: "list[GPU]", wanted: "set[str]") -> None:
+def add_nodes(edits: Edits, host: Host, selection: Selection, known: list[GPU], wanted: set[str]) -> None:
     """Nodes of the selected devices; those of other GPUs are hidden. Raises HookError where a GPU has none."""
     if not edits.node(host, "/dev/nvidiactl"):
         raise HookError(
@@ -548,13 +550,13 @@ def add_direct_nodes(edits: Edits, host: Host) -> None:
         edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
 
 
-def hide_others(edits: Edits, host: Host, known: "list[GPU]", given: "set[str]", caps: "dict[int, str]") -> None:
+def hide_others(edits: Edits, host: Host, known: list[GPU], given: set[str], caps: dict[int, str]) -> None:
     """Hide the nodes of GPUs and of their instances that are not ``given``, those too of which /proc does not tell."""
     others = {f"/dev/{name}" for name in host.list("/dev") if name.startswith("nvidia") and name[6:].isdecimal()}
     edits.hidden += sorted((others | nodes(Selection(tuple(known)), caps)) - given)
 
 
-def nodes(selection: Selection, caps: "dict[int, str]") -> "set[str]":
+def nodes(selection: Selection, caps: dict[int, str]) -> set[str]:
     """The nodes of GPUs, and those of their instances among ``caps``, as cap_nodes has them."""
     found = {f"/dev/nvidia{minor}" for minor in selection.minors}
     whole = {gpu.minor for gpu in selection.gpus}
@@ -570,7 +572,7 @@ def nodes(selection: Selection, caps: "dict[int, str]") -> "set[str]":
     return found
 
 
-def cap_nodes(host: Host) -> "dict[int, str]":
+def cap_nodes(host: Host) -> dict[int, str]:
     """The nodes of /dev/nvidia-caps by number, with what each gives access to."""
     names = (name.removeprefix("nvidia-cap") for name in host.list("/dev/nvidia-caps"))
     numbers = {int(name) for name in names if name.isdecimal()}
@@ -586,7 +588,7 @@ def cap_nodes(host: Host) -> "dict[int, str]":
     return found
 
 
-def check_requirements(requirements: "dict[str, str]", version: str, known: "list[GPU]") -> None:
+def check_requirements(requirements: dict[str, str], version: str, known: list[GPU]) -> None:
     """NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError for one that is not met."""
     if not version:
         return
@@ -606,7 +608,7 @@ def check_requirements(requirements: "dict[str, str]", version: str, known: "lis
             )
 
 
-def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brands: "set[str]") -> bool:
+def _met(condition: str, facts: dict[str, tuple[int, ...]], brands: set[str]) -> bool:
     for operator in (">=", "<=", "!=", "=", ">", "<"):
         name, found, value = condition.partition(operator)
         if found:
@@ -625,11 +627,11 @@ def _met(condition: str, facts: "dict[str, tuple[int, ...]]", brands: "set[str]"
     return results.get(operator, ours > theirs if operator == ">" else ours < theirs)
 
 
-def _version(text: str) -> "tuple[int, ...]":
+def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal()) or (0,)
 
 
-def _brands(known: "list[GPU]") -> "set[str]":
+def _brands(known: list[GPU]) -> set[str]:
     """What NVML may call the brand of such a model: older and newer drivers have different words."""
     model = known[0].model.lower() if known else ""
     for name in ("geforce", "quadro", "titan"):

@@ -4,6 +4,8 @@ Loaded with ctypes and only when a MIG device is named, or a UUID that the drive
 Reference, "Multi Instance GPU Management".
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ def mig_enabled(library: str, bus: str) -> bool:
         return code == 0 and current.value == 1
 
 
-def uuids(library: str) -> "dict[int, str]":
+def uuids(library: str) -> dict[int, str]:
     """The UUIDs of GPUs by the numbers of their nodes. Raises HookError where NVML does not answer."""
     count, found = ctypes.c_uint(), {}
     with _started(library) as nvml:
@@ -39,7 +41,7 @@ def uuids(library: str) -> "dict[int, str]":
     return found
 
 
-def mig_devices(library: str, bus: str) -> "dict[int, tuple[str, int, int]]":
+def mig_devices(library: str, bus: str) -> dict[int, tuple[str, int, int]]:
     """MIG devices of the GPU at a PCI address: number -> (UUID, GPU instance, compute instance).
 
     Empty where the GPU has no MIG mode. Raises HookError where NVML does not answer.
@@ -49,7 +51,7 @@ def mig_devices(library: str, bus: str) -> "dict[int, tuple[str, int, int]]":
 
 
 @contextlib.contextmanager
-def _started(library: str) -> "Iterator[ctypes.CDLL]":
+def _started(library: str) -> Iterator[ctypes.CDLL]:
     try:
         nvml = ctypes.CDLL(library)
         if code := nvml.nvmlInit_v2():
@@ -64,7 +66,7 @@ def _started(library: str) -> "Iterator[ctypes.CDLL]":
         raise HookError(f"this driver is too old to be asked for MIG devices or UUIDs: {e}") from e
 
 
-def _read(nvml: ctypes.CDLL, bus: str) -> "dict[int, tuple[str, int, int]]":
+def _read(nvml: ctypes.CDLL, bus: str) -> dict[int, tuple[str, int, int]]:
     gpu, most = ctypes.c_void_p(), ctypes.c_uint()
     if nvml.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(gpu)):
         return {}

@@ -4,6 +4,8 @@ Two parsers that differ on a backslash or a control character would have one hos
 another one talked to. Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.
 """
 
+from __future__ import annotations
+
 import ipaddress
 from typing import NamedTuple
 from urllib.parse import urljoin

@@ -4,6 +4,8 @@ What http.client reads before a body has no limit in time, and none in length ei
 byte by byte, or ``100 Continue`` for ever, would hold a process until somebody kills it.
 """
 
+from __future__ import annotations
+
 import http.client
 import io
 import socket

@@ -4,6 +4,8 @@ Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-
 secret is never part of a message, nor of the arguments of a program; where it came from is.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 import json

@@ -4,6 +4,8 @@ Sources: OCI image specification, "Image Manifest", "Image Index" and "Content
 Descriptors"; Docker's "Image Manifest V 2, Schema 2".
 """
 
+from __future__ import annotations
+
 import json
 import os
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ enroot-import(1). Grammar of docker://: enroot-import(1); names as in the OCI di
 manifests". On the start path: no re, no dataclasses.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base.errors import ImageReferenceError
@@ -36,7 +38,7 @@ _ARCHITECTURES = {
 }
 
 
-def architecture(name: "str | None" = None) -> str:
+def architecture(name: str | None = None) -> str:
     """The OCI name (GOARCH) of an architecture that is named as uname(2) or OCI do; default: this machine's."""
     name = name or os.uname().machine
     return _ARCHITECTURES.get(name, name)
@@ -69,7 +71,7 @@ class Reference:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Reference is frozen")
 
-    def _key(self) -> "tuple[str, str, str, str, str]":
+    def _key(self) -> tuple[str, str, str, str, str]:
         return self.registry, self.repository, self.tag, self.digest, self.user
 
     def __eq__(self, other: object) -> bool:
@@ -144,7 +146,7 @@ def is_uri(text: str) -> bool:
     return text.startswith(("docker://", *FILES, *ENGINES))
 
 
-def parse(text: str, cwd: str = "") -> "Reference | LocalImage":
+def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Read a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
     A digest beside a tag wins. Raises ImageReferenceError.
@@ -225,7 +227,7 @@ def is_local(registry: str) -> bool:
 _FORM = "write docker://[USER@][REGISTRY#]IMAGE[:TAG][@sha256:DIGEST]"
 
 
-def _split_tag(image: str) -> "tuple[str, str | None]":
+def _split_tag(image: str) -> tuple[str, str | None]:
     slash = image.rfind("/")
     colon = image.find(":", slash + 1)
     return (image, None) if colon < 0 else (image[:colon], image[colon + 1 :])

@@ -4,6 +4,8 @@ Sources: OCI distribution specification, "Pull"; Docker's "Token Authentication
 Specification"; RFC 9110 for Range, Retry-After and challenges.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import email.utils
@@ -124,11 +126,11 @@ class Registry:
             )
         return data
 
-    def blob(self, descriptor: Descriptor) -> "Blob":
+    def blob(self, descriptor: Descriptor) -> Blob:
         """A blob as a stream, which resumes where a connection broke. The caller checks its digest."""
         return Blob(self, self._blob_path(descriptor), descriptor, self._settings)
 
-    def elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+    def elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> urllib3.response.BaseHTTPResponse:
         """A blob from where its manifest says that it is kept; by TLS only, and without a login."""
         failures = []
         passing: _Transient | None = None
@@ -181,8 +183,8 @@ class Registry:
         headers: Mapping[str, str],
         *,
         method: str = "GET",
-        patience: "Patience | None" = None,
-    ) -> "urllib3.response.BaseHTTPResponse":
+        patience: Patience | None = None,
+    ) -> urllib3.response.BaseHTTPResponse:
         """A response of status 200 or 206, or 416 to a Range; errors raised, passing ones outwaited."""
         patience = patience or Patience(self._settings)
         while True:
@@ -194,7 +196,7 @@ class Registry:
             except _Transient as e:
                 patience.lost(e, self._reference.registry)
 
-    def _authorized(self, method: str, path: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+    def _authorized(self, method: str, path: str, headers: Mapping[str, str]) -> urllib3.response.BaseHTTPResponse:
         response = self._send(method, path, headers)
         if response.status != 401:
             return response
@@ -207,7 +209,7 @@ class Registry:
             raise self._unauthorized()
         return response
 
-    def _send(self, method: str, path: str, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+    def _send(self, method: str, path: str, headers: Mapping[str, str]) -> urllib3.response.BaseHTTPResponse:
         """One request to the registry, over TLS or, where that is allowed and needed, without."""
         own = {"Authorization": self._authorization} if self._authorization else {}
         if self.base:
@@ -237,7 +239,7 @@ class Registry:
         """Whether an address is on the registry's own host."""
         return address.host == addresses.read(f"https://{self._reference.registry}/").host
 
-    def _follow(self, method: str, address: Address, headers: Mapping[str, str]) -> "urllib3.response.BaseHTTPResponse":
+    def _follow(self, method: str, address: Address, headers: Mapping[str, str]) -> urllib3.response.BaseHTTPResponse:
         """A request and its redirects. Authorization stays with the origin that it is for."""
         first = address
         for _ in range(_MAX_REDIRECTS + 1):
@@ -262,7 +264,7 @@ class Registry:
 
     def _raw(
         self, method: str, address: Address, headers: Mapping[str, str], body: bytes | None = None
-    ) -> "urllib3.response.BaseHTTPResponse":
+    ) -> urllib3.response.BaseHTTPResponse:
         settings = self._settings
         timeout = urllib3.Timeout(connect=settings.connect_timeout or None, read=settings.stall_timeout or None)
         headers = {"User-Agent": f"penroot/{__version__}", "Accept-Encoding": "identity", **headers}
@@ -452,7 +454,7 @@ class Registry:
 
     # -- failures
 
-    def _refuse(self, response: "urllib3.response.BaseHTTPResponse", path: str) -> None:
+    def _refuse(self, response: urllib3.response.BaseHTTPResponse, path: str) -> None:
         """Raise what a status means."""
         registry, repository = self._reference.registry, self._reference.repository
         text = _Body(response).document(1 << 16)
@@ -539,7 +541,7 @@ class Blob:
         self._body: _Body | None = None
         self._ranges = True
 
-    def __enter__(self) -> "Blob":
+    def __enter__(self) -> Blob:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -581,7 +583,7 @@ class Blob:
             self._patience.renew()
         return data
 
-    def _open(self) -> "_Body":
+    def _open(self) -> _Body:
         headers = {"Range": f"bytes={self._at}-"} if self._at and self._ranges else {}
         try:
             response = self._registry._get(self._path, headers, patience=self._patience)
@@ -746,7 +748,7 @@ def _retry_after(value: str) -> float | None:
 class _Body:
     """The body of an answer, read as it comes; failures are _Transient."""
 
-    def __init__(self, response: "urllib3.response.BaseHTTPResponse") -> None:
+    def __init__(self, response: urllib3.response.BaseHTTPResponse) -> None:
         self.response = response
         self._failure: _Transient | None = None
         self._reads = 0
@@ -785,7 +787,7 @@ class _Body:
         return b"".join(parts)
 
 
-def _discard(response: "urllib3.response.BaseHTTPResponse") -> None:
+def _discard(response: urllib3.response.BaseHTTPResponse) -> None:
     """Read what is left of a small answer, so that its connection can serve again; else that ends."""
     with contextlib.suppress(_Transient):
         _Body(response).document(1 << 16)

@@ -8,6 +8,8 @@ fetch, which costs time and nothing else: a blob appears by rename, whole, and w
 reads one checks its digest.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -53,7 +55,7 @@ class Shared:
         except OSError as e:
             self._unusable = e
 
-    def blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept | Blob":
+    def blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | Blob:
         """The blob from here, or from ``source`` and then kept here when it is published.
 
         From ``source`` alone where what is here is another user's, and of no use.
@@ -95,7 +97,7 @@ class Shared:
         while self._fds:
             os.close(self._fds.pop())
 
-    def _blob(self, source: Source, descriptor: Descriptor) -> "Found | Kept | None":
+    def _blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | None:
         name = descriptor.digest.partition(":")[2]
         file = f"{self.path}/sha256/{name}"
         waited = False
@@ -121,7 +123,7 @@ class Shared:
                     waited = True
                 time.sleep(_POLL)
 
-    def _kept(self, source: Source, descriptor: Descriptor, name: str) -> "Kept":
+    def _kept(self, source: Source, descriptor: Descriptor, name: str) -> Kept:
         try:
             return Kept(source.blob(descriptor), self, self._own, name)
         except BaseException:
@@ -185,7 +187,7 @@ class Found:
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
         self.size = os.fstat(fd).st_size
 
-    def __enter__(self) -> "Found":
+    def __enter__(self) -> Found:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -218,7 +220,7 @@ class Kept:
         self._sign = time.monotonic()
         self._out = open(shared.create(temporary), "wb")  # noqa: SIM115 - closed by __exit__
 
-    def __enter__(self) -> "Kept":
+    def __enter__(self) -> Kept:
         self._blob.__enter__()
         return self
 

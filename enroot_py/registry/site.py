@@ -16,6 +16,8 @@ that are known to. The user's line replaces the system's. Mirrors are trusted wi
 the meaning of a tag; what a digest names is checked whoever sends it.
 """
 
+from __future__ import annotations
+
 import os
 from _collections_abc import Iterator, Mapping
 
@@ -79,7 +81,7 @@ def mirrored(reference: Reference, mirror: str) -> Reference:
     return Reference(host.lower(), repository, reference.tag, reference.digest)
 
 
-def tls() -> "SSLContext":
+def tls() -> SSLContext:
     """TLS that trusts the system's authorities, and asks no more of a site's own than curl and docker do.
 
     Python 3.13 does: a key usage extension, for one.

@@ -5,6 +5,8 @@ specification, "Image Layout"; Docker's image specification v1.2, "Combined Imag
 Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
 """
 
+from __future__ import annotations
+
 import errno
 import io
 import json
@@ -36,7 +38,7 @@ _ENGINES = {"dockerd://": "docker", "podman://": "podman"}
 class Blob(Protocol):
     """A stream that is closed at the end of a ``with``."""
 
-    def __enter__(self) -> "Blob": ...
+    def __enter__(self) -> Blob: ...
     def __exit__(self, *_: object) -> None: ...
     def read(self, size: int, /) -> bytes: ...
 
@@ -85,7 +87,7 @@ def open_source(
 
 
 class _Files(Protocol):
-    def open(self, name: str) -> "Section":
+    def open(self, name: str) -> Section:
         """Raises ImageError where there is none."""
 
 
@@ -98,7 +100,7 @@ class Section:
         self._end = offset + size
         self.size = size
 
-    def __enter__(self) -> "Section":
+    def __enter__(self) -> Section:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,10 +266,10 @@ def _json(files: _Files, name: str, reference: LocalImage) -> Any:
 class Mirrored:
     """A registry and its mirrors, which are asked first: the first that has the manifest serves all of the image."""
 
-    def __init__(self, places: "list[Registry]") -> None:
+    def __init__(self, places: list[Registry]) -> None:
         self._places = places
 
-    def _first(self, ask: "Callable[[Registry], _T]") -> _T:
+    def _first(self, ask: Callable[[Registry], _T]) -> _T:
         while len(self._places) > 1:
             try:
                 return ask(self._places[0])

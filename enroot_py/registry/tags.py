@@ -5,6 +5,8 @@ answers no more than a header. To import http.client alone takes longer than the
 interpreter's own start, and registry.py four times as long again.
 """
 
+from __future__ import annotations
+
 import _signal
 import os
 import sys
@@ -30,7 +32,7 @@ _MOST = 1 << 16  # bytes of an answer without a body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
-def now(reference: "Reference", base: str, settings: "Settings") -> str:
+def now(reference: Reference, base: str, settings: Settings) -> str:
     """The digest of a tag whose image is stored. Waits only for a moment for servers that do not answer.
 
     ``base`` is where its registry was reached last. Raises Unreachable, and other RegistryError.
@@ -65,7 +67,7 @@ def now(reference: "Reference", base: str, settings: "Settings") -> str:
     raise RuntimeError("a process that asks a registry failed, see above")
 
 
-def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -> "NoReturn":
+def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
         for number in (_signal.SIGTERM, _signal.SIGINT):
@@ -90,7 +92,7 @@ def _ask(reference: "Reference", base: str, settings: "Settings", answer: int) -
     os._exit(0 if said else 1)
 
 
-def hurry(seconds: float) -> "Callable[[bool], None]":
+def hurry(seconds: float) -> Callable[[bool], None]:
     """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
 
     Call what this returns when an answer has come. With True, what is waited for is a program
@@ -108,7 +110,7 @@ def hurry(seconds: float) -> "Callable[[bool], None]":
     return heard
 
 
-def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
+def at_once(reference: Reference, base: str, settings: Settings) -> str:
     """The digest of a tag from a registry at ``base`` (SCHEME://HOST) that wants no login and no proxy; else "".
 
     Whatever else comes is for the real client to see, and to report.
@@ -129,7 +131,7 @@ def at_once(reference: "Reference", base: str, settings: "Settings") -> str:
     return digest if is_digest(digest) else ""
 
 
-def _head(host: str, path: str, tls: bool, timeout: "float | None") -> "tuple[int, dict[str, str]]":
+def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, dict[str, str]]:
     """Status and headers, by small names, of a HEAD request (RFC 9110). Raises OSError, ValueError."""
     lines = [f"HEAD {path} HTTP/1.1", f"Host: {host}", f"Accept: {', '.join(MANIFEST_TYPES)}"]
     lines += [f"User-Agent: penroot/{__version__}", "Connection: close", "", ""]
@@ -152,7 +154,7 @@ def _head(host: str, path: str, tls: bool, timeout: "float | None") -> "tuple[in
     return int(status[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}
 
 
-def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socket":
+def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
     """A connection to HOST[:PORT], or [IPV6]:PORT. Raises OSError, ValueError."""
     import _socket
 
@@ -180,7 +182,7 @@ def _connect(host: str, port: int, tls: bool, timeout: "float | None") -> "socke
     raise error
 
 
-def resolve(reference: "Reference", settings: "Settings", heard: "Callable[[bool], None]" = lambda asks: None) -> str:
+def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None) -> str:
     """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
     host = reference.registry
     if host != DOCKER_HUB and not site.site(host, settings).mirrors:  # Docker's wants a token

@@ -5,6 +5,8 @@ and those that a line of these names, as ``${VAR}``. The line of an image gets n
 the caller in this way: see is_secret().
 """
 
+from __future__ import annotations
+
 from _collections_abc import Mapping
 
 from enroot_py.base import log, paths
@@ -23,7 +25,7 @@ _SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS 
 _SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
 
 
-def of_image(root: int, host: "Mapping[str, str]") -> "dict[str, str]":
+def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``."""
     text = paths.text(root, "/etc/environment")
     if "${" in text:
@@ -42,7 +44,7 @@ def is_secret(name: str, value: str) -> bool:
     return bool(at) and ":" in user
 
 
-def _without_secrets(text: str, host: "Mapping[str, str]") -> "dict[str, str]":
+def _without_secrets(text: str, host: Mapping[str, str]) -> dict[str, str]:
     left = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del left[name]
@@ -52,7 +54,7 @@ def _without_secrets(text: str, host: "Mapping[str, str]") -> "dict[str, str]":
     return left
 
 
-def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
+def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
     """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
     environ = {}
     directories = (sysconf_path(host) + "/environ.d", settings.config_path + "/environ.d")
@@ -69,7 +71,7 @@ def of_site(settings: Settings, host: "Mapping[str, str]") -> "dict[str, str]":
     return environ
 
 
-def substitute(text: str, variables: "Mapping[str, str]", *, defaults: bool = False) -> str:
+def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = False) -> str:
     """Replace ``${NAME}``, of an unset variable by nothing, and with ``defaults`` ``${NAME:-DEFAULT}`` too.
 
     All else that has a meaning in a shell stands as it is, as it does for enroot.
@@ -95,7 +97,7 @@ def is_name(key: str) -> bool:
     return bool(key) and (key[0].isalpha() or key[0] == "_") and key.replace("_", "a").isalnum()
 
 
-def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[str, str]":
+def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, str]:
     """Variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value."""
     environ = {}
     for option in options:
@@ -106,17 +108,17 @@ def of_options(options: "tuple[str, ...]", host: "Mapping[str, str]") -> "dict[s
     return environ
 
 
-def is_rank(host: "Mapping[str, str]") -> bool:
+def is_rank(host: Mapping[str, str]) -> bool:
     """Whether a launcher of MPI has started the caller."""
     return any(name in host for name in _RANK[:3])
 
 
-def rank(host: "Mapping[str, str]") -> "list[str]":
+def rank(host: Mapping[str, str]) -> list[str]:
     """What tells a rank from the other ranks and from its launcher; empty words in other processes."""
     return [host.get(name, "") for name in _RANK]
 
 
-def complete(environ: "dict[str, str]", name: str, home: str, shell: str) -> None:
+def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
     """Add what a login would set and the image did not (login(1))."""
     for key, value in (
         ("HOME", home),

@@ -6,6 +6,8 @@ alive. With the last process that has those the kernel ends the connection, and 
 Sources: fuse-overlayfs(1), fuse(4).
 """
 
+from __future__ import annotations
+
 import os
 import stat
 
@@ -27,7 +29,7 @@ NOTE = "fuse-overlayfs"  # a file in a container whose changes it wrote
 _OPAQUE = (".wh..wh..opq", ".wh..opq")
 
 
-def mount(source: "Source", server: "Server | None", scratch: str, *, writable: bool) -> int:
+def mount(source: Source, server: Server | None, scratch: str, *, writable: bool) -> int:
     """The root file system of ``source`` as a detached mount; a squashfs image has its ``server``.
 
     Raises ContainerError, ImageError, OSError.
@@ -79,7 +81,7 @@ def mount(source: "Source", server: "Server | None", scratch: str, *, writable: 
     return mount
 
 
-def _serve(program: str, fuse: int, lowerdirs: "tuple[str, ...]", upper: str, work: str) -> None:
+def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work: str) -> None:
     import _signal
 
     os.setsid()

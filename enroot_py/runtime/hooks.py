@@ -3,6 +3,8 @@
 The contract is in hooks/README.md. Ours are Python and run in this process.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from _collections_abc import Callable, Mapping
@@ -34,9 +36,9 @@ class Context:
         self,
         root: int,
         settings: Settings,
-        environ: "dict[str, str]",
-        host: "Mapping[str, str]",
-        user: "struct_passwd",
+        environ: dict[str, str],
+        host: Mapping[str, str],
+        user: struct_passwd,
         cgroups: str = "",
         mount_point: str = "",
     ) -> None:
@@ -69,7 +71,7 @@ class Context:
             return False
         return True
 
-    def list(self, path: str) -> "list[str]":
+    def list(self, path: str) -> list[str]:
         """Names in a directory, sorted; none if there is no such directory."""
         try:
             fd = paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -130,7 +132,7 @@ class Hook:
         return f"{what}  ({self.why})" if self.why else what
 
 
-def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
     """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
     found = arrange(directory, settings, host)
     for hook in found:
@@ -139,7 +141,7 @@ def load(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list
     return found
 
 
-def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "list[Hook]":
+def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
     """The hooks of a directory, which is ours, of the site and of the user, in the order in which they run.
 
     That is the order of their names, whatever language they are in; a user's scripts come
@@ -169,7 +171,7 @@ def arrange(directory: str, settings: Settings, host: "Mapping[str, str]") -> "l
     return [*(found[name] for name in sorted(found, key=lambda name: name[:-3] + ".sh")), *last]
 
 
-def run(hooks: "list[Hook]", context: Context, script: "Callable[[str], None] | None" = None) -> None:
+def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | None = None) -> None:
     """Run what load() gave; ``script`` runs those of bash. Raises HookError."""
     for hook in hooks:
         if log.explain:
@@ -206,12 +208,12 @@ def _is_empty(path: str) -> bool:
     return os.path.exists(path) and not os.path.getsize(path)
 
 
-def _names(directory: str, ending: str) -> "list[str]":
+def _names(directory: str, ending: str) -> list[str]:
     """Files of a directory, by name, that are not hidden."""
     return sorted(name for name in files.names(directory) if name.endswith(ending) and name[0] not in "._")
 
 
-def _load(path: str) -> "Callable[[Context], None]":
+def _load(path: str) -> Callable[[Context], None]:
     # The loader keeps byte code beside the file, as import does; import itself
     # does not take names such as 10-home.
     module: dict[str, object] = {"__name__": path, "__file__": path}

@@ -16,6 +16,8 @@ The comment counts only while the line after it is the one it came with, so that
 line is believed. On the start path: no re, no json.
 """
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _EXACT = "# penroot-exact: "
 
 
-def decode_environment(text: str, read: "Callable[[str], str] | None" = None) -> "dict[str, str]":
+def decode_environment(text: str, read: Callable[[str], str] | None = None) -> dict[str, str]:
     """The variables of an image's /etc/environment; lines that are not ``KEY=VALUE`` mean nothing.
 
     ``read`` makes of a value what it means, unless the comment before it says it exactly.
@@ -48,7 +50,7 @@ def decode_environment(text: str, read: "Callable[[str], str] | None" = None) ->
     return environ
 
 
-def environment(variables: "Mapping[str, str]") -> str:
+def environment(variables: Mapping[str, str]) -> str:
     """/etc/environment, from which decode_environment() reads ``variables`` back exactly."""
     out = []
     for key, value in variables.items():
@@ -67,7 +69,7 @@ def _unescape(text: str) -> str:
     return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
 
 
-def rc(provenance: str, labels: "Mapping[str, str]", run: "Exec") -> str:
+def rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:
     """/etc/rc: provenance and labels as comments, then what the image runs, every word quoted.
 
     Byte for byte what enroot writes, where that means what the config says.
@@ -101,7 +103,7 @@ RC_LOCAL = """\
 """
 
 
-def fstab(volumes: "Iterable[str]") -> str:
+def fstab(volumes: Iterable[str]) -> str:
     """/etc/fstab: each volume is a writable bind mount of itself."""
     lines = []
     for volume in sorted(volumes):
@@ -124,7 +126,7 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def pack(strings: "Iterable[str]") -> bytes:
+def pack(strings: Iterable[str]) -> bytes:
     """Each string with a NUL after it. Raises ValueError for a string that holds one."""
     out = []
     for text in strings:
@@ -135,29 +137,29 @@ def pack(strings: "Iterable[str]") -> bytes:
     return b"".join(out)
 
 
-def unpack(data: bytes) -> "list[str]":
+def unpack(data: bytes) -> list[str]:
     """The strings that pack() packed."""
     return data.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def pack_exec(run: "Exec") -> bytes:
+def pack_exec(run: Exec) -> bytes:
     """The file ``exec``: working directory, number of entrypoint words, those words, the command's words."""
     return pack([run.workdir, str(len(run.entrypoint)), *run.entrypoint, *run.command])
 
 
-def unpack_exec(data: bytes) -> "Exec":
+def unpack_exec(data: bytes) -> Exec:
     from enroot_py.runtime.rc import Exec
 
     workdir, count, *words = unpack(data)
     return Exec(workdir, tuple(words[: int(count)]), tuple(words[int(count) :]))
 
 
-def pack_environ(variables: "Mapping[str, str]") -> bytes:
+def pack_environ(variables: Mapping[str, str]) -> bytes:
     """The file ``environ``: ``KEY=VALUE`` records, as in environ(7)."""
     return pack(f"{key}={value}" for key, value in variables.items())
 
 
-def unpack_environ(data: bytes) -> "dict[str, str]":
+def unpack_environ(data: bytes) -> dict[str, str]:
     variables = {}
     for record in unpack(data):
         key, _, value = record.partition("=")
@@ -165,7 +167,7 @@ def unpack_environ(data: bytes) -> "dict[str, str]":
     return variables
 
 
-def variables(env: "Sequence[str]") -> "dict[str, str]":
+def variables(env: Sequence[str]) -> dict[str, str]:
     """``config.Env`` of an image config as a mapping. A word without ``=`` sets nothing."""
     out = {}
     for word in env:

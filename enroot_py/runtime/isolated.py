@@ -3,6 +3,8 @@
 Not on the start path of a container without.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base import linux, paths

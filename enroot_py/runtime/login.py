@@ -4,6 +4,8 @@ Done before the root is switched: nothing here is imported afterwards. Sources: 
 login.defs(5), locale.conf(5), lastlog(8), utmp(5).
 """
 
+from __future__ import annotations
+
 import os
 import struct
 import time
@@ -25,7 +27,7 @@ _UTMP = "=hxxi32s4s32s256shhiii16s20s"
 _USER_PROCESS = 7
 
 
-def prepare(root: int, environ: "dict[str, str]", *, user: "struct_passwd", as_root: bool, given: bool) -> "int | None":
+def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, given: bool) -> int | None:
     """Complete ``environ``, set limits, say what is said at a login. Returns the umask, or None for the caller's.
 
     ``user`` is the caller, ``as_root`` whether he is root inside, ``given`` whether there is a
@@ -57,7 +59,7 @@ def prepare(root: int, environ: "dict[str, str]", *, user: "struct_passwd", as_r
     return int(mask, 8) & 0o777 if mask and not mask.strip("01234567") else None
 
 
-def _pairs(root: int, path: str) -> "dict[str, str]":
+def _pairs(root: int, path: str) -> dict[str, str]:
     """``KEY VALUE`` or ``KEY=VALUE``; what is behind the first of both is the value, as in ENV_PATH PATH=/bin."""
     found = {}
     for line in (_read(root, path) or "").splitlines():
@@ -67,7 +69,7 @@ def _pairs(root: int, path: str) -> "dict[str, str]":
     return found
 
 
-def _read(root: int, path: str) -> "str | None":
+def _read(root: int, path: str) -> str | None:
     try:
         return os.fsdecode(paths.read(root, path))
     except (FileNotFoundError, NotADirectoryError):
@@ -110,7 +112,7 @@ def _record(root: int, uid: int, name: str) -> None:
         return  # as for login(1): who may not write it is let in all the same
 
 
-def _message(root: int, defs: "Mapping[str, str]") -> None:
+def _message(root: int, defs: Mapping[str, str]) -> None:
     """The message of the day."""
     hush = defs.get("HUSHLOGIN_FILE", "")
     if hush.startswith("/") and paths.exists(root, hush):

@@ -5,6 +5,8 @@ container of root's in a user namespace could set sysctls, or restart the node. 
 specification, "Masked Paths" and "Readonly Paths"; proc(5).
 """
 
+from __future__ import annotations
+
 import os
 import stat
 

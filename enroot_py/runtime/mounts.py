@@ -6,6 +6,8 @@ Beyond mount(8): x-create=dir|file|auto makes the target, x-move and x-detach
 move and detach, passno -1 comes before the hooks and 0 after them.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -319,7 +321,7 @@ def attach(mount: int, target: int) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
 
 
-def mount_filesystem(fstype: str, source: str, options: "list[str]", attributes: int) -> int:
+def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> int:
     """Create a file system, detached, and return its mount as a file descriptor.
 
     ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
@@ -346,7 +348,7 @@ def mount_filesystem(fstype: str, source: str, options: "list[str]", attributes:
         os.close(context)
 
 
-def parse(line: str, variables: "Mapping[str, str]", origin: str = "") -> Mount:
+def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
     """One line of fstab. ``${VAR}`` is replaced, ``\\040`` and its like are decoded.
 
     Raises ConfigError that names ``origin`` (file and line, or the option).
@@ -412,7 +414,7 @@ def unescape(field: str) -> str:
     return os.fsdecode(out + rest)
 
 
-def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Iterator[Mount]":
+def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator[Mount]:
     """The lines of an fstab; blank lines and comments are skipped."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip(" \t\r")
@@ -420,7 +422,7 @@ def parse_file(text: str, variables: "Mapping[str, str]", origin: str) -> "Itera
             yield parse(line, variables, f"{origin}:{number}")
 
 
-def parse_image(text: str, rootfs: str, origin: str) -> "Iterator[Mount]":
+def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
     """The lines of an image's fstab, which reach nothing of the host: see Mount.confine(). Raises ConfigError.
 
     No variable is replaced but ``${ENROOT_ROOTFS}``.
@@ -434,7 +436,7 @@ def parse_image(text: str, rootfs: str, origin: str) -> "Iterator[Mount]":
         yield mount
 
 
-def parse_option(text: str, variables: "Mapping[str, str]", origin: str) -> Mount:
+def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
     """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
     if text.startswith(":"):
         raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")

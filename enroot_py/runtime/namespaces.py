@@ -1,5 +1,7 @@
 """User namespaces: one user, who is himself or root inside. See user_namespaces(7)."""
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -8,7 +10,7 @@ from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
 
 
-def enter_user(uid: int, gid: int, *, myself: "int | None" = None) -> None:
+def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.
 
     The process must have one thread. ``myself`` is /proc/self of the host, opened where that is
@@ -44,7 +46,7 @@ def unshare(flags: int) -> None:
         raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=_advice(e)) from e
 
 
-def _write(path: str, text: str, directory: "int | None") -> None:
+def _write(path: str, text: str, directory: int | None) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, text.encode())

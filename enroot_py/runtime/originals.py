@@ -4,6 +4,8 @@ A node that had enroot has the files of its hooks, most of them as they were shi
 are known by their digests in originals.b2sum, over all versions that enroot has had.
 """
 
+from __future__ import annotations
+
 import os
 from _blake2 import blake2b
 from _collections_abc import Mapping
@@ -17,8 +19,8 @@ _RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # in old versi
 
 
 def judge(
-    path: str, found: "dict[str, Hook]", directory: str, settings: Settings, host: "Mapping[str, str]"
-) -> "Hook | None":
+    path: str, found: dict[str, Hook], directory: str, settings: Settings, host: Mapping[str, str]
+) -> Hook | None:
     """The hook that the script ``path`` of a site is, if it is to run; ``found``, by file name, is made to fit.
 
     The site has the last word on a hook of ours: one of that name which cannot run switches it off,
@@ -61,7 +63,7 @@ def _is_original(path: str, name: str) -> bool:
         return line in known.read()
 
 
-def _instead(name: str, directory: str, settings: Settings, host: "Mapping[str, str]") -> "Hook | None":
+def _instead(name: str, directory: str, settings: Settings, host: Mapping[str, str]) -> Hook | None:
     """What does the work of one of enroot's optional hooks, if anything of ours does."""
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):

@@ -5,6 +5,8 @@ a client needs both. PMI2's open file descriptor passes as it is. Source: slurm.
 MpiDefault, PMIx client environment.
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base.errors import ConfigError
@@ -19,7 +21,7 @@ _OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
 _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
 
 
-def used(environ: "Mapping[str, str]") -> bool:
+def used(environ: Mapping[str, str]) -> bool:
     """True where the step or rank runs under PMIx; stray PMIX_ variables of the user do not count.
 
     A rank of mpirun does, whatever srun has started mpirun's daemon with.
@@ -31,7 +33,7 @@ def used(environ: "Mapping[str, str]") -> bool:
 _MUNGE = "/run/munge"
 
 
-def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tuple[str, str, str]]":
+def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
     """What a client needs of the node at the same paths: path, "rw" or "ro", and what for.
 
     PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
@@ -49,7 +51,7 @@ def directories(environ: "Mapping[str, str]", *, remap_root: bool) -> "list[tupl
     return found
 
 
-def _without_munge(environ: "Mapping[str, str]") -> str:
+def _without_munge(environ: Mapping[str, str]) -> str:
     """Why MUNGE cannot vouch for a client, and how the site makes it; else empty."""
     offered = environ.get("PMIX_SECURITY_MODE", "")
     if "munge" not in offered.split(","):
@@ -57,14 +59,14 @@ def _without_munge(environ: "Mapping[str, str]") -> str:
     return "" if os.path.isdir(_MUNGE) else f"there is no {_MUNGE} on this node: munged must run there"
 
 
-def withheld(environ: "Mapping[str, str]", *, remap_root: bool) -> "tuple[str, ...]":
+def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
     """Variables that lead a client to a server that refuses it: the slurmstepd of that one would never end."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
 
 
-def check_root(environ: "Mapping[str, str]", tasks: int, option: str = "--container-remap-root") -> str:
+def check_root(environ: Mapping[str, str], tasks: int, option: str = "--container-remap-root") -> str:
     """Why no PMIx client can connect as root of a user namespace, else empty: it would hang, not fail.
 
     Raises ConfigError where several tasks, ``tasks`` in the step, would wait for each other. One task may
@@ -88,7 +90,7 @@ def check_root(environ: "Mapping[str, str]", tasks: int, option: str = "--contai
 class Libraries:
     """What a program of the container finds: ``exists`` tells of a path in it, ``search`` is its LD_LIBRARY_PATH."""
 
-    def __init__(self, exists: "Callable[[str], bool]", search: str) -> None:
+    def __init__(self, exists: Callable[[str], bool], search: str) -> None:
         self._exists = exists
         self._directories = [*filter(None, search.split(":")), *_LIBRARIES]
 
@@ -102,12 +104,12 @@ FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
 _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
 
 
-def is_copy(name: str, value: str, environ: "Mapping[str, str]") -> bool:
+def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
     """Whether a hook of the site has copied an offer of the server's as it is, whatever the image can take."""
     return name in _COPIES and environ.get(_COPIES[name]) == value
 
 
-def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
     """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
 
     PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
@@ -122,8 +124,8 @@ def fitted(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bo
 
 
 def told(
-    environ: "Mapping[str, str]", libraries: Libraries, inside: "Mapping[str, str]", *, remap_root: bool
-) -> "dict[str, str]":
+    environ: Mapping[str, str], libraries: Libraries, inside: Mapping[str, str], *, remap_root: bool
+) -> dict[str, str]:
     """The same, and copies of it for who looks for them and does not find them ``inside``. Raises ConfigError."""
     fit = fitted(environ, libraries, remap_root=remap_root)
     offers = {name: environ[name] for name in FITTED if name in environ}
@@ -133,7 +135,7 @@ def told(
 _EVERYWHERE = frozenset(("native", "hash"))
 
 
-def copies(fit: "Mapping[str, str]", libraries: Libraries, has: "Container[str]") -> "dict[str, str]":
+def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) -> dict[str, str]:
     """What is in ``fit`` by the names of pyxis's hook, which scripts look for, less what the step ``has``.
 
     Under these PMIx gives up for a component that it has not: only such as every PMIx has, or where none is.
@@ -143,7 +145,7 @@ def copies(fit: "Mapping[str, str]", libraries: Libraries, has: "Container[str]"
     return {copy: value for copy, value in found.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
 
 
-def security(environ: "Mapping[str, str]", libraries: Libraries, *, remap_root: bool) -> "dict[str, str]":
+def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
     """What the server offers, less what the image cannot speak: a client complains of that, or of all, on each start.
 
     Raises ConfigError where nothing is left for the image's MPI.

@@ -4,6 +4,8 @@ A container has no daemon and no record of its own while it runs; its root
 mount says which one it is. Sources: proc(5), namespaces(7).
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base import linux
@@ -42,7 +44,7 @@ class Process:
             self.command = os.fsdecode(f.read().replace(b"\0", b" ")).strip() or f"[{self.comm}]"
 
 
-def running(settings: Settings) -> "list[Process]":
+def running(settings: Settings) -> list[Process]:
     """The user's running containers, by name and age."""
     ours = inode(os.getpid(), "mnt")
     oldest: dict[int, Process] = {}
@@ -63,12 +65,12 @@ def running(settings: Settings) -> "list[Process]":
     return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
 
-def _fields(stat: str) -> "list[str]":
+def _fields(stat: str) -> list[str]:
     """What stands behind the name of a process in /proc/PID/stat, from its state on."""
     return stat.rpartition(")")[2].split()
 
 
-def _stat(pid: int) -> "list[str]":
+def _stat(pid: int) -> list[str]:
     with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
         return _fields(f.read())
 
@@ -93,7 +95,7 @@ def _boot_time() -> int:
         return next(int(line.split()[1]) for line in f if line.startswith("btime "))
 
 
-def _container(pid: int, settings: Settings) -> "str | None":
+def _container(pid: int, settings: Settings) -> str | None:
     """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
     fields = _root_mount(pid)
     if not fields:
@@ -114,13 +116,13 @@ def _container(pid: int, settings: Settings) -> "str | None":
     return UNKNOWN if "userxattr" in options else None
 
 
-def _root_mount(pid: int) -> "list[str]":
+def _root_mount(pid: int) -> list[str]:
     """The fields of the line of /proc/PID/mountinfo that is the root mount of a process. Raises OSError."""
     with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
         return next((fields for fields in map(str.split, f) if fields[4] == "/"), [])
 
 
-def changing(upper: str) -> "Process | None":
+def changing(upper: str) -> Process | None:
     """The process with the lowest number in a container whose changes go to the directory ``upper``, or None."""
     seen = {inode(os.getpid(), "mnt")}
     for entry in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
@@ -181,14 +183,14 @@ def _of_job(pid: int, target: str) -> bool:
     return environ.get("SLURM_JOB_ID") == job and step in ("", environ.get("SLURM_STEP_ID"))
 
 
-def of_process(pid: int) -> "dict[str, str]":
+def of_process(pid: int) -> dict[str, str]:
     """The environment with which ``pid`` was executed. Raises OSError."""
     with open(f"/proc/{pid}/environ", "rb") as f:
         pairs = (entry.partition(b"=") for entry in f.read().split(b"\0") if entry)
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def join(pid: int) -> "tuple[dict[str, str], bool]":
+def join(pid: int) -> tuple[dict[str, str], bool]:
     """Enter the namespaces and the working directory of ``pid``.
 
     Returns its environment, and whether only a child of this process will be
@@ -207,7 +209,7 @@ def join(pid: int) -> "tuple[dict[str, str], bool]":
     return environ, "pid" in spaces
 
 
-def namespaces(pid: int, mnt: int = 0) -> "dict[str, int]":
+def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     """Those namespaces of a process that are not ours, as descriptors.
 
     ``mnt`` is what its mount namespace must be. Raises OSError.
@@ -218,7 +220,7 @@ def namespaces(pid: int, mnt: int = 0) -> "dict[str, int]":
     return {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
 
 
-def enter(spaces: "dict[str, int]", pid: int) -> None:
+def enter(spaces: dict[str, int], pid: int) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
     try:

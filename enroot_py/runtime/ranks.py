@@ -5,6 +5,8 @@ launcher starts one by one join the container of the first. Nothing holds that
 container but the ranks in it: a record of them is locked while one makes it or joins.
 """
 
+from __future__ import annotations
+
 import fcntl
 import marshal
 import os
@@ -33,7 +35,7 @@ _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _SELECTORS = ("NVIDIA_", "MELLANOX_")
 
 
-def variables(host: "Mapping[str, str]", settings: "Settings") -> "dict[str, str]":
+def variables(host: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """What the caller, a rank, has from its launcher. Raises ConfigError where MPI would hang."""
     if not (settings.mpi and environ.is_rank(host)):
         return {}
@@ -49,7 +51,7 @@ class Record:
     """The container that the ranks of a launcher share on this node, locked until this process executes its program."""
 
     def __init__(
-        self, container: "Iterable[str]", settings: "Settings", host: "Mapping[str, str]", runtime_path: str
+        self, container: Iterable[str], settings: Settings, host: Mapping[str, str], runtime_path: str
     ) -> None:
         """For the ``container`` that this start asks for, in words; kept in ``runtime_path``. Raises ContainerError."""
         self._rank = environ.rank(host)
@@ -70,7 +72,7 @@ class Record:
         except OSError as e:
             raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
 
-    def join(self) -> "tuple[dict[str, str], list[str]] | None":
+    def join(self) -> tuple[dict[str, str], list[str]] | None:
         """Enter the container of the others, if one of them runs; its variables, and those that its image set."""
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
@@ -95,7 +97,7 @@ class Record:
         self._members = []
         return None
 
-    def keep(self, variables: "Mapping[str, str]", origins: "Mapping[str, str]", own: "Iterable[str]") -> None:
+    def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own: Iterable[str]) -> None:
         """As the first of them: let the others in, but for the variables that are this rank's ``own``."""
         if self._fd < 0:
             return
@@ -114,14 +116,14 @@ class Record:
                 except FileNotFoundError:
                     continue  # another one has swept too
 
-    def _write(self, space: int, umask: int, variables: "dict[str, str]", origins: "list[str]") -> None:
+    def _write(self, space: int, umask: int, variables: dict[str, str], origins: list[str]) -> None:
         me = os.getpid()
         members = [*self._members, (me, _started(me), self._rank)]
         data = marshal.dumps((members, space, umask, variables, origins))
         os.ftruncate(self._fd, os.pwrite(self._fd, data, 0))
 
 
-def _directory(host: "Mapping[str, str]") -> str:
+def _directory(host: Mapping[str, str]) -> str:
     """The launcher's session directory, which it removes, if that is the user's alone; else ""."""
     session = host.get("PMIX_SERVER_TMPDIR", "")
     try:
@@ -149,7 +151,7 @@ def _has_ended(pid: int, began: int) -> bool:
     return _started(pid) != began
 
 
-def _launcher(rank: "list[str]") -> int:
+def _launcher(rank: list[str]) -> int:
     """The process that has started this rank: the next above it that is not this rank itself, as a script is."""
     pid = os.getppid()
     while any(rank) and pid > 1:

@@ -5,18 +5,20 @@ meaning is read from it and no shell is started. Anything else runs in the
 image's /bin/sh. Source: enroot(1), image format.
 """
 
+from __future__ import annotations
+
 
 class Exec:
     """Working directory, entrypoint and command of an image (OCI image config, "config")."""
 
     __slots__ = ("workdir", "entrypoint", "command")
 
-    def __init__(self, workdir: str, entrypoint: "tuple[str, ...]", command: "tuple[str, ...]") -> None:
+    def __init__(self, workdir: str, entrypoint: tuple[str, ...], command: tuple[str, ...]) -> None:
         self.workdir = workdir
         self.entrypoint = entrypoint
         self.command = command
 
-    def argv(self, arguments: "tuple[str, ...]") -> "tuple[str, ...]":
+    def argv(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
         """What runs: the entrypoint, then ``arguments`` or else the image's command."""
         if not self.entrypoint and arguments[:1] == ("--",):
             arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
@@ -38,7 +40,7 @@ _FORM = (
 )
 
 
-def parse(rc: str, rc_local: str) -> "Exec | None":
+def parse(rc: str, rc_local: str) -> Exec | None:
     """The meaning of the script that an import writes, or None where it is another script.
 
     None also where /etc/rc.local holds commands, or a word needs a shell, or it is far longer
@@ -62,7 +64,7 @@ def parse(rc: str, rc_local: str) -> "Exec | None":
     return Exec(workdir[0], entrypoint, full[len(entrypoint) :])
 
 
-def _statements(script: str) -> "list[str]":
+def _statements(script: str) -> list[str]:
     """Lines that are neither blank nor comments; a quoted newline keeps a line going."""
     out: list[str] = []
     going: list[str] = []  # lines of one statement
@@ -100,7 +102,7 @@ def _open_quote(line: str, quote: str) -> str:
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=+,@%^")
 
 
-def _words(text: str) -> "tuple[str, ...] | None":
+def _words(text: str) -> tuple[str, ...] | None:
     """Shell words, or None where more than quotes would be needed to know them."""
     words: list[str] = []
     word: str | None = None

@@ -5,6 +5,8 @@ directory; a writable plain directory is used as it is. Changes of a container
 that is not writable go to a tmpfs which nobody else sees.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -34,7 +36,7 @@ class Source:
         self,
         name: str,
         *,
-        lowerdirs: "tuple[str, ...]" = (),
+        lowerdirs: tuple[str, ...] = (),
         image: str = "",
         directory: str = "",
         upper: str = "",
@@ -72,7 +74,7 @@ def hide(scratch: str) -> None:
     linux.mount_setattr(linux.AT_FDCWD, scratch, 0, 0, 0, linux.MS_UNBINDABLE)
 
 
-def mount(source: Source, scratch: str, server: "Server | None", *, writable: bool, made: int = -1) -> int:
+def mount(source: Source, scratch: str, server: Server | None, *, writable: bool, made: int = -1) -> int:
     """Mount ``source`` on its mount point and return that directory as a file descriptor.
 
     A squashfs image has its ``server``. Of what is mounted already ``made`` is the
@@ -105,7 +107,7 @@ def mount(source: Source, scratch: str, server: "Server | None", *, writable: bo
     return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def overlay(lowerdirs: "tuple[str, ...]", upper: str, work: str, options: "list[str]") -> int:
+def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
     """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
     Without ``upper`` it is read-only. Source: the kernel's filesystems/overlayfs.
@@ -131,7 +133,7 @@ class _Names:
     def __init__(self) -> None:
         self._held: list[int] = []
 
-    def __enter__(self) -> "_Names":
+    def __enter__(self) -> _Names:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,7 +151,7 @@ class _Names:
         return f"/proc/self/fd/{self._held[-1]}"
 
 
-def overlay_by_mount(lowerdirs: "tuple[str, ...]", upper: str, work: str, options: "list[str]") -> int:
+def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
     """What overlay() does, by mount(2). Raises OSError."""
     with _Names() as names:
         limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page

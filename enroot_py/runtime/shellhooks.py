@@ -4,6 +4,8 @@ They run in the container's namespaces before the root is switched, with all
 capabilities there, as enroot runs them. Source: enroot(1), configuration.
 """
 
+from __future__ import annotations
+
 import os
 from _collections_abc import Mapping
 from _signal import SIG_DFL, SIGCONT, SIGKILL, SIGPIPE, SIGXFSZ, signal
@@ -21,7 +23,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOLD = 1 << 14  # bytes of what a hook says in a step
 
 
-def directives(conf: str, host: "Mapping[str, str]") -> "dict[str, tuple[str, str]]":
+def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """The lines ``#ENROOT_NAME=VALUE`` of a configuration script, which are settings, and where they stand.
 
     Raises ConfigError.
@@ -65,7 +67,7 @@ class Scripts:
         self._conf = ""
         self._shell = 0
 
-    def source(self, conf: str, command: "tuple[str, ...]") -> None:
+    def source(self, conf: str, command: tuple[str, ...]) -> None:
         """Run the configuration script ``conf``; what it exports holds for all hooks. Raises HookError, ConfigError."""
         if log.explain:
             log.explain(f"hook     {conf}")
@@ -94,7 +96,7 @@ class Scripts:
             raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")
         self._read_environ()
 
-    def finish(self) -> "tuple[list[mounts.Mount], str | None]":
+    def finish(self) -> tuple[list[mounts.Mount], str | None]:
         """After the hooks: hooks() of the configuration script, what they all want mounted, then mounts() and rc().
 
         Returns the mounts that come after those of the system, and the command script. Raises PenrootError.
@@ -186,7 +188,7 @@ class Scripts:
         self._lines, self._variables = lines, _writable(variables)
 
 
-def _writable(variables: "Mapping[str, str]") -> "dict[str, str]":
+def _writable(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that fit into a line of a file."""
     return {
         key: value
@@ -195,7 +197,7 @@ def _writable(variables: "Mapping[str, str]") -> "dict[str, str]":
     }
 
 
-def _environ(context: hooks.Context, out: str) -> "dict[str, str]":
+def _environ(context: hooks.Context, out: str) -> dict[str, str]:
     """The environment of a hook: the caller's, the settings, and where to look and to write."""
     exported = dict(context.host)
     for variable, setting in SETTINGS.items():
@@ -224,7 +226,7 @@ def _environ(context: hooks.Context, out: str) -> "dict[str, str]":
     return exported
 
 
-def _spawn(argv: "list[str]", variables: "dict[str, str]", *, stderr: int = -1, of_conf: bool = False) -> int:
+def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_conf: bool = False) -> int:
     """Start a program with our capabilities, and with ``stderr`` if that is given; returns its pid.
 
     What hooks print on stdout is dropped. The shell of a configuration script is killed with us, as it may be stopped.

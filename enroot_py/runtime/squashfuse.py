@@ -1,5 +1,7 @@
 """Squashfs images by FUSE: we mount, and hand the descriptor to squashfuse. Source: fuse(4), squashfuse(1)."""
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -103,7 +105,7 @@ class Server:
                 continue
 
 
-def why(error: BaseException) -> "ImageError | None":
+def why(error: BaseException) -> ImageError | None:
     """What is wrong with the image that this process has mounted, if that is why it failed with ``error``."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
@@ -142,7 +144,7 @@ def _damaged(image: str) -> ImageError:
     return ImageError(f"the image {image} is damaged: squashfuse cannot read it", hint="import or copy it again")
 
 
-def _spawn(command: "list[str]", fuse: int) -> int:
+def _spawn(command: list[str], fuse: int) -> int:
     """Start a FUSE server that becomes a daemon, with ``fuse`` as descriptor 3; the process to wait for.
 
     Not by fork(2), which costs a Python process a millisecond.
@@ -167,13 +169,13 @@ def installed(*names: str) -> str:
     return ""
 
 
-def mount_options(fuse: int) -> "list[str]":
+def mount_options(fuse: int) -> list[str]:
     """How the file system of an open /dev/fuse is mounted for all of a container."""
     ids = f"user_id={os.geteuid()}", f"group_id={os.getegid()}"
     return [f"fd={fuse}", "rootmode=40000", *ids, "allow_other", "default_permissions"]
 
 
-def _read_ahead(root: int, path: str) -> "tuple[bytes, str]":
+def _read_ahead(root: int, path: str) -> tuple[bytes, str]:
     """Ask for a file; its first page, and where it really is beneath the root. Raises OSError."""
     fd = paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK)
     try:

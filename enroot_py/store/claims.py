@@ -6,6 +6,8 @@ Where another node holds the lock, this one makes and uses NAME@NODE. On one nod
 processes say who changes a container. Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import time
@@ -91,7 +93,7 @@ def forget(name: str, data_path: str, *, made: bool) -> None:
             return  # there is none, or none that matters
 
 
-def change_alone(source: "Source") -> None:
+def change_alone(source: Source) -> None:
     """Keep others from changing a container until this process executes its program; call it before the mount.
 
     Raises ContainerError where another process is changing it.
@@ -114,7 +116,7 @@ def change_alone(source: "Source") -> None:
     refuse_changed(source)
 
 
-def refuse_changed(source: "Source") -> None:
+def refuse_changed(source: Source) -> None:
     """Raise ContainerError where a process of this node is changing a container."""
     process = processes.changing(source.upper)
     if process is None:

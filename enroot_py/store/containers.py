@@ -8,6 +8,8 @@ containers, in ``.records``, where neither of them can read it. Lookup is on the
 the rest imports what it needs.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -55,7 +57,7 @@ def find_file(path: str, settings: Settings) -> Source:
     return Source(path, image=os.path.realpath(path))
 
 
-def of_image(name: str, image: "Image") -> Source:
+def of_image(name: str, image: Image) -> Source:
     """The root file system of an image in the store."""
     return Source(name, lowerdirs=image.lowerdirs, image=image.file)
 
@@ -94,7 +96,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     return Source(name, lowerdirs=lowerdirs(found["image"], name), upper=upper, work=work)
 
 
-def record(name: str, settings: Settings) -> "dict[str, str] | None":
+def record(name: str, settings: Settings) -> dict[str, str] | None:
     """What was written down of the container when it was made over an image; None of a plain one. Raises OSError."""
     text = read_record(f"{settings.data_path}/{name}/{_MARK}")
     found = dict(line.partition(" ")[::2] for line in text.splitlines())
@@ -147,7 +149,7 @@ def _not_ours(path: str) -> ContainerError:
     )
 
 
-def lowerdirs(image: str, name: str) -> "tuple[str, ...]":
+def lowerdirs(image: str, name: str) -> tuple[str, ...]:
     """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
     from enroot_py.store.store import is_usable, read_stack
 
@@ -233,7 +235,7 @@ def _make(
     name: str,
     record: str,
     settings: Settings,
-    announce: "Callable[[str], None] | None" = None,
+    announce: Callable[[str], None] | None = None,
     *,
     force: bool = False,
 ) -> Source:
@@ -295,7 +297,7 @@ class _made:
             ) from e
         return self.temporary
 
-    def __exit__(self, kind: "type[BaseException] | None", error: "BaseException | None", _: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if kind is None:
                 try:
@@ -334,7 +336,7 @@ def _way_out(error: OSError, path: str) -> str:
     return filesystems.way_out(error, os.path.dirname(path), "ENROOT_DATA_PATH")
 
 
-def names(settings: Settings) -> "list[str]":
+def names(settings: Settings) -> list[str]:
     """Names of the containers there are, sorted."""
     check_place(settings.data_path)
     try:
@@ -403,7 +405,7 @@ class Trash:
             os.close(self._lock)
 
 
-def set_aside(name: str, data_path: str) -> "Trash | None":
+def set_aside(name: str, data_path: str) -> Trash | None:
     """Rename a container to be deleted; None where there is none. Raises ContainerError."""
     from enroot_py.store import making
 

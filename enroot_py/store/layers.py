@@ -19,6 +19,8 @@ beside it, one record a line, paths last with ``\\`` and newline escaped::
 A third file, ``sums``, says what the tree was when it was made: see sums().
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -227,7 +229,7 @@ class Tree:
         self.opaque = False
         self.count = 0
 
-    def __enter__(self) -> "Tree":
+    def __enter__(self) -> Tree:
         return self
 
     def __exit__(self, *_: object) -> None:

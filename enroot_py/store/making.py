@@ -7,6 +7,8 @@ there removes what was left. A file system that nodes share need not share its l
 node removes its own.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -27,7 +29,7 @@ def hidden(path: str, kind: str = MAKING) -> str:
     return f"{directory}/.{short}.{node}.{os.getpid()}-{os.urandom(4).hex()}.{kind}"
 
 
-def directory(path: str, mode: int) -> "tuple[str, int]":
+def directory(path: str, mode: int) -> tuple[str, int]:
     """Make a directory that is to become ``path``. Returns its name and a locked descriptor. Raises OSError."""
     from enroot_py.base import trees
 
@@ -56,7 +58,7 @@ class File:
         self._hidden = ""
         self.fd = -1
 
-    def __enter__(self) -> "File":
+    def __enter__(self) -> File:
         """Raises OSError."""
         try:
             self.fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
@@ -110,7 +112,7 @@ def hold(path: str) -> int:
     return fd
 
 
-def lock(fd: int) -> "bool | None":
+def lock(fd: int) -> bool | None:
     """Lock an open file until its descriptor is closed. False where another has it, None where there are no locks."""
     import fcntl
 

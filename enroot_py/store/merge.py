@@ -4,6 +4,8 @@ Files are hard links to those of the layers, which never change, so that a merge
 takes no room. Its name is the layers' ChainID: OCI image specification, "Layer ChainID".
 """
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Sequence

@@ -9,6 +9,8 @@ and an image of its own; their name is made of what tells this file from others.
 limits and pruning are those of any image. On the start path: unpacked().
 """
 
+from __future__ import annotations
+
 import os
 
 from enroot_py.base import filesystems, log, trusted
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _SUPERBLOCK = 96  # bytes
 
 
-def of_store(settings: "Settings") -> str:
+def of_store(settings: Settings) -> str:
     """``tree`` or ``squashfs``: the setting, or what the file system of the store is good for."""
     form = settings.store_form
     if form != "auto":
@@ -36,7 +38,7 @@ def of_store(settings: "Settings") -> str:
 # One squashfs file
 
 
-def squash(path: str, name: str, pull: "Callable[[Settings], Image]", settings: "Settings") -> None:
+def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
     """Fill ``path``, a directory in the making, with the image that ``pull`` brings into a store of trees.
 
     That store is a local one, whose unused images go afterwards; what a killed import leaves goes then too.
@@ -93,7 +95,7 @@ def identity(path: str) -> str:
     return b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers).hex()
 
 
-def unpacked(path: str, settings: "Settings") -> Image:
+def unpacked(path: str, settings: Settings) -> Image:
     """The copy of a squashfs image that all its containers share, made where it is missing; held. Raises ImageError."""
     store = Store(settings.cache_path, create=True)
     while True:
@@ -106,7 +108,7 @@ def unpacked(path: str, settings: "Settings") -> Image:
             return image
 
 
-def _unpack(store: Store, path: str, name: str, settings: "Settings") -> "Image | None":
+def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | None:
     from enroot_py.store import layers, prune
 
     store.sweep()
@@ -141,7 +143,7 @@ def _unpack(store: Store, path: str, name: str, settings: "Settings") -> "Image 
     return image
 
 
-def _unpack_layer(store: Store, path: str, name: str, settings: "Settings") -> None:
+def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> None:
     import stat
 
     from enroot_py.store import layers, squashfs

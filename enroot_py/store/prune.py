@@ -11,6 +11,8 @@ There each start renews a file that names its node: a lease, which holds for thi
 for as long as --older says.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -323,7 +325,7 @@ class _Locks:
         self._trash: list[str] = []
         self._store_lock = store.lock(exclusive=True, wait=wait)
 
-    def __enter__(self) -> "_Locks":
+    def __enter__(self) -> _Locks:
         return self
 
     def take(self, kind: str, name: str) -> bool:

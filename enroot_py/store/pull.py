@@ -1,5 +1,7 @@
 """What can be done with images: pull them into the store, import them to a file."""
 
+from __future__ import annotations
+
 import gc
 import os
 import stat
@@ -31,7 +33,7 @@ _MAX_CONFIG = 8 << 20  # bytes
 _CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json", "")
 
 
-def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None" = None, agreed: str = "") -> Image:
+def pull(reference: AnyImage | str, settings: Settings, *, arch: str | None = None, agreed: str = "") -> Image:
     """The image of a reference, in the store when this returns.
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
@@ -48,7 +50,7 @@ def pull(reference: "AnyImage | str", settings: "Settings", *, arch: "str | None
             return image
 
 
-def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", arch: "str | None", agreed: str) -> Image:
+def _find_or_fetch(store: Store, reference: AnyImage, settings: Settings, arch: str | None, agreed: str) -> Image:
     wanted = _pinned(reference, agreed)
     known = was = store.known(reference, arch)
     if known is not None and wanted != reference and known.given != wanted.digest:
@@ -84,7 +86,7 @@ def _find_or_fetch(store: Store, reference: "AnyImage", settings: "Settings", ar
     return image
 
 
-def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> None:
+def _check_platform(image: Image, reference: AnyImage, arch: str | None) -> None:
     """Whether an image is for the architecture asked for, or for this machine.
 
     Raises ImageError in the first case, or for another system; warns in the second: an emulator may be at hand.
@@ -104,7 +106,7 @@ def _check_platform(image: Image, reference: "AnyImage", arch: "str | None") -> 
     log.warn(f"{reference} is for {said}, this machine is {wanted}")
 
 
-def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> bool:
+def _is_current(reference: AnyImage, known: Name, settings: Settings) -> bool:
     """Whether the registry or engine of a stored image says that its name still means the same. Raises PenrootError."""
     if not known.given:
         return False
@@ -117,12 +119,12 @@ def _is_current(reference: "AnyImage", known: Name, settings: "Settings") -> boo
     return tags.now(reference, known.base, settings) == known.given
 
 
-def _hurried(settings: "Settings") -> "Settings":
+def _hurried(settings: Settings) -> Settings:
     """For a registry that need not be waited for, as there is an image to go on with."""
     return settings.replace("a stored image", connect_timeout=2, stall_timeout=5, transfer_retries=0)
 
 
-def _pinned(reference: "AnyImage", agreed: str) -> "AnyImage":
+def _pinned(reference: AnyImage, agreed: str) -> AnyImage:
     """The image that a tag was when somebody resolved it to the digest ``agreed``."""
     if not agreed or reference.digest or isinstance(reference, LocalImage):
         return reference
@@ -130,7 +132,7 @@ def _pinned(reference: "AnyImage", agreed: str) -> "AnyImage":
 
 
 def _disagreement(
-    error: RegistryError, reference: "AnyImage", agreed: str, known: "Name | None", settings: "Settings"
+    error: RegistryError, reference: AnyImage, agreed: str, known: Name | None, settings: Settings
 ) -> PenrootError:
     """Why the image that others of a step have agreed on cannot be had here, where the tag is another one now."""
     from enroot_py.registry.sources import open_source
@@ -150,7 +152,7 @@ def _disagreement(
     )
 
 
-def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> Image:
+def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> Image:
     """Bring an image and the layers that it lacks into the store; it is held when this returns."""
     from enroot_py.store import onefile, prune
 
@@ -164,7 +166,7 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
                 return image
             if onefile.of_store(settings) == "squashfs" and not build.done:
 
-                def pull_trees(inner: "Settings") -> Image:
+                def pull_trees(inner: Settings) -> Image:
                     return _fetch(Store(inner.cache_path, create=True), source, reference, manifest, inner)
 
                 onefile.squash(build.path, str(reference), pull_trees, settings)
@@ -189,11 +191,11 @@ def _fetch(store: Store, source: "Source", reference: "AnyImage", manifest: "Man
 
 def _assemble(
     store: Store,
-    build: "Build",
-    source: "Source",
-    reference: "AnyImage",
-    manifest: "Manifest",
-    settings: "Settings",
+    build: Build,
+    source: Source,
+    reference: AnyImage,
+    manifest: Manifest,
+    settings: Settings,
 ) -> None:
     """Fetch the layers that are missing, and make ``images/DIGEST`` of them."""
     began = time.monotonic()
@@ -211,11 +213,11 @@ def _assemble(
 
 def _layers(
     store: Store,
-    source: "Source",
-    reference: "AnyImage",
-    manifest: "Manifest",
-    diff_ids: "Sequence[str]",
-    settings: "Settings",
+    source: Source,
+    reference: AnyImage,
+    manifest: Manifest,
+    diff_ids: Sequence[str],
+    settings: Settings,
 ) -> int:
     """Fetch and unpack what is not stored, one process a layer, the largest first. Returns bytes fetched."""
     from enroot_py.base import workers
@@ -248,7 +250,7 @@ def _layers(
     return total
 
 
-def _open(source: "Source", reference: "AnyImage", blob: "Descriptor", settings: "Settings") -> "Blob | Found | Kept":
+def _open(source: Source, reference: AnyImage, blob: Descriptor, settings: Settings) -> Blob | Found | Kept:
     """A blob from its source, or from what nodes share."""
     if not settings.shared_blobs or isinstance(reference, LocalImage):
         return source.blob(blob)
@@ -257,7 +259,7 @@ def _open(source: "Source", reference: "AnyImage", blob: "Descriptor", settings:
     return Shared(settings.shared_blobs, settings.shared_blobs_for).blob(source, blob)
 
 
-def _config_data(source: "Source", reference: "AnyImage", manifest: "Manifest", settings: "Settings") -> bytes:
+def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> bytes:
     """The image config, from its source or from what nodes share."""
     from enroot_py.registry import manifests
     from enroot_py.registry.shared import Found, Kept
@@ -284,17 +286,17 @@ def _config_data(source: "Source", reference: "AnyImage", manifest: "Manifest", 
 
 def _task(
     store: Store,
-    source: "Source",
-    reference: "AnyImage",
+    source: Source,
+    reference: AnyImage,
     diff_id: str,
-    blob: "Descriptor",
-    settings: "Settings",
-    count: "Callable[[int], None]",
-) -> "Callable[[], None]":
+    blob: Descriptor,
+    settings: Settings,
+    count: Callable[[int], None],
+) -> Callable[[], None]:
     from enroot_py.registry.shared import Found, Kept
     from enroot_py.store import layers
 
-    def unpack(stream: "Blob | Found | Kept", path: str) -> None:
+    def unpack(stream: Blob | Found | Kept, path: str) -> None:
         try:
             layer = layers.unpack(stream, path, progress=count)
         except ImageError as e:
@@ -340,7 +342,7 @@ def _task(
 # -- image config
 
 
-def _config(data: bytes, reference: "AnyImage | str") -> "dict[str, Any]":
+def _config(data: bytes, reference: AnyImage | str) -> dict[str, Any]:
     import json
 
     try:
@@ -352,7 +354,7 @@ def _config(data: bytes, reference: "AnyImage | str") -> "dict[str, Any]":
     return document
 
 
-def _diff_ids(document: "dict[str, Any]", manifest: "Manifest", reference: "AnyImage") -> "list[str]":
+def _diff_ids(document: dict[str, Any], manifest: Manifest, reference: AnyImage) -> list[str]:
     rootfs = document.get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     diff_ids = diff_ids if isinstance(diff_ids, list) else []
@@ -368,7 +370,7 @@ def _diff_ids(document: "dict[str, Any]", manifest: "Manifest", reference: "AnyI
     return diff_ids
 
 
-def _words(value: object, what: str) -> "tuple[str, ...]":
+def _words(value: object, what: str) -> tuple[str, ...]:
     """A list of strings of an image config; None is an empty one, a string one word."""
     if value is None:
         return ()
@@ -379,9 +381,7 @@ def _words(value: object, what: str) -> "tuple[str, ...]":
     return tuple(value)
 
 
-def _stack(
-    store: Store, reference: "AnyImage", diff_ids: "Sequence[str]"
-) -> "tuple[Sequence[str], Sequence[layers.Index]]":
+def _stack(store: Store, reference: AnyImage, diff_ids: Sequence[str]) -> tuple[Sequence[str], Sequence[layers.Index]]:
     """The layers that show an image, top first, and what their indexes say."""
     from enroot_py.store import layers, merge
 
@@ -407,12 +407,12 @@ def _stack(
 def _compose(
     store: Store,
     path: str,
-    reference: "AnyImage",
-    manifest: "Manifest",
+    reference: AnyImage,
+    manifest: Manifest,
     config: bytes,
-    document: "dict[str, Any]",
-    names: "Sequence[str]",
-    indexes: "Sequence[layers.Index]",
+    document: dict[str, Any],
+    names: Sequence[str],
+    indexes: Sequence[layers.Index],
 ) -> None:
     """Write everything of ``images/DIGEST`` into ``path``."""
     from enroot_py.runtime import imagefiles
@@ -459,7 +459,7 @@ def _compose(
         raise cannot_write(f"store {reference}", store.root, e) from e
 
 
-def _merged(store: Store, diff_ids: "Sequence[str]", indexes: "Sequence[layers.Index]") -> str:
+def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[layers.Index]) -> str:
     """One layer in the store that shows what several do, top first; returns its name."""
     from enroot_py.store import merge, prune
 
@@ -477,7 +477,7 @@ def _merged(store: Store, diff_ids: "Sequence[str]", indexes: "Sequence[layers.I
     return name
 
 
-def _created(document: "dict[str, Any]") -> float:
+def _created(document: dict[str, Any]) -> float:
     """When the image was made, in seconds: the time of what we add to it, so that it is the same every time."""
     import datetime
 
@@ -492,10 +492,10 @@ def _created(document: "dict[str, Any]") -> float:
 
 def _head(
     path: str,
-    lowerdirs: "Sequence[str]",
-    indexes: "Sequence[layers.Index]",
+    lowerdirs: Sequence[str],
+    indexes: Sequence[layers.Index],
     workdir: str,
-    files: "dict[str, bytes]",
+    files: dict[str, bytes],
     created: float,
 ) -> None:
     """Make the topmost tree: enroot's files in /etc, and the working directory if the image lacks it.
@@ -563,7 +563,7 @@ def _head(
 # -- the verbs
 
 
-def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | None" = None) -> None:
+def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None) -> None:
     """Pull an image and write it to a squashfs file. Raises PenrootError."""
     from enroot_py.store import squashfs
 
@@ -576,7 +576,7 @@ def import_(uri: str, output: "str | None", settings: "Settings", arch: "str | N
     log.info(f"{shown}: {log.size(size)}, {image.digest}")
 
 
-def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:
+def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
     """The digest of an image's manifest for an architecture, as its registry has it now. Raises PenrootError."""
     from enroot_py.registry.reference import is_uri
     from enroot_py.registry.sources import open_source
@@ -586,7 +586,7 @@ def digest(uri: str, settings: "Settings", arch: "str | None" = None) -> str:
     return open_source(parse(uri), settings).manifest(arch).digest
 
 
-def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dict[str, Any]":
+def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
     """What is known of an image that a URI, a container or a squashfs file names. Raises PenrootError.
 
     Of a URI without unpacking it; of the others what their files in /etc say.
@@ -631,7 +631,7 @@ def inspect(image: str, settings: "Settings", arch: "str | None" = None) -> "dic
     }
 
 
-def _environment(text: str) -> "dict[str, str]":
+def _environment(text: str) -> dict[str, str]:
     from enroot_py.runtime.imagefiles import decode_environment
 
     return decode_environment(text)
@@ -652,7 +652,7 @@ def _text(directory: str, path: str) -> str:
         os.close(root)
 
 
-def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> "dict[str, Any]":
+def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> dict[str, Any]:
     import json
 
     from enroot_py.registry import manifests

@@ -5,6 +5,8 @@ fs/squashfs/squashfs_fs.h for the superblock; mksquashfs(1), unsquashfs(1). On t
 path only check() and is_squashfs() are used: no import here but os and errno.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 from _collections_abc import Iterator, Sequence
@@ -74,7 +76,7 @@ def checksum(path: str) -> str:
     return found.hexdigest()
 
 
-def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, image: str = "", used: str = "") -> int:
+def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
     """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
 
     ``image`` is a squashfs file beneath all of them. ``used`` is that of the directories in
@@ -103,7 +105,7 @@ def write(lowerdirs: "Sequence[str]", output: str, settings: "Settings", *, imag
         raise cannot_write(output, e) from e
 
 
-def _print(lowerdirs: "Sequence[str]", image: str, used: str, settings: "Settings") -> int:
+def _print(lowerdirs: Sequence[str], image: str, used: str, settings: Settings) -> int:
     """The same to stdout, by way of a file without a name: mksquashfs goes back to where it was."""
     import shutil
     import sys
@@ -144,7 +146,7 @@ _OPTIONS = {
 _WORDS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
 
 
-def check_options(settings: "Settings") -> "list[str]":
+def check_options(settings: Settings) -> list[str]:
     """ENROOT_SQUASH_OPTIONS as words. Raises ConfigError for what does more than shape the image."""
     words = settings.squash_options.split()
     at = 0
@@ -161,7 +163,7 @@ def check_options(settings: "Settings") -> "list[str]":
     return words
 
 
-def check_writing(output: str, settings: "Settings") -> None:
+def check_writing(output: str, settings: Settings) -> None:
     """Whether an image can be written here, and to ``output``. Raises ImageError, ConfigError."""
     from enroot_py.base import memory
 
@@ -171,7 +173,7 @@ def check_writing(output: str, settings: "Settings") -> None:
         raise ImageError(why[0], hint=why[1])
 
 
-def check_output(output: str, settings: "Settings") -> None:
+def check_output(output: str, settings: Settings) -> None:
     """Whether a file may be written to ``output``. Raises ImageError."""
     if output == STDOUT:
         if os.isatty(1):
@@ -205,14 +207,14 @@ def cannot_write(output: str, error: OSError) -> ImageError:
     return ImageError(f"cannot write {output}: {error.strerror}", hint=hint)
 
 
-def _in_child(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings: "Settings") -> None:
+def _in_child(lowerdirs: Sequence[str], image: str, used: str, fd: int, settings: Settings) -> None:
     """Run mksquashfs in a process of its own, whose mounts go with it."""
     from enroot_py.base import workers
 
     workers.run([lambda: _squash(lowerdirs, image, used, fd, settings)], 1)
 
 
-def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings: "Settings") -> None:
+def _squash(lowerdirs: Sequence[str], image: str, used: str, fd: int, settings: Settings) -> None:
     from enroot_py.base import linux, memory, run, workers
     from enroot_py.runtime import namespaces, rootfs, squashfuse
     from enroot_py.store import layers
@@ -258,7 +260,7 @@ def _squash(lowerdirs: "Sequence[str]", image: str, used: str, fd: int, settings
     _run_tool(command, environ=environ, stdin=fd, warnings=True)
 
 
-def _left_out(used: str, root: str) -> "Iterator[bytes]":
+def _left_out(used: str, root: str) -> Iterator[bytes]:
     """What starts have left in the directory ``used`` of the view ``root``: mount points, and enroot's lock.
 
     A mount point is closed to all, and nothing is in it: what a user has closed is kept where there is something.
@@ -288,7 +290,7 @@ def _left_out(used: str, root: str) -> "Iterator[bytes]":
                     yield path
 
 
-def _is_empty_file(path: "str | bytes") -> bool:
+def _is_empty_file(path: str | bytes) -> bool:
     import stat
 
     try:
@@ -303,7 +305,7 @@ def _pattern(path: bytes) -> bytes:
     return b"".join(bytes((c,)) if chr(c).isalnum() or c == 47 or c > 127 else b"\\" + bytes((c,)) for c in path)
 
 
-def processors(settings: "Settings") -> int:
+def processors(settings: Settings) -> int:
     """CPUs to use: the setting, or those of the affinity mask."""
     return settings.max_processors or len(os.sched_getaffinity(0))
 
@@ -313,7 +315,7 @@ def _pseudo_name(path: str) -> bytes:
     return b'"' + os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
-def _run_tool(command: "list[str]", image: str = "", **how: "Any") -> str:
+def _run_tool(command: list[str], image: str = "", **how: Any) -> str:
     """Run a program of squashfs-tools, on an image that is read; returns its stdout.
 
     Raises ImageError; OSError for a full disk, which it only says in words.
@@ -361,7 +363,7 @@ def read(path: str, name: str) -> str:
         os.close(fd)
 
 
-def unpack(path: str, directory: str, settings: "Settings | None" = None) -> None:
+def unpack(path: str, directory: str, settings: Settings | None = None) -> None:
     """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
 
     Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out.
@@ -376,7 +378,7 @@ def unpack(path: str, directory: str, settings: "Settings | None" = None) -> Non
     _settle(directory)
 
 
-def _are_devices(status: int, lines: "list[str]") -> bool:
+def _are_devices(status: int, lines: list[str]) -> bool:
     """Whether all that unsquashfs could not make are device nodes, which only root can, and no container needs."""
     return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
 

@@ -28,6 +28,8 @@ not take the mark away: there the import calls syncfs(2) and does that at once; 
 path: no json, no re.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 
@@ -52,7 +54,7 @@ class Image:
 
     __slots__ = ("digest", "path", "lowerdirs", "file", "_lock")
 
-    def __init__(self, digest: str, path: str, lowerdirs: "tuple[str, ...]", file: str = "") -> None:
+    def __init__(self, digest: str, path: str, lowerdirs: tuple[str, ...], file: str = "") -> None:
         self.digest = digest
         self.path = path
         self.lowerdirs = lowerdirs
@@ -86,7 +88,7 @@ class Image:
             self._lock = -1
 
     @property
-    def config(self) -> "dict[str, Any]":
+    def config(self) -> dict[str, Any]:
         """The OCI image config. Costs an import of json."""
         import json
 
@@ -94,13 +96,13 @@ class Image:
             config: dict[str, Any] = json.load(f)
         return config
 
-    def exec_record(self) -> "Exec":
+    def exec_record(self) -> Exec:
         """Working directory, entrypoint and command: the file ``exec``, whose records imagefiles.pack_exec() names."""
         from enroot_py.runtime.imagefiles import unpack_exec
 
         return unpack_exec(self._read("exec"))
 
-    def environ(self) -> "dict[str, str]":
+    def environ(self) -> dict[str, str]:
         """The image's environment, each value exactly as its config has it: the file ``environ``."""
         from enroot_py.runtime.imagefiles import unpack_environ
 
@@ -210,12 +212,12 @@ class Store:
 
     # -- reading
 
-    def layer_path(self, diff_id: str) -> "str | None":
+    def layer_path(self, diff_id: str) -> str | None:
         """The directory of a layer, or None where it is not stored."""
         path = f"{self.root}/layers/{_hex(diff_id)}"
         return path if _is_whole(path) else None
 
-    def image(self, digest: str) -> "Image | None":
+    def image(self, digest: str) -> Image | None:
         """The image with this manifest digest; None where it or one of its layers is not stored.
 
         Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
@@ -241,16 +243,16 @@ class Store:
                 return None
         return Image(digest, path, lowerdirs)
 
-    def resolve(self, reference: object, arch: "str | None" = None) -> "str | None":
+    def resolve(self, reference: object, arch: str | None = None) -> str | None:
         """The manifest digest that a reference meant when it was last asked for, or None. Asks no registry."""
         known = self.known(reference, arch)
         return known.digest if known else None
 
-    def known(self, reference: object, arch: "str | None" = None) -> "Name | None":
+    def known(self, reference: object, arch: str | None = None) -> Name | None:
         """All that is known of a reference, or None."""
         return _read_name(self._ref_path(reference, arch))
 
-    def names(self) -> "list[Name]":
+    def names(self) -> list[Name]:
         """All that is known of any reference."""
         found = []
         try:
@@ -263,7 +265,7 @@ class Store:
                 found.append(known)
         return found
 
-    def _ref_path(self, reference: object, arch: "str | None") -> str:
+    def _ref_path(self, reference: object, arch: str | None) -> str:
         return self._name_path(f"{reference}+{architecture(arch)}")
 
     def _name_path(self, name: str) -> str:
@@ -276,7 +278,7 @@ class Store:
 
     # -- writing
 
-    def name(self, reference: object, arch: "str | None", known: Name) -> None:
+    def name(self, reference: object, arch: str | None, known: Name) -> None:
         """Remember what a reference means."""
         path = self._ref_path(reference, arch)
         new = f"{path}.{os.getpid()}~"
@@ -332,7 +334,7 @@ class Store:
             raise
         return fd
 
-    def build(self, kind: str, digest: str) -> "Build":
+    def build(self, kind: str, digest: str) -> Build:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
         return Build(self.root, kind, _hex(digest))
 
@@ -389,7 +391,7 @@ class Build:
         self.done = False
         self._fd = -1
 
-    def __enter__(self) -> "Build":
+    def __enter__(self) -> Build:
         while True:
             if _is_whole(self.target):
                 self.done = True
@@ -472,7 +474,7 @@ def is_usable(image: str) -> bool:
     return True
 
 
-def _layers_of(image: str) -> "list[str]":
+def _layers_of(image: str) -> list[str]:
     """The directories of an image's layers."""
     root = os.path.dirname(os.path.dirname(image))
     if os.path.exists(f"{image}/{SQUASHFS}"):
@@ -481,7 +483,7 @@ def _layers_of(image: str) -> "list[str]":
     return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
 
 
-def read_stack(image: str) -> "list[str]":
+def read_stack(image: str) -> list[str]:
     """The lower directories of an image, relative to the root; none where its record is damaged. Raises OSError."""
     with open(image + "/stack", "rb") as f:
         lines = os.fsdecode(f.read()).splitlines()
@@ -504,7 +506,7 @@ def _is_whole(path: str) -> bool:
         return os.path.isdir(path)
 
 
-def _checksums(path: str) -> "list[str]":
+def _checksums(path: str) -> list[str]:
     """A line NAME CRC for each file of a layer or an image that is not in its tree."""
     from zlib import crc32
 
@@ -531,7 +533,7 @@ def _survived(path: str) -> bool:
     return next(layers.differences(tree), None) is None
 
 
-def changed_files(path: str) -> "list[str]":
+def changed_files(path: str) -> list[str]:
     """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
     for mark in ("boot", "checked"):
         try:
@@ -601,7 +603,7 @@ def _hex(digest: str) -> str:
     return digest.partition(":")[2]
 
 
-def _read_name(path: str) -> "Name | None":
+def _read_name(path: str) -> Name | None:
     """What a file of refs says; None where it is missing or says nothing, as after a crash."""
     try:
         with open(path, "rb") as f:

@@ -4,6 +4,8 @@ Sources: pax(1) of POSIX ("ustar Interchange Format", "pax Header Block"); GNU t
 manual, "Basic Tar Format" and "Sparse Formats".
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +28,7 @@ _MAX_GLOBAL = 1000  # pax records that hold for all entries: git archive writes 
 class Tar(Decompressed):
     """A tar stream read once, with the hashes of both its forms. Use it in a ``with``."""
 
-    def entries(self) -> Iterator["Entry"]:
+    def entries(self) -> Iterator[Entry]:
         """Yield each entry. Its data is there to be read until the next one is asked for."""
         common: Mapping[bytes, bytes] = _NO_PAX  # pax: "g" holds for all that follow
         own: Mapping[bytes, bytes] = _NO_PAX  # "x", and GNU long names: for the next only

@@ -1,11 +1,13 @@
 """MIG: who gets whole GPUs in MIG mode may also cut them up."""
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     visible = context.host.get("NVIDIA_VISIBLE_DEVICES", context.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
     # Of MIG devices the caller has parts, and those are made already.
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):

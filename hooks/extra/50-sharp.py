@@ -3,12 +3,14 @@
 Sources: SHARP Collective Library, "Setting up"; NCCL, NCCL_COLLNET_ENABLE.
 """
 
+from __future__ import annotations
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 
-def run(context: "Context") -> None:
+def run(context: Context) -> None:
     host, environ = context.host, context.environ
     devices = host.get("MELLANOX_VISIBLE_DEVICES", environ.get("MELLANOX_VISIBLE_DEVICES", ""))
     if devices in ("", "void", "none") or host.get("SLURM_NETWORK") != "sharp":

@@ -5,6 +5,8 @@ anybody; "idle" lets the helper live, connects to it and says nothing. It takes 
 had, and sockets and links of the runtime path, where that is to be seen.
 """
 
+from __future__ import annotations
+
 import glob
 import os
 import select

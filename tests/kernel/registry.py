@@ -1,5 +1,7 @@
 """A real registry on loopback for a test, and one that fails on purpose in front of it."""
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import json

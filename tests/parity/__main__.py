@@ -1,5 +1,7 @@
 """Write the tables."""
 
+from __future__ import annotations
+
 from tests.parity import NAMES, ROOT, table
 
 for name in NAMES:

@@ -6,6 +6,8 @@ log, later-resolved, later-unknown, later-silent. As a helper it may send no nam
 PYXIS_JOURNAL, of the environment names.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import socket

@@ -1,5 +1,7 @@
 """The house's rules about imports: rooms with one-way doors, and a start path that imports next to nothing."""
 
+from __future__ import annotations
+
 import ast
 import pathlib
 import subprocess
@@ -31,7 +33,7 @@ HEAVY = set(
 )
 
 
-def modules() -> "dict[str, pathlib.Path]":
+def modules() -> dict[str, pathlib.Path]:
     """Each module of both packages, by its full name."""
     paths = [path for package in ("enroot_py", "pyxis_py") for path in (ROOT / package).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}

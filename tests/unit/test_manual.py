@@ -1,5 +1,7 @@
 """Manual pages say what there is: every verb, every option, every setting."""
 
+from __future__ import annotations
+
 import pathlib
 import re
 

@@ -1,5 +1,7 @@
 """What a user is told where the kernel makes him no namespaces, by what its /proc says."""
 
+from __future__ import annotations
+
 import errno
 import os
 import pathlib

@@ -1,5 +1,7 @@
 """The container options: what is accepted, what is refused, and what is derived from the table."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -242,6 +244,7 @@ def test_importing_costs_no_heavy_module() -> None:
     )
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
+        "__future__",
         "enroot_py",
         "enroot_py.base",
         "enroot_py.base.errors",

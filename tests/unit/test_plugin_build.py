@@ -5,6 +5,8 @@ for themselves and share nothing with the code under test. The driver's build
 has the sanitizers in it.
 """
 
+from __future__ import annotations
+
 import ctypes
 import glob
 import os
@@ -152,7 +154,7 @@ def test_missing_headers_name_the_package() -> None:
     assert "libslurm-dev" in caught.value.hint
 
 
-def test_configuration_is_written_once_and_never_over_the_sites_own(tmp_path: "os.PathLike[str]") -> None:
+def test_configuration_is_written_once_and_never_over_the_sites_own(tmp_path: os.PathLike[str]) -> None:
     directory = f"{tmp_path}/plugstack.conf.d"
     path = cli.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
     with open(path) as file:
@@ -504,7 +506,7 @@ def test_python_that_cannot_start_says_why(built: str, python: str, library: str
     assert done.stderr.count("error: ") == 2, done.stderr
 
 
-def start_slowly(driver: Driver, tasks: int) -> tuple["subprocess.Popen[str]", int]:
+def start_slowly(driver: Driver, tasks: int) -> tuple[subprocess.Popen[str], int]:
     """A step whose first task waits for its helper until the gate is open; the step and that task."""
     pathlib.Path(f"{driver.directory}/gate").unlink(missing_ok=True)
     words = ("container-image=ok", f"env=GATE={driver.directory}/gate", f"env=JOURNAL={driver.directory}/journal")

@@ -1,5 +1,7 @@
 """The plugin's arguments in plugstack.conf."""
 
+from __future__ import annotations
+
 import pytest
 
 from enroot_py.base.errors import ConfigError

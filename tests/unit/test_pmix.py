@@ -1,5 +1,7 @@
 """PMIx and root of a user namespace: what would hang is refused before a task starts."""
 
+from __future__ import annotations
+
 import pathlib
 
 import pytest

@@ -1,5 +1,7 @@
 """The first host of a node list."""
 
+from __future__ import annotations
+
 import pytest
 
 from pyxis_py.pytorch import first_host

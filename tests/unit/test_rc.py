@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from enroot_py.runtime import imagefiles, rc

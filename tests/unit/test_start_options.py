@@ -1,5 +1,7 @@
 """The command line of start: every option in every form in which it can be written."""
 
+from __future__ import annotations
+
 import pytest
 
 from enroot_py.base.errors import UsageError

@@ -1,5 +1,7 @@
 """The kept result of a parse is believed while file and keeper are the same, and never from a place of others."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 import subprocess

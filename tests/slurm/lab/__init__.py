@@ -24,6 +24,8 @@ what it holds. Made once, they are kept in $PENROOT_LAB_CACHE
 tests/prerequisites installs what is needed. In tests: the fixture ``lab``.
 """
 
+from __future__ import annotations
+
 from .cluster import CommandFailed, Lab, LabError, PrerequisiteError
 
 __all__ = ["CommandFailed", "Lab", "LabError", "PrerequisiteError"]
