@@ -10,7 +10,6 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sbatch, sh
-from tests.slurm.test_pull import listener
 from tests.waiting import until
 
 TMP = "--container-mounts=/tmp"
@@ -62,7 +61,7 @@ def test_a_batch_script_has_it_too(lab: Lab) -> None:
 
 
 def test_a_display_is_reached_from_inside(lab: Lab) -> None:
-    display = listener(lab)
+    display = lab.listener("registry")
     number = display.getsockname()[1] - X11_PORTS
 
     def greet() -> None:

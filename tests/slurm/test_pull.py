@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import images
 from tests.images import Image, entry
+from tests.kernel.conftest import require
 from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left
 from tests.waiting import until
 
-CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
 BLOBS = "blobs"  # in alice's home, which all nodes share
 
@@ -33,24 +30,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def listener(lab: Lab) -> socket.socket:
-    """A listening socket that the nodes reach under the name ``registry``."""
-    node = lab.node("registry")
-
-    def listen() -> socket.socket:
-        with open(f"/proc/{node.pid}/ns/net") as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):  # of this thread only
-                raise OSError(ctypes.get_errno(), "setns")
-        return socket.create_server((node.address, 0), backlog=64)
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(listen).result()
-
-
 @contextlib.contextmanager
 def front(lab: Lab, registry: Server, *faults: Fault) -> Iterator[Faulty]:
     """What ``registry`` serves, for the nodes of a lab."""
-    with faulty(registry.host, *faults, listener=listener(lab)) as shown:
+    with faulty(registry.host, *faults, listener=lab.listener("registry")) as shown:
         shown.host = "registry:" + shown.host.rpartition(":")[2]
         yield shown
 
@@ -152,16 +135,23 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
 
 def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/far", "a", numbered(5))
-    route = [f"unreachable {lab.node('registry').address}/32"]
-    with front(lab, registry) as shown:
-        image = f"--container-image={shown.host}#test/far:a"
-        lab.run(["ip", "route", "add", *route[0].split()], node="ctl", user="root")
-        try:
-            done = lab.run(["srun", "-N2", image, "cat", "/number"])
-        finally:
-            lab.run(["ip", "route", "del", *route[0].split()], node="ctl", user="root")
+    with front(lab, registry) as shown, lab.unreachable("ctl", "registry"):
+        done = lab.run(["srun", "-N2", f"--container-image={shown.host}#test/far:a", "cat", "/number"])
     assert done.stdout == "5\n5\n"
     assert done.stderr.count("srun could not resolve the tag") == 1
+
+
+def test_network_that_is_slow_is_not_one_that_stalls(lab: Lab, registry: Server) -> None:
+    registry.pusher.image("test/slow", "a", images.busybox(entry("fill", os.urandom(1 << 20))))
+    with contextlib.ExitStack() as slow, front(lab, registry) as shown:
+        try:
+            slow.enter_context(lab.slowed("n1", 2_000_000))  # bits a second: 4 s for that layer
+        except FileNotFoundError:
+            require(False, "this kernel has no tc-tbf(8)")
+        began = time.monotonic()
+        step = ["srun", "-w", "n1", f"--container-image={shown.host}#test/slow:a", "ls", "/fill"]
+        assert lab.run(step, env={"ENROOT_STALL_TIMEOUT": "2"}).stdout == "/fill\n"
+        assert time.monotonic() - began > 3
 
 
 def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, registry: Server) -> None:

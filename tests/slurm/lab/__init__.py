@@ -2,11 +2,11 @@
 
 From the repository's root, as root:
 
-    python3 -m tests.slurm.lab up [--nodes 2] [--prefix /opt/penroot | --plugin LINE] [--slurm LINE]...
-    python3 -m tests.slurm.lab run [--user alice] [--node ctl] -- srun -N2 hostname
-    python3 -m tests.slurm.lab status
-    python3 -m tests.slurm.lab residue
-    python3 -m tests.slurm.lab down
+    .venv/bin/python -m tests.slurm.lab up [--nodes 2] [--prefix /opt/penroot | --plugin LINE] [--slurm LINE]...
+    .venv/bin/python -m tests.slurm.lab run [--user alice] [--node ctl] -- srun -N2 hostname
+    .venv/bin/python -m tests.slurm.lab status
+    .venv/bin/python -m tests.slurm.lab residue
+    .venv/bin/python -m tests.slurm.lab down
 
 The nodes: ctl (slurmctld; submit here), registry, n1 .. nN (slurmd). Each has
 its own PID, mount, network, UTS, IPC and cgroup namespaces, its own /run,

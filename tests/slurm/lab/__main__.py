@@ -11,7 +11,9 @@ from . import __doc__ as manual
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python3 -m tests.slurm.lab", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=".venv/bin/python -m tests.slurm.lab",
+        description=manual,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="up|down|run|status|residue")
     up = verbs.add_parser("up", help="start the lab")

@@ -9,15 +9,17 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from . import cgroups, etc, images, residue
+from . import cgroups, etc, images, network, residue
 
 DEFAULT_ROOT = "/srv/penroot-lab"
 SUBNET = "10.77.0"  # lives in the lab's own network namespace, so no two labs ever meet
@@ -30,7 +32,6 @@ PROGRAMS = {
     "srun": "slurm-client",
     "munged": "munge",
     "docker-registry": "docker-registry",
-    "ip": "iproute2",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "openssl": "openssl",
@@ -178,7 +179,7 @@ class Lab:
         pids = self._start_namespaces(names)
         nodes = {n: Node(n, addresses[n], pids[n], start_time(pids[n])) for n in names}
         self._state = {"wanted": wanted, "pid": pids["."], "nodes": nodes}
-        self._connect(pids["."], nodes.values())
+        self._connect()
         for daemon in ("registry-http", "registry-https"):
             self.start_daemon("registry", daemon)
         for name in names:
@@ -203,15 +204,12 @@ class Lab:
             raise LabError(f"the namespaces of the lab cannot be made:\n{done.stdout}{done.stderr}")
         return pids
 
-    def _connect(self, lab: int, nodes: Any) -> None:
-        """One switch in the lab's network namespace, one cable to each node."""
-        switch = ["link add br0 type bridge", "link set br0 up"]
-        for node in nodes:
-            switch.append(f"link add v-{node.name} type veth peer name eth0 netns {node.pid}")
-            switch.append(f"link set v-{node.name} master br0 up")
-        ip(lab, switch)
-        for node in nodes:
-            ip(node.pid, ["link set lo up", f"addr add {node.address}/24 dev eth0", "link set eth0 up"])
+    def _connect(self) -> None:
+        assert self._state is not None
+        try:
+            network.connect(self._state["pid"], self._state["nodes"].values())
+        except OSError as e:
+            raise LabError(f"the network cannot be made: {e}") from e
 
     def _wait_ready(self, nodes: int) -> None:
         def ready() -> bool:
@@ -402,6 +400,18 @@ class Lab:
                 return left
             time.sleep(0.1)
 
+    def slowed(self, node: str, bits: int) -> AbstractContextManager[None]:
+        """While this lasts, the cable of ``node`` carries at most so many bits a second, each way."""
+        return network.slowed(self._load()["pid"], self.node(node), bits)
+
+    def unreachable(self, node: str, other: str) -> AbstractContextManager[None]:
+        """While this lasts, nothing on ``node`` can connect to ``other``."""
+        return network.unreachable(self.node(node), self.node(other))
+
+    def listener(self, node: str) -> socket.socket:
+        """A socket of this process that listens on ``node``, at a port that was free."""
+        return network.listener(self.node(node))
+
     def clear(self, node: str) -> None:
         """End what jobs have left on ``node`` and take for granted what stays: it is one test's, not the next one's."""
         for user in etc.USERS:
@@ -503,6 +513,8 @@ def check_prerequisites() -> None:
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=sbin)})
     if missing:
         raise PrerequisiteError(f"not installed: {' '.join(missing)}: run tests/prerequisites")
+    if not find_spec("pyroute2"):
+        raise PrerequisiteError(f"{sys.executable} has no pyroute2: use .venv/bin/python")
     if not os.path.exists("/dev/fuse"):
         raise PrerequisiteError("no /dev/fuse: run `modprobe fuse`")
     try:
@@ -524,14 +536,6 @@ def start_time(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def ip(pid: int, commands: list[str]) -> None:
-    """ip-batch(8) in the network namespace of ``pid``. Raises LabError."""
-    words = ["nsenter", "--target", str(pid), "--net", "ip", "-batch", "-"]
-    done = subprocess.run(words, input="\n".join(commands) + "\n", capture_output=True, text=True)
-    if done.returncode != 0:
-        raise LabError(f"the network cannot be made: {done.stderr}")
 
 
 def listening(pid: int) -> set[int]:
