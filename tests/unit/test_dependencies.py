@@ -1,0 +1,75 @@
+"""What pyproject.toml declares is used, what is imported is declared, and docs/developing.md says why."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("enroot_py", "pyxis_py", "c_shims")
+OURS = {"enroot_py", "pyxis_py", "tests", "benchmarks", "hooks"}
+# Not imported: commands of the Makefile, plugins of pytest, types for mypy.
+TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
+# An example runs in a container that has the one; mypy brings the other, and nothing else reads it.
+ELSEWHERE = {"torch", "typing_extensions"}
+
+
+def declared(*tables: str) -> set[str]:
+    """The distributions that these tables of pyproject.toml name."""
+    project: Any = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
+    lists = {
+        "build": project["build-system"]["requires"],
+        "run": project["project"]["dependencies"],
+        "test": project["project"]["optional-dependencies"]["test"],
+    }
+    return {re.split("[^a-z0-9-]", words.lower())[0] for table in tables for words in lists[table]}
+
+
+def files(*places: str) -> Iterator[Path]:
+    for place in places:
+        yield from (ROOT / place).rglob("*.py") if (ROOT / place).is_dir() else [ROOT / place]
+
+
+def imported(*places: str) -> set[str]:
+    """The distributions whose modules the files of ``places`` import; the name of a module that is in none."""
+    modules: set[str] = set()
+    for path in files(*places):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                modules |= {name.name.partition(".")[0] for name in node.names}
+        modules -= {sibling.stem for sibling in path.parent.glob("*.py")}  # scripts that are run where they lie
+    known = packages_distributions()
+    others = modules - OURS - set(sys.stdlib_module_names) - ELSEWHERE
+    return {distribution.lower() for module in others for distribution in known.get(module, [module])}
+
+
+def test_what_the_product_imports_is_declared_and_nothing_else_is() -> None:
+    assert imported(*PRODUCT) == declared("run")
+    assert imported("setup.py") | {"cffi"} == declared("build")  # whose module setup.py names
+
+
+def test_what_tests_import_is_declared_and_nothing_else_is() -> None:
+    assert imported("tests", "benchmarks", "examples") - declared("run") == declared("test") - set(TOOLS)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_nothing_imports_is_told_where_it_is_used(tool: str) -> None:
+    assert tool in declared("test")
+    assert TOOLS[tool] in (ROOT / "Makefile").read_text() + (ROOT / "pyproject.toml").read_text()
+
+
+def test_each_dependency_has_its_reason_in_the_docs() -> None:
+    text = (ROOT / "docs/developing.md").read_text()
+    section = text.partition("## What it stands on")[2].partition("\n## ")[0]
+    names = {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall("`([^`]*)`", cell)}
+    assert names >= declared("build", "run", "test")
+    assert names - declared("build", "run", "test") <= set((ROOT / "tests/prerequisites").read_text().split())
