@@ -78,6 +78,17 @@ def test_doors_go_one_way(name: str) -> None:
                 )
 
 
+def test_readme_and_developing_show_the_same_rooms() -> None:
+    pictures = [
+        picture
+        for page in ("README.md", "docs/developing.md")
+        for picture in (ROOT / page).read_text().split("```")[1::2]
+        if "base ◄" in picture
+    ]
+    assert len(pictures) == 2 and pictures[0] == pictures[1]
+    assert {name for name in ROOMS if f" {name} " in pictures[0].replace("\n", " ")} == set(ROOMS) - {"main", "errors"}
+
+
 def test_every_room_has_its_rule_and_nothing_but_words() -> None:
     packages = {path.parent.name: path for path in (ROOT / "enroot_py").glob("*/__init__.py")}
     assert {room(module) for module in modules() if module.startswith("enroot_py.")} == set(ROOMS)
