@@ -42,12 +42,6 @@ _PATIENCE = 2  # seconds that the end of a step waits for another one
 _TOLD = 10  # failures of the epilog
 
 
-def boot_id() -> str:
-    """What is another one after each boot: random(4)."""
-    with open("/proc/sys/kernel/random/boot_id") as f:
-        return f.read().strip()
-
-
 def tell(text: str) -> None:
     """A line for the user as it is, without the node's name: what others read."""
     log.sink("TELL", text)
@@ -214,7 +208,7 @@ class Step:
         source = self._from_image(request.image)
         if request.name is None and self._leaves_a_directory:
             with open(f"{self.settings.data_path}/{self.container}/{_BOOT}", "w") as f:
-                f.write(f"{self.job.node} {boot_id()}\n")
+                f.write(f"{self.job.node} {linux.boot_id()}\n")
             self._sweep()
         return source
 
@@ -281,7 +275,7 @@ class Step:
                 node, boot = self._mark(name).split()
             except (OSError, ValueError):
                 continue  # another user's idea of a name, or removed in this moment
-            if node == self.job.node and boot != boot_id():
+            if node == self.job.node and boot != linux.boot_id():
                 containers.remove_if_there(name, self.settings)
 
     @property

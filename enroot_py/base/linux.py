@@ -187,6 +187,12 @@ def capget_permitted() -> int:
     return int(out[0])
 
 
+def boot_id() -> str:
+    """What is another one after each boot: random(4)"""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f.read().strip()
+
+
 def install_filter() -> None:
     """seccomp(2) with the filter of c_shims/seccomp.h; needs PR_SET_NO_NEW_PRIVS"""
     _check(lib.penroot_install_filter())

@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 
-from enroot_py.base import log, trusted
+from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.manifests import Descriptor
 from enroot_py.registry.sources import Blob, Source
@@ -41,7 +41,7 @@ class Shared:
         self.path = path
         self._readers = readers
         self._fds: list[int] = []
-        self._own = f"{socket.gethostname()}.{_boot_id()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._own = f"{socket.gethostname()}.{linux.boot_id()[:8]}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             os.makedirs(path, exist_ok=True)
             os.stat(path)
@@ -135,7 +135,7 @@ class Shared:
         path = f"{self.path}/sha256/{lock}"
         try:
             with open(self.create(self._own), "w") as f:
-                f.write(f"{socket.gethostname()} {_boot_id()} {os.getpid()}\n")
+                f.write(f"{socket.gethostname()} {linux.boot_id()[:8]} {os.getpid()}\n")
             try:
                 os.link(self._own, lock, src_dir_fd=self.tmp, dst_dir_fd=self.blobs, follow_symlinks=False)
                 return True
@@ -328,8 +328,3 @@ def _sweep(directory: str, now: float) -> None:
         with contextlib.suppress(OSError):
             if now - os.lstat(f"{directory}/{name}").st_mtime > _ABANDONED:
                 os.unlink(f"{directory}/{name}")
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as f:
-        return f.read(8)

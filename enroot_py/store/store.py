@@ -33,7 +33,7 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import trusted
+from enroot_py.base import linux, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.reference import architecture, is_digest
 
@@ -340,8 +340,6 @@ class Store:
 
     def settle(self, digest: str) -> None:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
-        from enroot_py.base import linux
-
         path = f"{self.root}/images/{_hex(digest)}"
         try:
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -433,7 +431,7 @@ class Build:
         """Rename it into place: from here on it is in the store, whole."""
         try:
             with open(self.path + "/boot", "w") as f:
-                f.writelines((_boot_id() + "\n", *_checksums(self.path)))
+                f.writelines((linux.boot_id() + "\n", *_checksums(self.path)))
             os.rename(self.path, self.target)
         except OSError as e:
             raise cannot_write(f"publish {self.target}", self._root, e) from e
@@ -448,11 +446,6 @@ class Build:
         finally:
             os.close(self._fd)  # and with it the lock
             self._fd = -1
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as f:
-        return f.read().strip()
 
 
 def is_usable(image: str) -> bool:
@@ -501,7 +494,7 @@ def _is_whole(path: str) -> bool:
     """Whether something is there, and has not the mark of another boot."""
     try:
         with open(path + "/boot", errors="replace") as f:
-            return f.readline().rstrip("\n") == _boot_id()
+            return f.readline().rstrip("\n") == linux.boot_id()
     except FileNotFoundError:
         return os.path.isdir(path)
 

@@ -243,8 +243,9 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
 
 
 def test_reading_the_store_imports_next_to_nothing() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import enroot_py.store.store; print(*sys.modules)"
-    command = [sys.executable, "-IS", "-c", code, str(ROOT)]
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import enroot_py.store.store; print(*sys.modules)"
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    command = [sys.executable, "-IS", "-c", code, str(ROOT), site]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"re", "typing", "json", "urllib3", "subprocess", "dataclasses", "hashlib"} & set(modules)
 
