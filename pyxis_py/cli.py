@@ -18,7 +18,7 @@ from pyxis_py import options, settings
 from pyxis_py.settings import PLUGIN
 
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
-CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -pthread".split()
+CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden".split()
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
 _SLURM = "/etc/slurm"
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")

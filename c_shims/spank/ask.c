@@ -3,7 +3,6 @@
 #include "plugin.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 void add_environ(struct request *request, char *const *variables, bool ours_only)
@@ -12,57 +11,42 @@ void add_environ(struct request *request, char *const *variables, bool ours_only
 
 	for (; variables && *variables; variables++) {
 		bool wanted = !ours_only;
-		for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+		for (size_t i = 0; i < LENGTH(ours); i++)
 			wanted = wanted || strncmp(*variables, ours[i], strlen(ours[i])) == 0;
 		if (wanted)
-			request_add(request, "environ", *variables);
+			request_add(request, "environ", "%s", *variables);
 	}
 }
 
-int begin(struct request *request, const char *verb, const char *context, int ac, char **av, const char *cwd)
+/* What all requests have in common. */
+void begin_request(struct request *request, const char *verb, const char *context, const char *cwd)
 {
-	if (request_begin(request) < 0)
-		return -1;
-	request_add(request, "verb", verb);
-	request_add(request, "context", context);
-	for (int i = 0; i < ac; i++)
-		request_add(request, "arg", av[i]);
-	if (add_options(request) < 0)
-		return -1;
-	request_add(request, "cwd", cwd);
-	request_add(request, "node", hostname);
-	return 0;
+	request_add(request, "verb", "%s", verb);
+	request_add(request, "context", "%s", context);
+	for (int i = 0; i < step.argument_count; i++)
+		request_add(request, "arg", "%s", step.arguments[i]);
+	add_options(request);
+	request_add(request, "cwd", "%s", cwd);
+	request_add(request, "node", "%s", hostname);
 }
 
 /* What step, join and finish have in common. */
-int begin_step(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd)
+int begin_step_request(struct request *request, const char *verb)
 {
 	char **variables = NULL;
-	spank_err_t rc = spank_get_item(sp, S_JOB_ENV, &variables);
+	spank_err_t rc = get_item(S_JOB_ENV, &variables);
 
 	if (rc != ESPANK_SUCCESS)
 		return fail("cannot get the environment of the job: %s", spank_strerror(rc));
-	if (begin(request, verb, "stepd", ac, av, cwd) < 0)
-		return fail("out of memory");
+	begin_request(request, verb, "stepd", step.shared->cwd);
 	add_environ(request, variables, false);
-	request_add_number(request, "jobid", step.job_id);
-	request_add_number(request, "stepid", step.step_id);
-	request_add_number(request, "uid", step.job.uid);
-	request_add_number(request, "gid", step.job.gid);
-	request_add_number(request, "localtasks", step.local_tasks);
-	request_add_number(request, "totaltasks", step.total_tasks);
+	request_add(request, "jobid", "%u", step.job_id);
+	request_add(request, "stepid", "%u", step.step_id);
+	request_add(request, "uid", "%u", (unsigned int)step.job.uid);
+	request_add(request, "gid", "%u", (unsigned int)step.job.gid);
+	request_add(request, "localtasks", "%u", step.local_tasks);
+	request_add(request, "totaltasks", "%u", step.total_tasks);
 	return 0;
-}
-
-const char *answer_get(const struct answer *answer, const char *wanted)
-{
-	const char *key, *value;
-
-	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
-		if (strcmp(key, wanted) == 0)
-			return value;
-	}
-	return NULL;
 }
 
 /* Wait for an answer; what comes before it is printed at once, and so are the reasons of a refusal.
@@ -80,8 +64,7 @@ int listen_to(const struct coprocess *process, struct answer *answer)
 		if (strcmp(kind, "ok") == 0)
 			return ANSWERED;
 		if (strcmp(kind, "log") == 0) {
-			const char *level = answer_next(answer, &at, &key, &value) ? value : "info";
-			print_log(level, text);
+			print_log(answer_next(answer, &at, &key, &value) ? value : "info", text);
 			continue;
 		}
 		for (at = 0; answer_next(answer, &at, &key, &value);) {
@@ -93,8 +76,10 @@ int listen_to(const struct coprocess *process, struct answer *answer)
 }
 
 /* Send a request and wait for the answer. */
-int converse(const struct coprocess *process, const struct request *request, struct answer *answer)
+int converse(const struct coprocess *process, struct request *request, struct answer *answer)
 {
+	if (request_finish(request) < 0)
+		return SILENT;
 	/* The process may answer before it has read everything, so a failed send shows in the answer. */
 	int sent = request_send(request, process);
 	int why = errno;
@@ -106,7 +91,7 @@ int converse(const struct coprocess *process, const struct request *request, str
 }
 
 /* The same where silence is a failure too: returns 0, or -1 with the reason printed. */
-int ask(const struct coprocess *process, const struct request *request, struct answer *answer)
+int ask(const struct coprocess *process, struct request *request, struct answer *answer)
 {
 	int rc = converse(process, request, answer);
 
@@ -116,27 +101,27 @@ int ask(const struct coprocess *process, const struct request *request, struct a
 	bool said = coprocess_each_log_line(process, print_error);
 	if (why != ECONNRESET && why != EPIPE)
 		return fail("no answer from the helper process of the container: %s", strerror(why));
-	return said ? fail("the helper process of the container ended without an answer: pyxis-py check tells more there") :
-		      fail("the helper process of the container ended without an answer: killed? see --mem and dmesg");
+	return fail("the helper process of the container ended without an answer: %s",
+		    said ? "pyxis-py check tells more there" : "killed? see --mem and dmesg");
 }
 
-/* Ask a process of the user's that root has started, and wait for its end. */
-int consult(struct coprocess *process, const char *verb, const struct request *request)
+/* Start a process of the user's as root; it does nothing before it is asked. */
+int start_as_user(struct coprocess *process, const char *verb, int64_t until)
+{
+	if (coprocess_start(process, verb, -1, &step.job, false) < 0)
+		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+	process->until = until;
+	return 0;
+}
+
+/* Ask such a process, and wait for its end. */
+int consult(struct coprocess *process, const char *purpose, struct request *request)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
 	int rc = ask(process, request, &answer);
 	close_fd(&process->socket);
 	if (coprocess_wait(process) < 0)
-		return fail("a process for the %s has not ended in time, and was killed", verb);
+		return fail("a process for the %s has not ended in time, and was killed", purpose);
 	return rc;
-}
-
-/* Start one; it does nothing before it is asked. */
-int engage(struct coprocess *process, const char *verb, int64_t until)
-{
-	if (coprocess_start(process, verb, -1, &step.job, false) < 0)
-		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
-	process->until = until;
-	return 0;
 }

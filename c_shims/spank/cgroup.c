@@ -1,15 +1,14 @@
+/* In which control groups a process is, and how another one gets there: cgroups(7). */
 #define _GNU_SOURCE
-#include "cgroup.h"
-#include "coprocess.h"
+#include "plugin.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int read_file(const char *path, char *text, size_t size)
+/* The text of a file, as much of it as there is room for. */
+int read_file(const char *path, char *text, size_t size)
 {
 	size_t length = 0;
 	cleanup(close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -1,12 +1,10 @@
-/* RUNTIME_PATH/UID, where a user's steps on a node know of each other. Root makes it and never asks what is in it. */
+/* RUNTIME_PATH/UID, where the steps of a user on a node know of each other. Root makes it, and asks nothing in it. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* Whether nobody but root can put anything into a directory, or, on the way to another, in place of what is in it. */
 static bool is_roots(const char *path, bool on_the_way)
@@ -40,52 +38,49 @@ int make_directories(const char *path)
 	return 0;
 }
 
-/* RUNTIME_PATH/UID itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
+static int get_path(char path[PATH_MAX])
+{
+	if (snprintf(path, PATH_MAX, "%s/%u", runtime_path(), (unsigned int)step.job.uid) < PATH_MAX)
+		return 0;
+	errno = ENAMETOOLONG;
+	return -1;
+}
+
+/* The directory itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
  * never answers, so nothing here asks it. */
-int open_user_directory(const char *runtime_path, uid_t uid, struct statx *info)
+int open_user_directory(struct statx *info)
 {
 	char path[PATH_MAX];
 	struct statx above;
 
-	if (snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)uid) >= (int)sizeof(path)) {
-		errno = ENAMETOOLONG;
+	if (get_path(path) < 0)
 		return -1;
-	}
 	cleanup(close_fd) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || statx(AT_FDCWD, runtime_path, 0, STATX_BASIC_STATS, &above) < 0 ||
+	if (fd < 0 || statx(AT_FDCWD, runtime_path(), 0, STATX_BASIC_STATS, &above) < 0 ||
 	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
 		return -1;
 	if (info->stx_dev_major != above.stx_dev_major || info->stx_dev_minor != above.stx_dev_minor) {
 		errno = EXDEV;
 		return -1;
 	}
-	int directory = fd;
-	fd = -1;
-	return directory;
+	return keep_fd(&fd);
 }
 
-/* RUNTIME_PATH/UID, 0700. Nobody but root can have made it otherwise: the parent is root's. */
-int make_user_directory(const char *runtime_path, const struct credentials *user)
+/* With mode 0700. Nobody but root can have made it otherwise: the parent is root's. */
+int make_user_directory(void)
 {
 	char path[PATH_MAX];
 	struct statx info;
-	int length = snprintf(path, sizeof(path), "%s/%u", runtime_path, (unsigned int)user->uid);
 
-	if (length < 0 || (size_t)length >= sizeof(path)) {
-		errno = ENAMETOOLONG;
+	if (get_path(path) < 0 || make_directories(runtime_path()) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST))
 		return -1;
-	}
-	if (make_directories(runtime_path) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST))
-		return -1;
-	cleanup(close_fd) int fd = open_user_directory(runtime_path, user->uid, &info);
+	cleanup(close_fd) int fd = open_user_directory(&info);
 	if (fd < 0)
 		return -1;
 	/* Another step may be between its mkdir and its chown. */
-	if (S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, user->uid, user->gid) == 0)
+	bool given = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step.job.uid, step.job.gid) == 0;
+	if (given || (S_ISDIR(info.stx_mode) && info.stx_uid == step.job.uid))
 		return 0;
-	if (!S_ISDIR(info.stx_mode) || info.stx_uid != user->uid) {
-		errno = EEXIST;
-		return -1;
-	}
-	return 0;
+	errno = EEXIST;
+	return -1;
 }

@@ -1,25 +1,46 @@
+/* A task becomes a member of a container that runs already. */
 #define _GNU_SOURCE
-#include "enter.h"
+#include "plugin.h"
+
 #include "seccomp.h"
 
 #include <errno.h>
 #include <linux/capability.h>
 #include <sched.h>
-#include <stdbool.h>
-#include <stdio.h>
+#include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#ifndef CLONE_NEWCGROUP
-#define CLONE_NEWCGROUP 0x02000000
-#endif
+/* In the order in which they can be joined, setns(2): the user namespace gives the capabilities for the others. */
+static const struct {
+	const char *name;
+	int type;
+} kinds[] = {
+	{ "user", CLONE_NEWUSER }, { "cgroup", CLONE_NEWCGROUP }, { "mnt", CLONE_NEWNS },
+	{ "ipc", CLONE_NEWIPC },   { "uts", CLONE_NEWUTS },       { "net", CLONE_NEWNET },
+};
+enum { USER = 0, MOUNT = 2 };
 
-/* The user namespace first: it gives the capabilities that the others ask for, setns(2). */
-const char *const namespace_names[NAMESPACE_COUNT] = { "user", "cgroup", "mnt", "ipc", "uts", "net" };
-static const int namespace_types[NAMESPACE_COUNT] = { CLONE_NEWUSER, CLONE_NEWCGROUP, CLONE_NEWNS,
-						      CLONE_NEWIPC,  CLONE_NEWUTS,    CLONE_NEWNET };
+/* Which descriptor is of which namespace, -1 where we stay where we are. */
+static int sort(const struct answer *answer, int fds[LENGTH(kinds)])
+{
+	const char *key, *value;
+	size_t used = 0;
+
+	for (size_t i = 0; i < LENGTH(kinds); i++)
+		fds[i] = -1;
+	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
+		size_t kind = 0;
+		if (strcmp(key, "ns") != 0)
+			continue;
+		while (kind < LENGTH(kinds) && strcmp(kinds[kind].name, value) != 0)
+			kind++;
+		if (kind == LENGTH(kinds) || used == answer->fd_count)
+			return fail("the helper named a namespace that it did not send: %s", value);
+		fds[kind] = answer->fds[used++];
+	}
+	return 0;
+}
 
 /* As `penroot start` does. Root of the namespace keeps its capabilities, as that is what
  * --container-remap-root asks for. */
@@ -46,36 +67,32 @@ static bool leads_away(int fd)
 	       (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
 }
 
-int enter(const int fds[NAMESPACE_COUNT], const char *workdir, char *failed, size_t failed_size)
+int enter(const struct answer *answer)
 {
-	(void)snprintf(failed, failed_size, "the helper sent no mount namespace of a container");
-	errno = EBADMSG;
-	if (!leads_away(fds[MOUNT_NAMESPACE]))
+	const char *workdir = answer_get(answer, "workdir");
+	int fds[LENGTH(kinds)];
+
+	if (sort(answer, fds) < 0)
 		return -1;
+	if (!leads_away(fds[MOUNT]))
+		return fail("the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
 	/* Who is root in the container could trace this process, a copy of slurmstepd, until it executes its program.
 	 * setns(2) leaves this as it is. */
-	(void)snprintf(failed, failed_size, "prctl PR_SET_DUMPABLE");
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return -1;
-	for (int i = 0; i < NAMESPACE_COUNT; i++) {
-		if (fds[i] >= 0 && setns(fds[i], namespace_types[i]) < 0) {
-			(void)snprintf(failed, failed_size, "setns %s", namespace_names[i]);
-			return -1;
-		}
+		return fail("prctl PR_SET_DUMPABLE: %s", strerror(errno));
+	for (size_t i = 0; i < LENGTH(kinds); i++) {
+		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
+			return fail("setns %s: %s", kinds[i].name, strerror(errno));
 	}
-	if (workdir && chdir(workdir) < 0) {
-		(void)snprintf(failed, failed_size, "cannot enter the working directory in the container (--container-workdir): %s", workdir);
-		return -1;
-	}
+	if (workdir && chdir(workdir) < 0)
+		return fail("cannot enter the working directory in the container (--container-workdir): %s: %s", workdir,
+			    strerror(errno));
 	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */
-	if (fds[0] < 0 && geteuid() == 0)
+	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
-	(void)snprintf(failed, failed_size, "prctl PR_SET_NO_NEW_PRIVS");
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return -1;
-	(void)snprintf(failed, failed_size, "drop capabilities");
+		return fail("prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
 	if (drop_capabilities() < 0)
-		return -1;
-	(void)snprintf(failed, failed_size, "seccomp");
-	return penroot_install_filter();
+		return fail("drop capabilities: %s", strerror(errno));
+	return penroot_install_filter() < 0 ? fail("seccomp: %s", strerror(errno)) : 0;
 }

@@ -1,20 +1,17 @@
-/* Lines for srun and for slurmd's log. */
+/* Lines for people in front of srun, and for slurmd's log. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
-#include <limits.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include <slurm/slurm.h>
+/* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step.
+ * What Slurm puts before a line counts too. */
+enum { LINE_LIMIT = 2048, TASK_LIMIT = 48 << 10, ROOT_LIMIT = 8 << 10, SLURMS_PART = 128 };
 
-/* What the user's processes may put into slurmd's log: bytes of a line, bytes of a task's lines, of root's for a step. */
-enum { LINE_LIMIT = 2048, TASK_LIMIT = 48 << 10, ROOT_LIMIT = 8 << 10 };
-
-const char *node;
 char hostname[HOST_NAME_MAX + 1];
+const char *node;
 
 void set_node(bool shown)
 {
@@ -42,35 +39,26 @@ static size_t plain(const unsigned char *text)
 static void say(void (*print)(const char *format, ...), const char *who, const char *text)
 {
 	char line[LINE_LIMIT];
-	size_t length = 0, limit = step.is_task ? TASK_LIMIT : ROOT_LIMIT;
-
-	for (const char *at = text; *at && length < sizeof(line) - 8;) {
-		size_t size = plain((const unsigned char *)at);
-		if (size)
-			memcpy(line + length, at, size);
-		else
-			line[length] = '?';
-		length += size ? size : 1;
-		at += size ? size : 1;
-		if (*at && length >= sizeof(line) - 8) {
-			memcpy(line + length, "...", 3);
-			length += 3;
-			break;
-		}
-	}
-	line[length] = '\0';
+	size_t length = 0, before = step.log_size, limit = step.is_task ? TASK_LIMIT : ROOT_LIMIT;
+	bool logged = spank_context() == S_CTX_REMOTE || spank_context() == S_CTX_JOB_SCRIPT;
 	const char *colon = *who ? ": " : "";
-	if (spank_context() != S_CTX_REMOTE && spank_context() != S_CTX_JOB_SCRIPT) {
+
+	while (*text && length < sizeof(line) - 8) {
+		size_t size = plain((const unsigned char *)text);
+		memcpy(line + length, size ? text : "?", size ? size : 1);
+		length += size ? size : 1;
+		text += size ? size : 1;
+	}
+	(void)strcpy(line + length, *text ? "..." : "");
+	if (logged)
+		step.log_size += strlen(line) + SLURMS_PART;
+	if (step.log_size <= limit || !logged) {
 		print("pyxis: %s%s%s", who, colon, line);
 		return;
 	}
-	/* What Slurm puts before it counts too. */
-	step.log_size += length + 128;
-	if (step.log_size <= limit)
-		print("pyxis: %s%s%s", who, colon, line);
-	else if (step.log_size - length - 128 <= limit)
+	if (before <= limit)
 		print("pyxis: %s%smore is not logged", who, colon);
-	if (step.log_size > limit && step.is_task && print != slurm_info)
+	if (step.is_task && print != slurm_info)
 		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
 }
 
@@ -86,18 +74,18 @@ bool is_heard(void)
  * that started it, so if that one is not heard, another one says it. */
 void print_error(const char *text)
 {
-	if (step.is_task && !is_heard()) {
+	if (!step.is_task) {
+		/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
+		say(step.shared && step.shared->failed ? slurm_info : slurm_error, node, text);
+	} else if (is_heard()) {
+		if (!step.reports)
+			step.reports = !atomic_exchange(&step.shared->reported, true);
+		if (step.reports)
+			say(slurm_error, node, text);
+	} else if (step.starts) {
 		size_t used = strlen(step.shared->why);
-		if (step.starts)
-			(void)snprintf(step.shared->why + used, sizeof(step.shared->why) - used, "%s\n", text);
-		return;
+		(void)snprintf(step.shared->why + used, sizeof(step.shared->why) - used, "%s\n", text);
 	}
-	if (step.is_task && !step.reports)
-		step.reports = !atomic_exchange(&step.shared->reported, true);
-	/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
-	bool told = !step.is_task && step.shared && step.shared->failed;
-	if (!step.is_task || step.reports)
-		say(told ? slurm_info : slurm_error, node, text);
 }
 
 int fail(const char *format, ...)
@@ -114,12 +102,10 @@ int fail(const char *format, ...)
 
 void print_log(const char *level, const char *text)
 {
+	bool told = strcmp(level, "tell") == 0;
+
 	if (strcmp(level, "error") == 0)
 		print_error(text);
-	else if (strcmp(level, "warn") == 0)
-		say(slurm_spank_log, node, text);
-	else if (strcmp(level, "tell") == 0)
-		say(slurm_spank_log, "", text);
 	else
-		say(slurm_info, node, text);
+		say(told || strcmp(level, "warn") == 0 ? slurm_spank_log : slurm_info, told ? "" : node, text);
 }

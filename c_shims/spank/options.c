@@ -19,14 +19,12 @@ static int option_given(int val, const char *optarg, int remote);
 /* Slurm makes variables of options for the spank epilog, the script and more, under names of up to 100 bytes. One that
  * is longer than the kernel's MAX_ARG_STRLEN lets none of these be executed (E2BIG), which drains the node; the second
  * limit leaves room for some copies of all of them in the 2 MiB that arguments and environment have: execve(2). */
-enum { VALUE_LIMIT = 128 * 1024 - 256, VALUES_LIMIT = 256 * 1024 };
+enum { NAME_LIMIT = 100, VALUE_LIMIT = 128 * 1024 - 256, VALUES_LIMIT = 256 * 1024 };
 
-struct given_option {
+static struct given_option {
 	int option;
 	char *value;
-};
-
-static struct given_option *options;
+} *options;
 static size_t option_count;
 
 static int option_given(int val, const char *optarg, int remote)
@@ -49,34 +47,45 @@ static int option_given(int val, const char *optarg, int remote)
 	return 0;
 }
 
-int register_options(spank_t sp)
+int register_options(void)
 {
 	for (struct spank_option *o = option_table; o->name; o++) {
-		spank_err_t rc = spank_option_register(sp, o);
+		spank_err_t rc = spank_option_register(step.spank, o);
 		if (rc != ESPANK_SUCCESS)
 			return fail("cannot register --%s: %s", o->name, spank_strerror(rc));
 	}
 	return 0;
 }
 
-bool container_asked_for(spank_t sp)
+void add_options(struct request *request)
 {
-	char none[1];
-
-	for (size_t i = 0; i < option_count; i++) {
-		if (option_selects[options[i].option])
-			return true;
-	}
-	for (int i = 0; i < OPTION_COUNT; i++) {
-		if (!option_selects[i] || !option_variables[i])
-			continue;
-		/* The value is longer than the buffer: it is set. */
-		spank_err_t rc = spank_getenv(sp, option_variables[i], none, sizeof(none));
-		if (rc == ESPANK_SUCCESS || rc == ESPANK_NOSPACE)
-			return true;
-	}
-	return false;
+	for (size_t i = 0; i < option_count; i++)
+		request_add(request, "option", "%s=%s", option_table[options[i].option].name, options[i].value);
 }
+
+void free_options(void)
+{
+	for (size_t i = 0; i < option_count; i++)
+		free(options[i].value);
+	free(options);
+	options = NULL;
+	option_count = 0;
+}
+
+/* The value of `runtime_path=` in plugstack.conf; the last one counts. */
+const char *runtime_path(void)
+{
+	static const char name[] = "runtime_path=";
+	const char *path = DEFAULT_RUNTIME_PATH;
+
+	for (int i = 0; i < step.argument_count; i++) {
+		if (strncmp(step.arguments[i], name, sizeof(name) - 1) == 0)
+			path = step.arguments[i] + sizeof(name) - 1;
+	}
+	return path;
+}
+
+/* srun, salloc, sbatch */
 
 /* A variable that is none of ours may be a slip in one that is: the check tells. */
 bool anything_said(void)
@@ -91,14 +100,14 @@ bool anything_said(void)
 }
 
 /* Add the size of a value to that of all. */
-static int measure(const char *origin, const char *value, size_t *all)
+static int measure(const char *dashes, const char *name, const char *value, size_t *all)
 {
 	size_t size = value ? strlen(value) : 0;
 
 	*all += size;
 	if (size > VALUE_LIMIT)
-		return fail("%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
-			    "the directory above many", origin, size, VALUE_LIMIT);
+		return fail("%s%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
+			    "the directory above many", dashes, name, size, VALUE_LIMIT);
 	return 0;
 }
 
@@ -108,13 +117,12 @@ int check_sizes(void)
 	size_t all = 0;
 
 	for (size_t i = 0; i < option_count; i++) {
-		char origin[64];
-		(void)snprintf(origin, sizeof(origin), "--%s", option_table[options[i].option].name);
-		if (measure(origin, options[i].value, &all) < 0)
+		if (measure("--", option_table[options[i].option].name, options[i].value, &all) < 0)
 			return -1;
 	}
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		if (option_variables[i] && measure(option_variables[i], getenv(option_variables[i]), &all) < 0)
+		const char *variable = option_variables[i];
+		if (variable && measure("", variable, getenv(variable), &all) < 0)
 			return -1;
 	}
 	if (all > VALUES_LIMIT)
@@ -123,19 +131,24 @@ int check_sizes(void)
 	return 0;
 }
 
+/* Set PREFIX_NAME for the job, or with no value take away what a job around this one has set. */
+static int forward(const char *prefix, const char *name, const char *value)
+{
+	char variable[NAME_LIMIT];
+
+	(void)snprintf(variable, sizeof(variable), "%s%s", prefix, name);
+	if (value ? setenv(variable, value, 1) < 0 : unsetenv(variable) < 0)
+		return fail("cannot set %s: %s", variable, strerror(errno));
+	return 0;
+}
+
 /* srun, sbatch: the variables that say which container go along where --export leaves them out, too. */
 int forward_variables(void)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		char name[64];
 		const char *variable = option_variables[i];
-		if (!variable)
-			continue;
-		(void)snprintf(name, sizeof(name), KEPT "%s", variable);
-		const char *value = getenv(variable);
-		/* What is there already is of a job around this one. */
-		if (value ? setenv(name, value, 1) < 0 : unsetenv(name) < 0)
-			return fail("cannot set %s: %s", name, strerror(errno));
+		if (variable && forward(KEPT, variable, getenv(variable)) < 0)
+			return -1;
 	}
 	return 0;
 }
@@ -144,93 +157,70 @@ int forward_variables(void)
 int forward_options(void)
 {
 	for (size_t i = 0; i < option_count; i++) {
-		char name[64];
-		(void)snprintf(name, sizeof(name), FORWARDED "%s", option_table[options[i].option].name);
-		if (setenv(name, options[i].value, 1) < 0)
-			return fail("cannot set %s: %s", name, strerror(errno));
+		if (forward(FORWARDED, option_table[options[i].option].name, options[i].value) < 0)
+			return -1;
 	}
 	return 0;
 }
 
+/* slurmstepd */
+
+/* The value of a variable of the job, or NULL; PREFIX_NAME is left in `variable`. */
+static const char *job_variable(char variable[NAME_LIMIT], const char *prefix, const char *name)
+{
+	char **variables = NULL;
+	int length = snprintf(variable, NAME_LIMIT, "%s%s", prefix, name);
+
+	for (get_item(S_JOB_ENV, &variables); variables && *variables; variables++) {
+		if (strncmp(*variables, variable, (size_t)length) == 0 && (*variables)[length] == '=')
+			return *variables + length + 1;
+	}
+	return NULL;
+}
+
+bool container_asked_for(void)
+{
+	char variable[NAME_LIMIT];
+
+	for (size_t i = 0; i < option_count; i++) {
+		if (option_selects[options[i].option])
+			return true;
+	}
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		if (option_selects[i] && option_variables[i] && job_variable(variable, "", option_variables[i]))
+			return true;
+	}
+	return false;
+}
+
 /* The variables as they were where srun or sbatch was called; one that --export has set is left as it is. */
-int take_variables(spank_t sp)
+int take_variables(void)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		char **variables = NULL;
-		char name[64];
-
-		if (!option_variables[i])
+		char variable[NAME_LIMIT];
+		const char *value = option_variables[i] ? job_variable(variable, KEPT, option_variables[i]) : NULL;
+		if (!value)
 			continue;
-		if (spank_get_item(sp, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
-			return fail("cannot get the environment of the job");
-		int length = snprintf(name, sizeof(name), KEPT "%s=", option_variables[i]);
-		while (variables && *variables && strncmp(*variables, name, (size_t)length) != 0)
-			variables++;
-		if (!variables || !*variables)
-			continue;
-		spank_err_t rc = spank_setenv(sp, option_variables[i], *variables + length, 0);
+		spank_err_t rc = spank_setenv(step.spank, option_variables[i], value, 0);
 		if (rc != ESPANK_SUCCESS && rc != ESPANK_ENV_EXISTS)
 			return fail("cannot set %s: %s", option_variables[i], spank_strerror(rc));
-		name[length - 1] = '\0';
-		(void)spank_unsetenv(sp, name);
+		(void)spank_unsetenv(step.spank, variable);
 	}
 	return 0;
 }
 
 /* What sbatch has forwarded, taken where Slurm has lost the options. Nobody else is to see it: a job that the
  * script submits has options of its own. */
-int take_forwarded(spank_t sp)
+int take_forwarded(void)
 {
 	bool lost = option_count == 0;
-	char **variables = NULL;
-	char name[64];
 
-	if (spank_get_item(sp, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
-		return fail("cannot get the environment of the job");
-	for (char **v = variables; lost && v && *v; v++) {
-		for (int i = 0; i < OPTION_COUNT; i++) {
-			int length = snprintf(name, sizeof(name), FORWARDED "%s=", option_table[i].name);
-			if (strncmp(*v, name, (size_t)length) == 0 && option_given(i, *v + length, 1) < 0)
-				return -1;
-		}
-	}
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		(void)snprintf(name, sizeof(name), FORWARDED "%s", option_table[i].name);
-		(void)spank_unsetenv(sp, name);
-	}
-	return 0;
-}
-
-/* The value of `runtime_path=` in plugstack.conf; the last one counts. */
-const char *runtime_path(int ac, char **av)
-{
-	static const char name[] = "runtime_path=";
-	const char *path = DEFAULT_RUNTIME_PATH;
-
-	for (int i = 0; i < ac; i++) {
-		if (strncmp(av[i], name, sizeof(name) - 1) == 0)
-			path = av[i] + sizeof(name) - 1;
-	}
-	return path;
-}
-
-int add_options(struct request *request)
-{
-	for (size_t i = 0; i < option_count; i++) {
-		char *text;
-		if (asprintf(&text, "%s=%s", option_table[options[i].option].name, options[i].value) < 0)
+		char variable[NAME_LIMIT];
+		const char *value = job_variable(variable, FORWARDED, option_table[i].name);
+		if (lost && value && option_given(i, value, 1) < 0)
 			return -1;
-		request_add(request, "option", text);
-		free(text);
+		(void)spank_unsetenv(step.spank, variable);
 	}
 	return 0;
-}
-
-void free_options(void)
-{
-	for (size_t i = 0; i < option_count; i++)
-		free(options[i].value);
-	free(options);
-	options = NULL;
-	option_count = 0;
 }

@@ -1,29 +1,150 @@
-/* What the files of the plugin share: who runs which is in README.md. */
+/* What the files of the plugin share, by file: README.md tells what each of them does. */
 #ifndef PENROOT_PLUGIN_H
 #define PENROOT_PLUGIN_H
 
 #include <limits.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
 
+#include <slurm/slurm.h>
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
-#include "cgroup.h"
-#include "coprocess.h"
+#define cleanup(f) __attribute__((cleanup(f)))
+#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
 /* What srun found out for all nodes of a step: pyxis_py/job.py. */
 #define RESOLVED "SLURM_PYXIS_RESOLVED"
 
 extern char **environ;
 
+static inline void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		(void)close(*fd);
+	*fd = -1;
+}
+
+/* For a descriptor that is to outlive its variable. */
+static inline int keep_fd(int *fd)
+{
+	int kept = *fd;
+
+	*fd = -1;
+	return kept;
+}
+
+/* coprocess.c: the Python process that decides. All return 0 or a descriptor, or -1 with errno. */
+
+/* Who the process is to be: only slurmstepd, which is root, has to change. */
+struct credentials {
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	int group_count;
+};
+
+/* Which process, among all that ever had its number: `started` is in ticks after the boot, proc(5). */
+struct identity {
+	pid_t pid;
+	unsigned long long started;
+};
+
+/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and a pidfd,
+ * which becomes readable when it ends. Where we are root and it is the user's, we wait for nothing of it longer than
+ * `until`, and are `wary`: we take short answers, and no descriptors: to close one may last, of a file of his FUSE. */
+struct coprocess {
+	int socket;
+	int log;
+	pid_t pid;
+	int end;
+	int64_t until;
+	bool wary;
+};
+
+#define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1, .end = -1 })
+
+/* A file of this size for good: it is memory, and nobody's. */
+int make_memory(const char *name, off_t size);
+
+/* A moment to wait until; FOREVER is none. */
+#define FOREVER INT64_C(0)
+int64_t in_milliseconds(int64_t milliseconds);
+
+/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
+ * and becomes that user for good, and we are wary; without, it keeps the user that we are. `detached`: it is
+ * nobody's child and has its own session, so that it outlives the task. */
+int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
+
+/* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
+ * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
+int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
+
+/* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
+int coprocess_await(const struct coprocess *process, int fd, short events);
+
+/* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
+int coprocess_wait(const struct coprocess *process);
+
+/* What it wrote to stderr, line by line; false if that is nothing. */
+bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));
+void coprocess_free(struct coprocess *process);
+
+/* message.c: what is sent to that process, and comes from it. -1 with errno. */
+
+enum { MESSAGE_LIMIT = 64 << 20, WARY_LIMIT = 64 << 10, FDS_LIMIT = 8 };
+
+/* A request while it is written; what cannot be written shows at request_finish. */
+struct request {
+	FILE *stream;
+	char *data;
+	size_t length;
+};
+
+/* One answer and the file descriptors that came with it. */
+struct answer {
+	char *data;
+	size_t length;
+	int fds[FDS_LIMIT];
+	size_t fd_count;
+};
+
+void request_add(struct request *request, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int request_finish(struct request *request);
+int request_send(const struct request *request, const struct coprocess *process);
+void request_free(struct request *request);
+
+/* Receive one answer. ECONNRESET when the process is gone, ETIMEDOUT when it has taken too long. */
+int answer_receive(struct answer *answer, const struct coprocess *process);
+/* The pairs in turn: start with *at = 0. False after the last one. */
+bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
+/* The value of a key, or NULL. */
+const char *answer_get(const struct answer *answer, const char *wanted);
+void answer_free(struct answer *answer);
+
+/* cgroup.c: -1 with errno. */
+
+enum { CGROUPS_SIZE = 8192 };
+
+int read_file(const char *path, char *text, size_t size);
+/* The text of /proc/PID/cgroup, all of it. */
+int cgroup_read(pid_t pid, char *text, size_t size);
+/* Move a process to the groups of such a text; where one has gone since, as that of a task, to the one above it. */
+int cgroup_move(pid_t pid, const char *text);
+/* Whether a process is in the groups of such a text, and all that it may is `uid`. */
+bool cgroup_holds(pid_t pid, const char *text, uid_t uid);
+
+/* plugin.c */
+
 /* What the tasks of one step on one node share. */
 struct shared {
-	pthread_mutex_t lock; /* held while a task starts the helper, until the container is ready */
 	bool started;         /* a helper was started: there may be something to remove */
 	bool ready;
 	bool failed;
@@ -37,6 +158,9 @@ struct shared {
 };
 
 struct step {
+	spank_t spank; /* what Slurm calls us with, and the arguments in plugstack.conf */
+	int argument_count;
+	char **arguments;
 	bool active;
 	bool is_task; /* this process is a task, or would have become one */
 	bool starts;  /* and starts the container, with the lock */
@@ -44,20 +168,24 @@ struct step {
 	bool finished;
 	bool killed;      /* the task that ended last was killed */
 	size_t log_size;  /* bytes that this process has said */
-	char *failure; /* found as root in slurmstepd, raised in the task: see init_step */
+	char *failure;    /* found as root in slurmstepd, raised in the task: see prepare_step */
 	unsigned int exited;
 	struct shared *shared;
+	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
 	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
 	struct credentials job;
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
 extern struct step step;
 
+/* Of the step or job that Slurm calls us for. */
+#define get_item(...) spank_get_item(step.spank, __VA_ARGS__)
+
 /* log.c */
 
-/* The name of this machine, or "" where people are in front of it. */
-extern const char *node;
+/* The name of this machine, and what lines begin with: that, or "" where people are in front of it. */
 extern char hostname[HOST_NAME_MAX + 1];
+extern const char *node;
 
 void set_node(bool shown);
 bool is_heard(void);
@@ -65,47 +193,45 @@ void print_error(const char *text);
 void print_log(const char *level, const char *text);
 int fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* prints an error, and returns -1 */
 
-/* options.c: -1 where it has failed, and said why */
+/* The rest returns 0, or -1 where it has failed, and said why. */
 
-const char *runtime_path(int ac, char **av);
-int register_options(spank_t sp);
-bool container_asked_for(spank_t sp);
+/* options.c */
+const char *runtime_path(void);
+int register_options(void);
+bool container_asked_for(void);
 bool anything_said(void);
-int add_options(struct request *request);
+void add_options(struct request *request);
 int check_sizes(void);
 int forward_variables(void);
 int forward_options(void);
-int take_variables(spank_t sp);
-int take_forwarded(spank_t sp);
+int take_variables(void);
+int take_forwarded(void);
 void free_options(void);
 
 /* ask.c */
-
 enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
+void begin_request(struct request *request, const char *verb, const char *context, const char *cwd);
+int begin_step_request(struct request *request, const char *verb);
 void add_environ(struct request *request, char *const *variables, bool ours_only);
-int begin(struct request *request, const char *verb, const char *context, int ac, char **av, const char *cwd);
-int begin_step(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd);
-const char *answer_get(const struct answer *answer, const char *wanted);
 int listen_to(const struct coprocess *process, struct answer *answer);
-int converse(const struct coprocess *process, const struct request *request, struct answer *answer);
-int ask(const struct coprocess *process, const struct request *request, struct answer *answer);
-int consult(struct coprocess *process, const char *verb, const struct request *request);
-int engage(struct coprocess *process, const char *verb, int64_t until);
+int converse(const struct coprocess *process, struct request *request, struct answer *answer);
+int ask(const struct coprocess *process, struct request *request, struct answer *answer);
+int start_as_user(struct coprocess *process, const char *verb, int64_t until);
+int consult(struct coprocess *process, const char *verb, struct request *request);
 
-/* directory.c: -1 with errno */
-
+/* directory.c; these two return -1 with errno */
 int make_directories(const char *path);
-int make_user_directory(const char *runtime_path, const struct credentials *user);
-int open_user_directory(const char *runtime_path, uid_t uid, struct statx *info);
+int open_user_directory(struct statx *info);
+int make_user_directory(void);
 
-/* submit.c, stepd.c, task.c, epilog.c: -1 where it has failed, and said why */
-
-int check(int ac, char **av, const char *context);
+/* submit.c, stepd.c, task.c, enter.c, epilog.c */
+int check(const char *context);
 int take_resolved(void);
-int init_step(spank_t sp, int ac, char **av);
-int finish(spank_t sp, int ac, char **av);
-int init_task(spank_t sp, int ac, char **av);
-int clean_up_job(spank_t sp, int ac, char **av);
+int prepare_step(void);
+int finish_step(void);
+int init_task(void);
+int enter(const struct answer *answer);
+int clean_up_job(void);
 
 #endif

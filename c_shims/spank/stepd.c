@@ -1,8 +1,6 @@
-/* In slurmstepd, as root: before the first task of a step and after the last one. */
+/* In slurmstepd, as root: before the first task of a step, and after the last one. */
 #define _GNU_SOURCE
 #include "plugin.h"
-
-#include "cgroup.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,90 +8,83 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include <slurm/slurm.h>
-
 /* How long root waits for what the user's processes do, in milliseconds: after a step was killed, less than Slurm's
  * patience; at a normal end without anything to save, before another process does it. */
 enum { KILLED_WAIT = 3000, END_WAIT = 10000 };
 
-static struct shared *make_shared(void)
+/* Memory for all tasks, and a file whose lock goes with a task that is killed while it has it. */
+static int make_shared(void)
 {
-	pthread_mutexattr_t attributes;
-	struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	if (shared == MAP_FAILED)
-		return NULL;
-	if ((errno = pthread_mutexattr_init(&attributes)))
-		return NULL;
-	/* Robust: a task that is killed while it holds the lock does not block the others. */
-	if (!(errno = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED)) &&
-	    !(errno = pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST)))
-		errno = pthread_mutex_init(&shared->lock, &attributes);
-	(void)pthread_mutexattr_destroy(&attributes);
-	return errno ? NULL : shared;
+	step.lock = make_memory("penroot-step", sizeof(*step.shared));
+	if (step.lock < 0)
+		return -1;
+	void *memory = mmap(NULL, sizeof(*step.shared), PROT_READ | PROT_WRITE, MAP_SHARED, step.lock, 0);
+	if (memory == MAP_FAILED)
+		return -1;
+	step.shared = memory;
+	/* Our end lives as long as slurmstepd and its children before exec: by its end the helper sees theirs. */
+	return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, step.control);
 }
 
-static int get_job(spank_t sp)
+static int get_job(void)
 {
 	gid_t *groups = NULL;
-	int count = 0;
 	spank_err_t rc;
 
-	if ((rc = spank_get_item(sp, S_JOB_UID, &step.job.uid)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_GID, &step.job.gid)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_ID, &step.job_id)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_STEPID, &step.step_id)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &step.local_tasks)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_JOB_TOTAL_TASK_COUNT, &step.total_tasks)) != ESPANK_SUCCESS)
+	if ((rc = get_item(S_JOB_UID, &step.job.uid)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_GID, &step.job.gid)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_SUPPLEMENTARY_GIDS, &groups, &step.job.group_count)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_ID, &step.job_id)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_STEPID, &step.step_id)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_LOCAL_TASK_COUNT, &step.local_tasks)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_JOB_TOTAL_TASK_COUNT, &step.total_tasks)) != ESPANK_SUCCESS)
 		return fail("cannot learn about the job: %s", spank_strerror(rc));
-	step.job.groups = calloc((size_t)count + 1, sizeof(gid_t));
+	step.job.groups = calloc((size_t)step.job.group_count + 1, sizeof(gid_t));
 	if (!step.job.groups)
 		return fail("out of memory");
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < step.job.group_count; i++)
 		step.job.groups[i] = groups[i];
-	step.job.group_count = count;
 	return 0;
 }
 
 /* Errors wait for the tasks: one here would make slurmd drain the node, or srun exit with 0. */
-int init_step(spank_t sp, int ac, char **av)
+int prepare_step(void)
 {
-	const char *directory = runtime_path(ac, av);
 	uint32_t step_id = 0;
+	char **variables;
 
-	if (spank_get_item(sp, S_JOB_STEPID, &step_id) == ESPANK_SUCCESS && step_id == SLURM_BATCH_SCRIPT &&
-	    take_forwarded(sp) < 0)
+	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS)
+		return fail("cannot get the environment of the job");
+	if (get_item(S_JOB_STEPID, &step_id) == ESPANK_SUCCESS && step_id == SLURM_BATCH_SCRIPT && take_forwarded() < 0)
 		return -1;
-	if (take_variables(sp) < 0)
+	if (take_variables() < 0)
 		return -1;
-	step.active = container_asked_for(sp);
+	step.active = container_asked_for();
 	if (!step.active)
 		return 0;
-	if (get_job(sp) < 0)
+	if (get_job() < 0)
 		return -1;
-	step.shared = make_shared();
-	/* Our end lives as long as slurmstepd and its children before exec: by its end the helper sees theirs. */
-	if (!step.shared || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, step.control) < 0)
+	if (make_shared() < 0)
 		return fail("cannot prepare the step: %s", strerror(errno));
-	if (make_user_directory(directory, &step.job) < 0 &&
+	if (make_user_directory() < 0 &&
 	    asprintf(&step.failure, "cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
-		     directory, (unsigned int)step.job.uid, strerror(errno)) < 0)
+		     runtime_path(), (unsigned int)step.job.uid, strerror(errno)) < 0)
 		return fail("out of memory");
 	return 0;
 }
 
 /* Let the helper finish. SILENT if it does not: with ESRCH if it was dead before. */
-static int finish_by_helper(const struct request *request, int64_t until)
+static int finish_by_helper(struct request *request, int64_t until)
 {
+	const struct identity *helper = &step.shared->helper;
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	errno = ESRCH;
-	if (!step.shared->helper.pid || coprocess_connect(&process, step.control[0], &step.shared->helper, until, true) < 0)
+	if (!helper->pid || coprocess_connect(&process, step.control[0], helper, until, true) < 0)
 		return SILENT;
 	/* It was the helper that said who it is. What is in the step's cgroups ends with the step. */
-	if (!cgroup_holds(step.shared->helper.pid, step.shared->cgroups, step.job.uid)) {
+	if (!cgroup_holds(helper->pid, step.shared->cgroups, step.job.uid)) {
 		errno = ESRCH;
 		return SILENT;
 	}
@@ -101,31 +92,29 @@ static int finish_by_helper(const struct request *request, int64_t until)
 	int why = errno;
 	/* Where slurmstepd still finds a process of the step, it sleeps for a second. */
 	process.until = in_milliseconds(rc == SILENT ? 0 : KILLED_WAIT);
-	if (coprocess_wait_end(&process) < 0)
+	if (coprocess_wait(&process) < 0)
 		slurm_info("pyxis: %s: the helper process has not ended, and was killed", node);
 	errno = why;
 	return rc;
 }
 
 /* What the end of the step is to be told; `failed`: there is nothing to save. */
-static int begin_finish(struct request *request, spank_t sp, int ac, char **av, bool failed)
+static int begin_finish(struct request *request, bool failed)
 {
-	if (begin_step(request, sp, "finish", ac, av, step.shared->cwd) < 0)
+	if (begin_step_request(request, "finish") < 0)
 		return -1;
-	request_add_number(request, "failed", failed);
-	request_add_number(request, "killed", step.killed);
-	if (request_finish(request) < 0)
-		return fail("cannot write a message: %s", strerror(errno));
+	request_add(request, "failed", "%d", failed);
+	request_add(request, "killed", "%d", step.killed);
 	return 0;
 }
 
 /* Where the helper does not, another process finishes, in the same cgroups: so it ends when Slurm ends the step. */
-static int finish_by_another(spank_t sp, int ac, char **av, bool failed, int64_t until)
+static int finish_by_another(bool failed, int64_t until)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (engage(&process, "finish", until) < 0)
+	if (start_as_user(&process, "finish", until) < 0)
 		return -1;
 	if (cgroup_move(process.pid, step.shared->cgroups) < 0 || !step.shared->ready) {
 		/* They go with the last process of a step that never began, and Slurm ends what is in them no more. */
@@ -133,14 +122,12 @@ static int finish_by_another(spank_t sp, int ac, char **av, bool failed, int64_t
 		if (until == FOREVER)
 			process.until = in_milliseconds(KILLED_WAIT);
 	}
-	if (begin_finish(&request, sp, ac, av, failed) < 0)
-		return -1;
-	return consult(&process, "end of the step", &request);
+	return begin_finish(&request, failed) < 0 ? -1 : consult(&process, "end of the step", &request);
 }
 
-/* The end of the step, in slurmstepd as root: what was started is finished as the user. A save at a normal end lasts as
- * long as it lasts, or until Slurm ends the step; after a kill there is no time for anything. */
-int finish(spank_t sp, int ac, char **av)
+/* The end of the step: what was started is finished as the user. A save at a normal end lasts as long as it lasts, or
+ * until Slurm ends the step; after a kill there is no time for anything. */
+int finish_step(void)
 {
 	cleanup(request_free) struct request request = { 0 };
 
@@ -150,7 +137,7 @@ int finish(spank_t sp, int ac, char **av)
 	int64_t until = in_milliseconds(step.killed ? KILLED_WAIT : END_WAIT);
 	bool failed = atomic_load(&step.shared->entered) < step.local_tasks;
 	bool saves = step.shared->saves && !failed && !step.killed;
-	if (begin_finish(&request, sp, ac, av, failed) < 0)
+	if (begin_finish(&request, failed) < 0)
 		return -1;
 	int rc = finish_by_helper(&request, saves ? FOREVER : until);
 	if (rc != SILENT)
@@ -163,5 +150,5 @@ int finish(spank_t sp, int ac, char **av)
 	/* Where there is no time left, the rest is the epilog's. */
 	if (step.killed && in_milliseconds(0) >= until)
 		return 0;
-	return finish_by_another(sp, ac, av, failed, step.killed ? until : FOREVER);
+	return finish_by_another(failed, step.killed ? until : FOREVER);
 }

@@ -5,11 +5,8 @@
 #include "plugin.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <slurm/slurm.h>
 
 static struct coprocess resolving = COPROCESS_NONE;
 
@@ -32,32 +29,26 @@ int take_resolved(void)
 	return 0;
 }
 
-int check(int ac, char **av, const char *context)
+int check(const char *context)
 {
 	static bool checked;
 	char cwd[PATH_MAX];
 	cleanup(request_free) struct request request = { 0 };
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	/* An srun in a container may have the plugin and no more of us. The nodes check it all again. */
 	if (access(PENROOT_PYTHON, X_OK) < 0 || access(PENROOT_LIB "/pyxis_py/helper.py", R_OK) < 0) {
 		slurm_debug("pyxis: nothing is checked here: " PENROOT_PYTHON " or " PENROOT_LIB ": %s", strerror(errno));
 		return 0;
 	}
-	if (!getcwd(cwd, sizeof(cwd)))
-		cwd[0] = '\0';
-	if (begin(&request, "check", context, ac, av, cwd) < 0)
-		return fail("out of memory");
+	begin_request(&request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");
 	/* It is of a step around this one; but Slurm comes here once for each component, and what the first has found
 	 * holds for all. */
 	if (!checked)
 		(void)unsetenv(RESOLVED);
 	checked = true;
 	add_environ(&request, environ, true);
-	if (request_finish(&request) < 0)
-		return fail("cannot write a message: %s", strerror(errno));
-	cleanup(answer_free) struct answer answer = { 0 };
-	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
-
 	if (coprocess_start(&process, "check", -1, NULL, false) < 0)
 		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
 	int rc = ask(&process, &request, &answer);
@@ -68,7 +59,6 @@ int check(int ac, char **av, const char *context)
 		return *later ? take_resolved() : 0;
 	}
 	close_fd(&process.socket);
-	if (coprocess_wait(&process) < 0)
-		return fail("waitpid: %s", strerror(errno));
+	(void)coprocess_wait(&process);
 	return rc;
 }

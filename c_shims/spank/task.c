@@ -2,59 +2,36 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
-#include "cgroup.h"
-#include "enter.h"
-
 #include <errno.h>
-#include <limits.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <slurm/slurm.h>
-
-static struct shared *lock(struct shared *shared)
-{
-	int rc = pthread_mutex_lock(&shared->lock);
-
-	if (rc == EOWNERDEAD) /* the task that started the helper was killed: the helper goes with it, we are next */
-		rc = pthread_mutex_consistent(&shared->lock);
-	errno = rc;
-	return rc ? NULL : shared;
-}
-
-static void unlock(struct shared **shared)
-{
-	if (*shared)
-		(void)pthread_mutex_unlock(&(*shared)->lock);
-}
-
-static int begin_task(struct request *request, spank_t sp, const char *verb, int ac, char **av, const char *cwd)
+static int begin_task_request(struct request *request, const char *verb)
 {
 	int local_id = 0, argc = 0;
 	char **argv = NULL;
 	uint32_t global_id = 0;
 	spank_err_t rc;
 
-	if ((rc = spank_get_item(sp, S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
-	    (rc = spank_get_item(sp, S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
+	if ((rc = get_item(S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
+	    (rc = get_item(S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
 		return fail("cannot learn about the task: %s", spank_strerror(rc));
-	if (begin_step(request, sp, verb, ac, av, cwd) < 0)
+	if (begin_step_request(request, verb) < 0)
 		return -1;
-	request_add_number(request, "taskid", (unsigned long)local_id);
-	request_add_number(request, "procid", global_id);
-	rc = spank_get_item(sp, S_JOB_ARGV, &argc, &argv);
+	request_add(request, "taskid", "%d", local_id);
+	request_add(request, "procid", "%u", global_id);
+	rc = get_item(S_JOB_ARGV, &argc, &argv);
 	if (rc == ESPANK_SUCCESS && argc > 0)
-		request_add(request, "command", argv[0]);
+		request_add(request, "command", "%s", argv[0]);
 	else if (step.step_id == SLURM_BATCH_SCRIPT)
 		return fail("cannot get the batch script: %s", spank_strerror(rc));
-	if (request_finish(request) < 0)
-		return fail("cannot write a message: %s", strerror(errno));
 	return 0;
 }
 
 /* The first task: start the helper and wait until the container is ready, which may take an import. */
-static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
+static int start_container(struct answer *answer)
 {
 	struct shared *shared = step.shared;
 	cleanup(request_free) struct request request = { 0 };
@@ -62,7 +39,7 @@ static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
 
 	if (!getcwd(shared->cwd, sizeof(shared->cwd)))
 		shared->cwd[0] = '\0';
-	if (begin_task(&request, sp, "step", ac, av, shared->cwd) < 0)
+	if (begin_task_request(&request, "step") < 0)
 		return -1;
 	if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
 		return fail("cannot read /proc/self/cgroup: %s", strerror(errno));
@@ -82,94 +59,74 @@ static int start_container(spank_t sp, int ac, char **av, struct answer *answer)
 }
 
 /* The others: the helper hands them what the first task has got. */
-static int find_container(spank_t sp, int ac, char **av, struct answer *answer)
+static int find_container(struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	if (!step.shared->helper.pid)
 		return 0;
-	if (begin_task(&request, sp, "join", ac, av, step.shared->cwd) < 0)
+	if (begin_task_request(&request, "join") < 0)
 		return -1;
 	if (coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER, false) < 0)
 		return fail("the helper process of the container is gone: %s", strerror(errno));
 	return ask(&process, &request, answer);
 }
 
-static int get_container(spank_t sp, int ac, char **av, struct answer *answer)
+/* Take or give back the lock of the step, fcntl(2): it belongs to this process alone. */
+static int lock(short type)
 {
-	{
-		cleanup(unlock) struct shared *shared = lock(step.shared);
-		if (!shared)
-			return fail("cannot lock the step: %s", strerror(errno));
-		if (shared->failed) {
-			for (char *line, *rest = shared->why; is_heard() && (line = strsep(&rest, "\n")) && *line;)
-				print_error(line);
-			return -1; /* else the task that failed has said why */
-		}
-		if (!shared->ready) {
-			step.starts = true;
-			shared->ready = start_container(sp, ac, av, answer) == 0;
-			step.starts = false;
-			shared->failed = !shared->ready;
-			return shared->ready ? 0 : -1;
-		}
+	struct flock all = { .l_type = type };
+
+	while (fcntl(step.lock, F_SETLKW, &all) < 0) {
+		if (errno != EINTR)
+			return -1;
 	}
-	return find_container(sp, ac, av, answer);
+	return 0;
 }
 
-static void free_string(char **string)
+static int get_container(struct answer *answer)
 {
-	free(*string);
+	struct shared *shared = step.shared;
+
+	if (lock(F_WRLCK) < 0)
+		return fail("cannot lock the step: %s", strerror(errno));
+	/* A task that was killed here has left it as it was: its helper goes with it, and we are next. */
+	step.starts = !shared->ready && !shared->failed;
+	if (step.starts) {
+		shared->ready = start_container(answer) == 0;
+		shared->failed = !shared->ready;
+	} else if (shared->failed) { /* mostly the task that failed has said why */
+		for (char *line, *rest = shared->why; is_heard() && (line = strsep(&rest, "\n")) && *line;)
+			print_error(line);
+	}
+	bool found = !step.starts && shared->ready;
+	step.starts = false;
+	(void)lock(F_UNLCK);
+	return shared->failed ? -1 : found ? find_container(answer) : 0;
 }
 
-static int change_environment(spank_t sp, const struct answer *answer)
+static int change_environment(const struct answer *answer)
 {
 	const char *key, *value;
 
 	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
 		spank_err_t rc = ESPANK_SUCCESS;
 		if (strcmp(key, "unset") == 0) {
-			rc = spank_unsetenv(sp, value);
+			rc = spank_unsetenv(step.spank, value);
 		} else if (strcmp(key, "set") == 0) {
-			cleanup(free_string) char *name = strdup(value);
-			if (!name)
-				return fail("out of memory");
-			char *equals = strchr(name, '=');
+			const char *equals = strchr(value, '=');
+			char *name = equals ? strndup(value, (size_t)(equals - value)) : NULL;
 			if (!equals)
 				return fail("the helper set %s to nothing", value);
-			*equals = '\0';
-			rc = spank_setenv(sp, name, equals + 1, 1);
+			if (!name)
+				return fail("out of memory");
+			rc = spank_setenv(step.spank, name, equals + 1, 1);
+			free(name);
 		}
 		if (rc != ESPANK_SUCCESS)
 			return fail("cannot %s %s: %s", key, value, spank_strerror(rc));
 	}
-	return 0;
-}
-
-static int enter_container(const struct answer *answer)
-{
-	int fds[NAMESPACE_COUNT];
-	size_t used = 0;
-	const char *key, *value;
-	char failed[PATH_MAX + 64];
-
-	for (int i = 0; i < NAMESPACE_COUNT; i++)
-		fds[i] = -1;
-	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
-		if (strcmp(key, "ns") != 0)
-			continue;
-		int kind = 0;
-		while (kind < NAMESPACE_COUNT && strcmp(namespace_names[kind], value) != 0)
-			kind++;
-		if (kind == NAMESPACE_COUNT || used == answer->fd_count)
-			return fail("the helper named a namespace that it did not send: %s", value);
-		fds[kind] = answer->fds[used++];
-	}
-	if (!step.shared->helper.pid) /* no container for this step */
-		return 0;
-	if (enter(fds, answer_get(answer, "workdir"), failed, sizeof(failed)) < 0)
-		return fail("%s: %s", failed, strerror(errno));
 	return 0;
 }
 
@@ -180,13 +137,13 @@ static void heed_cancel(void)
 	static const int numbers[] = { SIGTERM, SIGINT };
 	struct sigaction now;
 
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+	for (size_t i = 0; i < LENGTH(numbers); i++) {
 		if (sigaction(numbers[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
 			(void)signal(numbers[i], SIG_DFL);
 	}
 }
 
-int init_task(spank_t sp, int ac, char **av)
+int init_task(void)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
@@ -196,7 +153,10 @@ int init_task(spank_t sp, int ac, char **av)
 		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
 	if (step.failure)
 		return fail("%s", step.failure);
-	if (get_container(sp, ac, av, &answer) < 0 || change_environment(sp, &answer) < 0 || enter_container(&answer) < 0)
+	if (get_container(&answer) < 0 || change_environment(&answer) < 0)
+		return -1;
+	/* Else there is no container for this step. */
+	if (step.shared->helper.pid && enter(&answer) < 0)
 		return -1;
 	atomic_fetch_add(&step.shared->entered, 1);
 	return 0;

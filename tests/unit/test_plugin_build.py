@@ -77,7 +77,7 @@ def compile_driver(directory: str, output: str, python: str, library: str) -> No
     sources = cli.source_directory()
     subprocess.run(
         [
-            *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"),
+            *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"),
             *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
             f'-DPENROOT_PYTHON="{python}"',
             f'-DPENROOT_LIB="{library}"',
