@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class PenrootError(Exception):
     """A failure with a cause that the user can act on.
@@ -71,9 +75,10 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-def cause(error: BaseException) -> PenrootError | None:
-    """What is wrong with the image that this process has mounted, if that caused ``error``: squashfuse.why()."""
-    import sys
+# Set by who mounts an image: tells what is wrong with that, if it is what an error comes from.
+of_image: Callable[[BaseException], PenrootError | None] | None = None
 
-    squashfuse = sys.modules.get("enroot_py.squashfuse")
-    return squashfuse.why(error) if squashfuse else None
+
+def cause(error: BaseException) -> PenrootError | None:
+    """What is wrong with the image that this process has mounted, if that caused ``error``."""
+    return of_image(error) if of_image else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import linux, paths
+from enroot_py.base import errors, linux, paths
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.runtime import mounts, rootfs
 
@@ -37,6 +37,7 @@ class Server:
         """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us."""
         global _served
         self.image = _served = image
+        errors.of_image = why
         program = installed("squashfuse_ll", "squashfuse")
         if not program:
             raise ImageError(
