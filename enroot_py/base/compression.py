@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from isal import isal_zlib  # 2.5 times as fast as zlib
 
+from enroot_py.base import digests
 from enroot_py.base.errors import ImageError
 
 if TYPE_CHECKING:
@@ -236,10 +237,10 @@ class Decompressed:
             digest.update(data)
 
     def blob_digest(self) -> str:
-        return "sha256:" + self._blob_hash.hexdigest()
+        return digests.of_encoded(self._blob_hash.hexdigest())
 
     def diff_id(self) -> str:
-        return "sha256:" + self._tar_hash.hexdigest()
+        return digests.of_encoded(self._tar_hash.hexdigest())
 
     def _raw(self) -> bytes:
         data = self._stream.read(_CHUNK)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Protocol
 
+from enroot_py.base import digests
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.reference import MANIFEST_TYPES, architecture
 
@@ -43,10 +43,6 @@ class Manifest:
     data: bytes
     config: Descriptor
     layers: tuple[Descriptor, ...]
-
-
-def digest(data: bytes) -> str:
-    return "sha256:" + sha256(data).hexdigest()
 
 
 def parse(data: bytes, name: object) -> dict[str, Any]:
@@ -199,8 +195,7 @@ def manifest(digest: str, named: str, data: bytes, document: dict[str, Any], nam
 def descriptor(document: Any) -> Descriptor:
     """A content descriptor. Raises KeyError, TypeError, ValueError."""
     digest, size = document["digest"], document["size"]
-    value = digest.removeprefix("sha256:") if isinstance(digest, str) else ""
-    if len(value) != 64 or value.strip("0123456789abcdef"):
+    if not isinstance(digest, str) or not digests.is_digest(digest):
         raise ValueError(f"bad digest {str(digest)[:80]!r}")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63:
         raise ValueError("bad size")

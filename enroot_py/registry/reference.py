@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.base.digests import is_digest
 from enroot_py.base.errors import ImageReferenceError
 
 FILES = ("oci:", "oci-archive:", "docker-archive:")
@@ -42,12 +43,6 @@ def architecture(name: str | None = None) -> str:
     """The OCI name (GOARCH) of an architecture that is named as uname(2) or OCI do; default: this machine's."""
     name = name or os.uname().machine
     return _ARCHITECTURES.get(name, name)
-
-
-def is_digest(text: str) -> bool:
-    """Whether a text is ``sha256:`` and 64 hex digits."""
-    algorithm, _, value = text.partition(":")
-    return algorithm == "sha256" and len(value) == 64 and not value.strip("0123456789abcdef")
 
 
 class Reference:
@@ -168,8 +163,7 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     at = rest.rfind("@")
     if at >= 0 and rest[at + 1 :].startswith(("sha256:", "sha512:")):
         rest, digest = rest[:at], rest[at + 1 :]
-        algorithm, _, value = digest.partition(":")
-        if algorithm != "sha256" or len(value) != 64 or not _HEX.issuperset(value):
+        if not is_digest(digest):
             raise ImageReferenceError(f"{text}: bad digest {digest!r}", hint="write sha256: and 64 hex digits")
     user, at_sign, rest = rest.rpartition("@")
     if ":" in user:

@@ -23,13 +23,13 @@ import urllib3
 from urllib3 import exceptions
 
 from enroot_py import __version__
-from enroot_py.base import log
+from enroot_py.base import digests, log
 from enroot_py.base.errors import ConfigError, ImageError, RefusedError, RegistryError, Unreachable
 from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, connections, credentials, manifests, site
 from enroot_py.registry.addresses import Address
 from enroot_py.registry.manifests import Descriptor, Manifest
-from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, Reference, is_digest
+from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, Reference
 
 _ACCEPT = ", ".join(MANIFEST_TYPES)
 _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
@@ -90,16 +90,16 @@ class Registry:
         except RegistryError as e:
             log.debug(f"{e}; asking with GET, for some refuse HEAD alone")
             data = self._small(self._manifest_path(), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
-            return manifests.digest(data)
+            return digests.of(data)
         _discard(response)
         said = str(response.headers.get("Docker-Content-Digest") or "")
-        return said if is_digest(said) else ""
+        return said if digests.is_digest(said) else ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
         """The image manifest for an architecture (default: this machine's), its digests checked."""
         path = self._manifest_path()
         data = self._small(path, _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
-        digest = manifests.digest(data)
+        digest = digests.of(data)
         if self._reference.digest and digest != self._reference.digest:
             raise ImageError(
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
@@ -110,8 +110,8 @@ class Registry:
     def named(self, digest: str) -> bytes:
         """A manifest or index by its digest, which is checked."""
         data = self._small(self._manifest_path(digest), _MAX_MANIFEST, {"Accept": _ACCEPT}, "a manifest")
-        if manifests.digest(data) != digest:
-            raise ImageError(f"{self._reference}: the manifest {digest} has the digest {manifests.digest(data)}")
+        if digests.of(data) != digest:
+            raise ImageError(f"{self._reference}: the manifest {digest} has the digest {digests.of(data)}")
         return data
 
     def config(self, manifest: Manifest) -> bytes:
@@ -120,10 +120,8 @@ class Registry:
         if descriptor.size > _MAX_CONFIG:
             raise ImageError(f"{self._reference}: a config of {descriptor.size} bytes")
         data = self._small(self._blob_path(descriptor), descriptor.size, {}, f"the config {descriptor.digest}")
-        if manifests.digest(data) != descriptor.digest:
-            raise ImageError(
-                f"{self._reference}: the config {descriptor.digest} has the digest {manifests.digest(data)}"
-            )
+        if digests.of(data) != descriptor.digest:
+            raise ImageError(f"{self._reference}: the config {descriptor.digest} has the digest {digests.of(data)}")
         return data
 
     def blob(self, descriptor: Descriptor) -> Blob:

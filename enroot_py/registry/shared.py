@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 
-from enroot_py.base import linux, log, trusted
+from enroot_py.base import digests, linux, log, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.manifests import Descriptor
 from enroot_py.registry.sources import Blob, Source
@@ -98,7 +98,7 @@ class Shared:
             os.close(self._fds.pop())
 
     def _blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | None:
-        name = descriptor.digest.partition(":")[2]
+        name = digests.encoded(descriptor.digest)
         file = f"{self.path}/sha256/{name}"
         waited = False
         while True:

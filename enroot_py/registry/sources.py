@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from enroot_py.base import linux, log, run
+from enroot_py.base import digests, linux, log, run
 from enroot_py.base.errors import ImageError, RegistryError
 from enroot_py.config.settings import Settings
 from enroot_py.registry import manifests
@@ -335,16 +335,13 @@ class Layout:
 
     def named(self, digest: str) -> bytes:
         data = _document(self._files, _blob_name(digest))
-        if manifests.digest(data) != digest:
-            raise ImageError(f"{self._reference}: the blob {digest} has the digest {manifests.digest(data)}")
+        if digests.of(data) != digest:
+            raise ImageError(f"{self._reference}: the blob {digest} has the digest {digests.of(data)}")
         return data
 
 
 def _blob_name(digest: str) -> str:
-    algorithm, _, value = digest.partition(":")
-    if algorithm != "sha256" or len(value) != 64 or value.strip("0123456789abcdef"):
-        raise ImageError(f"{digest!r} is not a sha256 digest")
-    return f"blobs/sha256/{value}"
+    return f"blobs/sha256/{digests.encoded(digest)}"
 
 
 class DockerArchive:
@@ -384,11 +381,11 @@ class DockerArchive:
             raise ImageError(f"{self._reference}: not written by docker save: {e!r}") from e
         document = {
             "schemaVersion": 2,
-            "config": {"digest": manifests.digest(self._config), "size": len(self._config)},
+            "config": {"digest": digests.of(self._config), "size": len(self._config)},
             "layers": layers,
         }
         data = json.dumps(document, sort_keys=True).encode()
-        digest = manifests.digest(data)
+        digest = digests.of(data)
         return manifests.manifest(digest, digest, data, document, self._reference)
 
     def _choose(self, entries: Any) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import time
 
 from enroot_py import __version__
 from enroot_py.base import errors, log
+from enroot_py.base.digests import is_digest
 from enroot_py.registry import site
-from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, is_digest, is_local
+from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, is_local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -261,7 +261,7 @@ def _open(source: Source, reference: AnyImage, blob: Descriptor, settings: Setti
 
 def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> bytes:
     """The image config, from its source or from what nodes share."""
-    from enroot_py.registry import manifests
+    from enroot_py.base import digests
     from enroot_py.registry.shared import Found, Kept
 
     if not settings.shared_blobs or isinstance(reference, LocalImage):
@@ -271,14 +271,12 @@ def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settin
             if manifest.config.size > _MAX_CONFIG:
                 raise ImageError(f"{reference}: a config of {manifest.config.size} bytes")
             data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))  # noqa: B023 - used up at once
-            if manifests.digest(data) == manifest.config.digest:
+            if digests.of(data) == manifest.config.digest:
                 if isinstance(stream, Kept):
                     stream.publish()
                 return data
             if not isinstance(stream, Found):
-                raise ImageError(
-                    f"{reference}: the config {manifest.config.digest} has the digest {manifests.digest(data)}"
-                )
+                raise ImageError(f"{reference}: the config {manifest.config.digest} has the digest {digests.of(data)}")
             log.warn(f"the shared {stream.path} is damaged: fetching it again")
             if not stream.reject():
                 return source.config(manifest)
@@ -655,10 +653,10 @@ def _text(directory: str, path: str) -> str:
 def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> dict[str, Any]:
     import json
 
-    from enroot_py.registry import manifests
+    from enroot_py.base import digests
 
     document, said = json.loads(manifest), json.loads(config)
-    digest = manifests.digest(manifest)
+    digest = digests.of(manifest)
     layers = [
         {"digest": layer["digest"], "size": layer["size"], "diff_id": diff_id, "mediaType": layer.get("mediaType")}
         for layer, diff_id in zip(document["layers"], said["rootfs"]["diff_ids"], strict=True)

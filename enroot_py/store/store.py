@@ -33,9 +33,9 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import linux, trusted
+from enroot_py.base import digests, linux, trusted
 from enroot_py.base.errors import ImageError
-from enroot_py.registry.reference import architecture, is_digest
+from enroot_py.registry.reference import architecture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Store:
 
     def layer_path(self, diff_id: str) -> str | None:
         """The directory of a layer, or None where it is not stored."""
-        path = f"{self.root}/layers/{_hex(diff_id)}"
+        path = f"{self.root}/layers/{digests.encoded(diff_id)}"
         return path if _is_whole(path) else None
 
     def image(self, digest: str) -> Image | None:
@@ -222,7 +222,7 @@ class Store:
 
         Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
         """
-        path = f"{self.root}/images/{_hex(digest)}"
+        path = f"{self.root}/images/{digests.encoded(digest)}"
         if not is_usable(path):
             return None
         try:
@@ -336,11 +336,11 @@ class Store:
 
     def build(self, kind: str, digest: str) -> Build:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
-        return Build(self.root, kind, _hex(digest))
+        return Build(self.root, kind, digests.encoded(digest))
 
     def settle(self, digest: str) -> None:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
-        path = f"{self.root}/images/{_hex(digest)}"
+        path = f"{self.root}/images/{digests.encoded(digest)}"
         try:
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -487,7 +487,7 @@ def _is_lower(line: str) -> bool:
     """Whether a line is ``layers/NAME/fs`` or ``images/NAME/head/fs``."""
     kind, _, rest = line.partition("/")
     name, _, tree = rest.partition("/")
-    return (kind, tree) in (("layers", "fs"), ("images", "head/fs")) and is_digest("sha256:" + name)
+    return (kind, tree) in (("layers", "fs"), ("images", "head/fs")) and digests.is_digest(digests.of_encoded(name))
 
 
 def _is_whole(path: str) -> bool:
@@ -589,13 +589,6 @@ def _empty(path: str) -> None:
             os.unlink(entry.path)
 
 
-def _hex(digest: str) -> str:
-    """The file name of a digest. Raises ImageError for what is none: digests come from the network."""
-    if not is_digest(digest):
-        raise ImageError(f"{digest!r} is not a sha256 digest")
-    return digest.partition(":")[2]
-
-
 def _read_name(path: str) -> Name | None:
     """What a file of refs says; None where it is missing or says nothing, as after a crash."""
     try:
@@ -603,7 +596,7 @@ def _read_name(path: str) -> Name | None:
             lines = os.fsdecode(f.read()).split("\n")
     except FileNotFoundError:
         return None
-    return Name(*lines[:4]) if is_digest(lines[0]) else None
+    return Name(*lines[:4]) if digests.is_digest(lines[0]) else None
 
 
 def _refused(root: str, error: OSError, *, create: bool) -> ImageError:

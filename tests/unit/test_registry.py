@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from enroot_py.base import digests
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.registry import manifests, repository
 from enroot_py.registry.reference import Reference, parse
@@ -119,8 +120,8 @@ class Shelf:
 
     def put(self, document: object) -> str:
         data = json.dumps(document).encode()
-        self.kept[manifests.digest(data)] = data
-        return manifests.digest(data)
+        self.kept[digests.of(data)] = data
+        return digests.of(data)
 
     def image(self, **config: object) -> str:
         return self.put({"schemaVersion": 2, "config": {**CONFIG, "digest": self.put(config)}, "layers": []})

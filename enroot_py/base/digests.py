@@ -1,0 +1,35 @@
+"""Digests of content: ``sha256:`` and 64 hex digits.
+
+Source: OCI image specification, "Digests", which calls the hex digits the encoded part. Other algorithms are
+optional there, and no registry is known to use one. On the start path.
+"""
+
+from __future__ import annotations
+
+from enroot_py.base.errors import ImageError
+
+_ALGORITHM = "sha256:"
+
+
+def is_digest(text: str) -> bool:
+    encoded = text.removeprefix(_ALGORITHM)
+    return encoded != text and len(encoded) == 64 and not encoded.strip("0123456789abcdef")
+
+
+def encoded(digest: str) -> str:
+    """The hex digits, which make a safe file name. Raises ImageError for what is no digest: they come from networks."""
+    if not is_digest(digest):
+        raise ImageError(f"{digest!r} is not a sha256 digest")
+    return digest.removeprefix(_ALGORITHM)
+
+
+def of_encoded(encoded: str) -> str:
+    """The digest whose hex digits are given."""
+    return _ALGORITHM + encoded
+
+
+def of(data: bytes) -> str:
+    """The digest of ``data``."""
+    from hashlib import sha256
+
+    return of_encoded(sha256(data).hexdigest())
