@@ -8,7 +8,7 @@ TOOLS  := unshare mount switchroot aufs2ovlfs mksquashovlfs
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm attack lint differential bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm attack lint repeat differential bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -29,6 +29,9 @@ lint: $(VENV)/done ## ruff, mypy, shellcheck
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	shellcheck $$(git ls-files '*.sh'; git ls-files | xargs awk 'FNR == 1 && /^#!.*[\/ ](ba)?sh( |$$)/ { print FILENAME } { nextfile }')
+
+repeat: $(VENV)/done ## TIMES=3 runs of TESTS=tests (all): which depend on luck
+	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
 
 differential: $(VENV)/done ## each line of tests/parity/lines with ours and with ENROOT=/usr/bin/enroot
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.parity.differential $(ENROOT:%=--enroot %)
