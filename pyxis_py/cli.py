@@ -14,7 +14,8 @@ from enroot_py import __version__
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import find, run
-from pyxis_py import options, settings
+from pyxis_py import settings
+from pyxis_py.header import c_header
 from pyxis_py.settings import PLUGIN
 
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
@@ -84,7 +85,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
     compiler = find(os.environ.get("CC") or "cc", package="gcc")
     with tempfile.TemporaryDirectory(prefix=".spank-", dir=directory) as work:
         with open(f"{work}/options.h", "w") as header:
-            header.write(options.c_header())
+            header.write(c_header())
         run(
             [
                 compiler,

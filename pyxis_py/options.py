@@ -1,8 +1,7 @@
 """The container options of srun, sbatch and salloc: one table, from which everything else is derived.
 
-Parsed into a frozen Request at submit and again in every step. The C array
-of the SPANK plugin is generated from the table when the plugin is built:
-``python3 -m pyxis_py.options``. On the step path: no typing, no re.
+Parsed into a frozen Request at submit and again in every step. header.py
+makes the SPANK plugin's table of it. On the step path: no typing, no re.
 """
 
 from __future__ import annotations
@@ -481,48 +480,3 @@ def ignored(request: Request) -> list[str]:
         return []
     missing = "neither --container-image nor --container-name is given"
     return [f"ignoring {origin}: {missing}" for origin in request.origins.values()]
-
-
-def c_header() -> str:
-    """options.h of the SPANK plugin: the table as Slurm wants it, ``val`` being the row's index."""
-    from pyxis_py.settings import SETTINGS
-
-    rows = ""
-    for i, o in enumerate(OPTIONS):
-        texts = ", ".join(map(_c_string, (o.name, o.arginfo, f"[pyxis] {o.usage}")))
-        rows += f"\t{{{texts}, {int(o.parse is not None)}, {i}, option_given}},\n"
-    variables = "".join(f"\t{_c_string(o.variable)},\n" for o in OPTIONS)
-    selects = ", ".join(str(int(o.selects)) for o in OPTIONS)
-    return f"""\
-/* Generated from OPTIONS of pyxis_py/options.py when the plugin is built: do not edit, do not commit. */
-#ifndef PENROOT_OPTIONS_H
-#define PENROOT_OPTIONS_H
-
-#define OPTION_COUNT {len(OPTIONS)}
-#define DEFAULT_RUNTIME_PATH {_c_string(SETTINGS["runtime_path"].default)}
-
-static int option_given(int val, const char *optarg, int remote);
-
-static struct spank_option option_table[] = {{
-{rows}\tSPANK_OPTIONS_TABLE_END
-}};
-
-/* The variable that stands in for each option, or NULL. */
-static const char *const option_variables[OPTION_COUNT] = {{
-{variables}}};
-
-/* Which options ask for a container at all. */
-static const bool option_selects[OPTION_COUNT] = {{ {selects} }};
-
-#endif
-"""
-
-
-def _c_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if text else "NULL"
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(c_header())

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyxis_py import cli, options
+from pyxis_py import cli
+from pyxis_py.header import c_header
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, end, expect, refused, sbatch, sh, srun
 
@@ -21,7 +22,7 @@ HELPER = "[p]yxis_py.helper"
 def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
     library = f"{os.environ.get('PENROOT_PREFIX', '/opt/penroot')}/lib/penroot"
     plugin = f"{library}/sanitized-{os.getpid()}.so"
-    (tmp_path / "options.h").write_text(options.c_header())
+    (tmp_path / "options.h").write_text(c_header())
     sources = cli.source_directory()
     includes = (tmp_path, sources, os.path.dirname(sources), cli.find_slurm(None))
     defines = ('-DPENROOT_PYTHON="/usr/bin/python3"', f'-DPENROOT_LIB="{library}"')

@@ -10,6 +10,7 @@ import pytest
 
 from enroot_py.base.errors import UsageError
 from pyxis_py import options
+from pyxis_py.header import c_header
 from pyxis_py.options import OPTIONS, MountEntry, ignored, parse
 
 BIND = ("x-create=auto", "rbind")
@@ -228,7 +229,7 @@ def test_examples_in_hints_are_valid() -> None:
 
 
 def test_c_header_has_every_option_at_its_index() -> None:
-    lines = [line for line in options.c_header().splitlines() if line.startswith('\t{"')]
+    lines = [line for line in c_header().splitlines() if line.startswith('\t{"')]
     assert len(lines) == len(OPTIONS)
     for index, (line, option) in enumerate(zip(lines, OPTIONS, strict=True)):
         assert line.startswith(f'\t{{"{option.name}", ')

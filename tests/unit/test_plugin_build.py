@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
-from pyxis_py import cli, options
+from pyxis_py import cli
+from pyxis_py.header import c_header
 from tests.waiting import until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -68,7 +69,7 @@ def built() -> Iterator[str]:
         shutil.copy(f"{HERE}/spank_peer.py", f"{directory}/lib/pyxis_py/helper.py")
         open(f"{directory}/lib/pyxis_py/__init__.py", "w").close()
         with open(f"{directory}/options.h", "w") as header:
-            header.write(options.c_header())
+            header.write(c_header())
         compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib")
         yield directory
 
