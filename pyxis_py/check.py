@@ -157,7 +157,7 @@ def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Fin
             )
 
 
-def _slurm(slurm: Mapping[str, str], plugin: settings.Settings) -> Iterator[Finding]:
+def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterator[Finding]:
     tracking = slurm.get("ProctrackType")
     if tracking == "proctrack/cgroup":
         yield Finding("ok", f"ProctrackType={tracking}")

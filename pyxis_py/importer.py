@@ -15,10 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyxis_py.settings import Settings
+    from pyxis_py.settings import PluginSettings
 
 
-def get(plugin: Settings, host: Mapping[str, str], uri: str) -> str:
+def get(plugin: PluginSettings, host: Mapping[str, str], uri: str) -> str:
     """The squashfs file of an image. Raises ImageError."""
     command = [plugin.importer, "get", uri]
     try:
@@ -32,7 +32,7 @@ def get(plugin: Settings, host: Mapping[str, str], uri: str) -> str:
     return lines[0]
 
 
-def release(plugin: Settings, host: Mapping[str, str]) -> None:
+def release(plugin: PluginSettings, host: Mapping[str, str]) -> None:
     """The file is not needed any more. That a release fails is for the administrator, not for the job."""
     try:
         run.run([plugin.importer, "release"], error=ImageError, environ=_environ(host))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PLUGIN = "spank_pyxis.so"
 
 
-class Setting:
+class PluginSetting:
     """One row: name, default as it would be written, meaning, and the values that it may have."""
 
     __slots__ = ("name", "default", "doc", "kind")
@@ -42,19 +42,19 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("runtime_path", "/run/pyxis", "where each user has a directory for running steps", kind="path"),
-        Setting("execute_entrypoint", "0", "run entrypoints unless --no-container-entrypoint"),
-        Setting("container_scope", "global", "whether named containers outlive the job", kind="job|global"),
-        Setting("sbatch_support", "1", "let sbatch and salloc have the container options"),
-        Setting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
-        Setting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
-        Setting("importer", "", "program that imports images instead of penroot", kind="path"),
-        Setting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
+        PluginSetting("runtime_path", "/run/pyxis", "where each user has a directory for running steps", kind="path"),
+        PluginSetting("execute_entrypoint", "0", "run entrypoints unless --no-container-entrypoint"),
+        PluginSetting("container_scope", "global", "whether named containers outlive the job", kind="job|global"),
+        PluginSetting("sbatch_support", "1", "let sbatch and salloc have the container options"),
+        PluginSetting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
+        PluginSetting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
+        PluginSetting("importer", "", "program that imports images instead of penroot", kind="path"),
+        PluginSetting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
     )
 }
 
 
-class Settings:
+class PluginSettings:
     """The plugin's arguments, read-only once loaded."""
 
     __slots__ = tuple(SETTINGS)
@@ -73,10 +73,10 @@ class Settings:
             object.__setattr__(self, name, values[name])
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"Settings are read-only: {name}")
+        raise AttributeError(f"PluginSettings are read-only: {name}")
 
 
-def load(arguments: Iterable[str]) -> Settings:
+def load(arguments: Iterable[str]) -> PluginSettings:
     """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.
@@ -91,4 +91,4 @@ def load(arguments: Iterable[str]) -> Settings:
             values[name] = setting.parse(text)
         except ValueError as e:
             raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
-    return Settings(values)
+    return PluginSettings(values)

@@ -16,7 +16,7 @@ from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option
 from pyxis_py.settings import SETTINGS as ARGUMENTS
-from pyxis_py.settings import Setting as Argument
+from pyxis_py.settings import PluginSetting
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
@@ -76,7 +76,7 @@ def test_every_option_of_a_step_is_explained(option: Option) -> None:
 
 
 @pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
-def test_every_argument_of_the_plugin_is_explained(setting: Argument) -> None:
+def test_every_argument_of_the_plugin_is_explained(setting: PluginSetting) -> None:
     page = plain("pyxis-py.1")
     assert f"{setting.name}={setting.default}\n" in page
     assert setting.doc in page
