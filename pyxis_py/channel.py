@@ -1,0 +1,139 @@
+"""Messages between the plugin, helpers and tasks: the protocol in c_shims/spank/README.md."""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import select
+import sys
+
+from pyxis_py.job import Job
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from enroot_py.base.errors import PenrootError
+
+# What the plugin gives a helper: what asks it first, and what tasks and slurmstepd come by.
+SOCKET, CONTROL = 3, 4
+_LIMIT = 64 << 20  # bytes in one message
+_FDS = 8
+
+
+class Channel:
+    """Messages of key and value pairs over a stream socket."""
+
+    def __init__(self, socket: _socket.socket) -> None:
+        self.socket = socket
+
+    def receive(self) -> list[tuple[str, str]]:
+        """One message. Raises EOFError where the peer is gone."""
+        return self._message(b"")
+
+    def receive_with_fds(self, sender: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+        """One message and the descriptors that came with its first byte.
+
+        A message of another process than ``sender``, if that is given, raises PermissionError. The kernel names the
+        process where the socket has SO_PASSCRED, unix(7). Raises EOFError, OSError.
+        """
+        room = _socket.CMSG_SPACE(_FDS * 4) + _socket.CMSG_SPACE(12)
+        first, controls, _, _ = self.socket.recvmsg(1, room, _socket.MSG_CMSG_CLOEXEC)
+        data = {kind: content for level, kind, content in controls if level == _socket.SOL_SOCKET}
+        fds = numbers(data.get(_socket.SCM_RIGHTS, b""))
+        if not first:
+            raise EOFError("the peer is gone")
+        if sender and numbers(data.get(_socket.SCM_CREDENTIALS, b""))[:1] != [sender]:
+            for fd in fds:
+                os.close(fd)
+            raise PermissionError(errno.EPERM, "another process has answered")
+        return self._message(first), fds
+
+    def _message(self, begun: bytes) -> list[tuple[str, str]]:
+        size = int.from_bytes(begun + self._exactly(4 - len(begun)), "little")
+        if size > _LIMIT:
+            raise EOFError(f"message of {size} bytes")
+        return _pairs(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self.socket.recv(min(size, 1 << 20))
+            if not part:
+                raise EOFError("the peer is gone")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def send(self, pairs: Iterable[tuple[str, str]], fds: tuple[int, ...] = ()) -> None:
+        """Send one message, with file descriptors as SCM_RIGHTS, unix(7). Raises OSError."""
+        data, sent = _framed(pairs), 0
+        while sent < len(data):
+            sent += self._send(data[sent:], fds if not sent else ())
+
+    def _send(self, data: bytes | memoryview, fds: tuple[int, ...]) -> int:
+        if not fds:
+            return self.socket.send(data)
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        return self.socket.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+
+    def log(self, level: str, text: str) -> None:
+        names = {"INFO": "info", "WARN": "warn", "ERROR": "error", "HINT": "error", "TELL": "tell"}
+        if level in names:
+            self.send((("log", text), ("level", names[level])))
+
+    def fail(self, error: PenrootError) -> None:
+        lines = [("error", line) for line in str(error).split("\n")]
+        self.send([*lines, *((("hint", error.hint),) if error.hint else ())])
+
+
+class Client(Channel):
+    """A task or step that asks something. It is read and answered without waiting, so it holds up nobody else."""
+
+    def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
+        """``of_step``: a task of the step itself, or slurmstepd. All others are other steps, which may attach."""
+        super().__init__(socket)
+        socket.setblocking(False)
+        self.of_step = of_step
+        self.events = select.POLLIN
+        self._in = bytearray()
+        self._out = memoryview(b"")
+        self._fds: tuple[int, ...] = ()
+
+    def request(self) -> Job | None:
+        """The request, or None while a part of it is missing. Raises EOFError, ValueError, KeyError, OSError."""
+        part = self.socket.recv(1 << 20)
+        if not part:
+            raise EOFError("the peer is gone")
+        self._in += part
+        size = int.from_bytes(self._in[:4], "little")
+        if size > (_LIMIT if self.of_step else 4096):
+            raise ValueError(f"message of {size} bytes")
+        if len(self._in) < 4 + size or len(self._in) < 4:
+            return None
+        return Job(_pairs(bytes(self._in[4 : 4 + size])))
+
+    def send(self, pairs: Iterable[tuple[str, str]], fds: tuple[int, ...] = ()) -> None:
+        """Keep the one answer, for ``flush``."""
+        self._out, self._fds, self.events = memoryview(_framed(pairs)), fds, select.POLLOUT
+
+    def flush(self) -> bool:
+        """Send what there is room for. Returns whether that was all. Raises OSError."""
+        self._out = self._out[self._send(self._out, self._fds) :]
+        self._fds = ()
+        return not self._out
+
+
+def numbers(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
+
+
+def _framed(pairs: Iterable[tuple[str, str]]) -> bytes:
+    payload = os.fsencode("".join(f"{key}\0{value}\0" for key, value in pairs))
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def _pairs(payload: bytes) -> list[tuple[str, str]]:
+    words = os.fsdecode(payload).split("\0")[:-1]
+    return list(zip(words[::2], words[1::2], strict=True))
