@@ -1,7 +1,6 @@
 """The files that make a root filesystem an enroot image, made from an OCI image config.
 
-/etc/rc, /etc/rc.local, /etc/fstab and /etc/environment travel inside images; ``exec`` and
-``environ`` lie beside a stored image and say the same without a shell. Sources:
+/etc/rc, /etc/rc.local, /etc/fstab and /etc/environment travel inside images. Sources:
 enroot(1), image format; OCI image specification, "Image Configuration".
 
 A value in /etc/environment stands as it is, with newlines made spaces. Where that, or what
@@ -124,47 +123,6 @@ def quote(word: str) -> str:
 
 def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def pack(strings: Iterable[str]) -> bytes:
-    """Each string with a NUL after it. Raises ValueError for a string that holds one."""
-    out = []
-    for text in strings:
-        data = text.encode("utf-8", "surrogateescape")
-        if b"\0" in data:
-            raise ValueError(f"{text!r} holds a NUL")
-        out.append(data + b"\0")
-    return b"".join(out)
-
-
-def unpack(data: bytes) -> list[str]:
-    """The strings that pack() packed."""
-    return data.decode("utf-8", "surrogateescape").split("\0")[:-1]
-
-
-def pack_exec(run: Exec) -> bytes:
-    """The file ``exec``: working directory, number of entrypoint words, those words, the command's words."""
-    return pack([run.workdir, str(len(run.entrypoint)), *run.entrypoint, *run.command])
-
-
-def unpack_exec(data: bytes) -> Exec:
-    from enroot_py.runtime.rc import Exec
-
-    workdir, count, *words = unpack(data)
-    return Exec(workdir, tuple(words[: int(count)]), tuple(words[int(count) :]))
-
-
-def pack_environ(variables: Mapping[str, str]) -> bytes:
-    """The file ``environ``: ``KEY=VALUE`` records, as in environ(7)."""
-    return pack(f"{key}={value}" for key, value in variables.items())
-
-
-def unpack_environ(data: bytes) -> dict[str, str]:
-    variables = {}
-    for record in unpack(data):
-        key, _, value = record.partition("=")
-        variables[key] = value
-    return variables
 
 
 def variables(env: Sequence[str]) -> dict[str, str]:

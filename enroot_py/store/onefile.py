@@ -60,7 +60,7 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
         raise ImageError(str(e), hint=e.hint.replace("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH")) from e
     try:
         squashfs.write(image.lowerdirs, f"{path}/{SQUASHFS}", inner)
-        for record in ("manifest", "config", "exec", "environ"):
+        for record in ("manifest", "config"):
             shutil.copyfile(f"{image.path}/{record}", f"{path}/{record}")
         with open(f"{path}/sum", "w") as f:
             f.write(squashfs.checksum(f"{path}/{SQUASHFS}"))

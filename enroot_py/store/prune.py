@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from enroot_py.base import filesystems, log
+from enroot_py.base import filesystems, log, trees
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
@@ -357,7 +357,7 @@ class _Locks:
         os.close(self._store_lock)
         try:
             for path in self._trash:
-                self._store.discard(path)
+                trees.remove(path)
         finally:
             for fd in self._held:
                 os.close(fd)

@@ -369,14 +369,18 @@ def _diff_ids(document: dict[str, Any], manifest: Manifest, reference: AnyImage)
 
 
 def _words(value: object, what: str) -> tuple[str, ...]:
-    """A list of strings of an image config; None is an empty one, a string one word."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+    """A list of strings of an image config; None is an empty one, a string one word. Raises ImageError, ValueError."""
+    words = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ImageError(f"{what} in the image config is not a list of strings")
-    return tuple(value)
+    for word in words:
+        _refuse_nul(word)
+    return tuple(words)
+
+
+def _refuse_nul(text: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"{text!r} holds a NUL")
 
 
 def _stack(store: Store, reference: AnyImage, diff_ids: Sequence[str]) -> tuple[Sequence[str], Sequence[layers.Index]]:
@@ -428,13 +432,13 @@ def _compose(
     try:
         entrypoint, command = _words(said.get("Entrypoint"), "Entrypoint"), _words(said.get("Cmd"), "Cmd")
         workdir = "/" + str(said.get("WorkingDir") or "").strip("/")
+        _refuse_nul(workdir)
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
         if workdir.count("/") > layers.MAX_DEPTH:
             raise ImageError(f"{reference}: a WorkingDir of more than {layers.MAX_DEPTH} directories")
         run = Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
         variables = imagefiles.variables(_words(said.get("Env"), "Env"))
-        records = {"exec": imagefiles.pack_exec(run), "environ": imagefiles.pack_environ(variables)}
         rc = imagefiles.rc(reference.uri(), {str(k): str(v) for k, v in labels.items()}, run).encode()
         files = {
             "rc": rc,
@@ -447,9 +451,9 @@ def _compose(
 
     try:
         _head(path + "/head", lowerdirs, indexes, workdir, files, _created(document))
-        records["manifest"], records["config"] = manifest.data, config
         head = os.path.relpath(f"{store.root}/images/{manifest.digest.partition(':')[2]}", store.root) + "/head/fs"
-        records["stack"] = "".join(f"{line}\n" for line in (head, *stack)).encode()
+        lines = "".join(f"{line}\n" for line in (head, *stack))
+        records = {"manifest": manifest.data, "config": config, "stack": lines.encode()}
         for name, data in records.items():
             with open(f"{path}/{name}", "wb") as f:
                 f.write(data)

@@ -2,7 +2,7 @@
 
 Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
 fs/squashfs/squashfs_fs.h for the superblock; mksquashfs(1), unsquashfs(1). On the start
-path only check() and is_squashfs() are used: no import here but os and errno.
+path only check() is used: no import here but os and errno.
 """
 
 from __future__ import annotations
@@ -28,12 +28,6 @@ _QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 ea
 # What unsquashfs says of an image that is not what it was.
 _DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
-
-
-def is_squashfs(path: str) -> bool:
-    """Whether a file begins as squashfs does. Raises OSError."""
-    with open(path, "rb", buffering=0, opener=_open_at_once) as f:
-        return f.read(4) == _MAGIC
 
 
 def check(path: str) -> None:

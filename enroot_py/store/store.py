@@ -8,7 +8,6 @@ Beneath its root, which only its owner can enter::
     images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack, where files are one: forms.py
-    images/DIGEST/exec,environ      what runs, and where (imagefiles.py)
     refs/NAME+ARCH                  what a name meant last: see Name
     leases/DIGEST.HOST              in a store that nodes share: its time is that of the last start there (cache.py)
     users/HASH                      a symbolic link to the record of a container over one of the images
@@ -36,12 +35,6 @@ import os
 from enroot_py.base import digests, linux, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.reference import architecture
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from enroot_py.runtime.rc import Exec
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 SQUASHFS = "image.sqsh"
@@ -86,31 +79,6 @@ class Image:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The OCI image config. Costs an import of json."""
-        import json
-
-        with open(self.path + "/config", "rb") as f:
-            config: dict[str, Any] = json.load(f)
-        return config
-
-    def exec_record(self) -> Exec:
-        """Working directory, entrypoint and command: the file ``exec``, whose records imagefiles.pack_exec() names."""
-        from enroot_py.runtime.imagefiles import unpack_exec
-
-        return unpack_exec(self._read("exec"))
-
-    def environ(self) -> dict[str, str]:
-        """The image's environment, each value exactly as its config has it: the file ``environ``."""
-        from enroot_py.runtime.imagefiles import unpack_environ
-
-        return unpack_environ(self._read("environ"))
-
-    def _read(self, name: str) -> bytes:
-        with open(f"{self.path}/{name}", "rb") as f:
-            return f.read()
 
 
 def flock(fd: int, how: int) -> None:
@@ -243,13 +211,8 @@ class Store:
                 return None
         return Image(digest, path, lowerdirs)
 
-    def resolve(self, reference: object, arch: str | None = None) -> str | None:
-        """The manifest digest that a reference meant when it was last asked for, or None. Asks no registry."""
-        known = self.known(reference, arch)
-        return known.digest if known else None
-
     def known(self, reference: object, arch: str | None = None) -> Name | None:
-        """All that is known of a reference, or None."""
+        """What a reference meant when it was last asked for, or None. Asks no registry."""
         return _read_name(self._ref_path(reference, arch))
 
     def names(self) -> list[Name]:
@@ -296,10 +259,6 @@ class Store:
             os.unlink(self._name_path(known.text))
         except FileNotFoundError:
             return
-
-    def discard(self, path: str) -> None:
-        """Delete what was moved to ``tmp``."""
-        _remove(path)
 
     def note_container(self, record: str) -> None:
         """Remember, before it is made, the file that will say that a container uses an image of this store.

@@ -28,6 +28,7 @@ import pytest
 from enroot_py.config import settings
 from enroot_py.registry import tags
 from enroot_py.registry.reference import Reference, parse
+from enroot_py.runtime import imagefiles, rc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -141,9 +142,12 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
 def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", f"docker://{registry.host}/test/one:1")
     image = user.home / "cache/images" / make().digest().removeprefix("sha256:")
-    assert (image / "exec").read_bytes().split(b"\0") == [b"/work/dir", b"2", b"/bin/new", b"it's", b"a b", b""]
-    environ = [e.encode() for e in SETTINGS["Env"]]
-    assert (image / "environ").read_bytes() == b"".join(e + b"\0" for e in environ)
+    etc = image / "head/fs/etc"
+    run = rc.parse((etc / "rc").read_text(), (etc / "rc.local").read_text())
+    assert run is not None
+    assert (run.workdir, run.entrypoint, run.command) == ("/work/dir", ("/bin/new", "it's"), ("a b",))
+    variables = imagefiles.decode_environment((etc / "environment").read_text())
+    assert [f"{key}={value}" for key, value in variables.items()] == SETTINGS["Env"]
     stack = (image / "stack").read_text().splitlines()
     assert stack[0] == f"images/{image.name}/head/fs" and len(stack) == 3
     assert (image / "manifest").read_bytes() == make().manifest()

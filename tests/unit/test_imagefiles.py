@@ -62,15 +62,6 @@ def test_rc_is_understood_without_a_shell(entrypoint: tuple[str, ...], command: 
     assert (run.workdir, run.entrypoint, run.command) == ("/a b", entrypoint, command)
 
 
-def test_exec_and_environ_records_read_back() -> None:
-    run = imagefiles.unpack_exec(imagefiles.pack_exec(Exec("/w", ("e", ""), ("c", "\n"))))
-    assert (run.workdir, run.entrypoint, run.command) == ("/w", ("e", ""), ("c", "\n"))
-    variables = {"A": "x\ny", "B": "", "C": "a=b"}
-    assert imagefiles.unpack_environ(imagefiles.pack_environ(variables)) == variables
-    with pytest.raises(ValueError, match="NUL"):
-        imagefiles.pack(["a\0b"])
-
-
 def test_fstab_escapes_what_would_be_read_as_something_else() -> None:
     assert imagefiles.fstab(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert "/a\\040b\\134\\044{HOME} " in imagefiles.fstab(["/a b\\${HOME}"])

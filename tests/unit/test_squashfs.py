@@ -23,7 +23,6 @@ def image(tmp_path: Path) -> Path:
 
 
 def test_whole_image_passes(image: Path) -> None:
-    assert squashfs.is_squashfs(str(image))
     squashfs.check(str(image))
 
 
@@ -41,7 +40,6 @@ def test_truncated_image_is_told(image: Path, size: int) -> None:
 def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
-    assert not squashfs.is_squashfs(str(path))
     with pytest.raises(ImageError, match="not a squashfs image"):
         squashfs.check(str(path))
 
@@ -49,7 +47,6 @@ def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
 def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
     path = tmp_path / "x"
     os.mkfifo(path)
-    assert not squashfs.is_squashfs(str(path))
     with pytest.raises(ImageError, match="not a squashfs image"):
         squashfs.check(str(path))
 

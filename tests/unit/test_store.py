@@ -36,6 +36,11 @@ def put(store: Store, kind: str, digest: str) -> None:
         build.publish()
 
 
+def digest(store: Store, reference: object, arch: str | None = None) -> str | None:
+    known = store.known(reference, arch)
+    return known.digest if known else None
+
+
 def temporary(store: Store) -> list[str]:
     return os.listdir(store.root + "/tmp")
 
@@ -94,27 +99,25 @@ def test_image_needs_all_its_layers(store: Store) -> None:
     with store.build("images", B) as build:
         os.makedirs(build.path + "/head/fs")
         Path(build.path, "stack").write_text(f"images/{'b' * 64}/head/fs\nlayers/{'a' * 64}/fs\n")
-        Path(build.path, "config").write_text('{"config": {"Env": []}}')
         build.publish()
     image = store.image(B)
     assert image is not None
     assert image.lowerdirs == (f"{store.root}/images/{'b' * 64}/head/fs", f"{store.root}/layers/{'a' * 64}/fs")
-    assert image.config["config"] == {"Env": []}
     os.rename(f"{store.root}/layers/{'a' * 64}", f"{store.root}/gone")
     assert store.image(B) is None
 
 
 def test_names_are_kept_for_each_architecture(store: Store) -> None:
     reference = parse("reg.io:5000/a/b:1")
-    assert store.resolve(reference) is None
+    assert store.known(reference) is None
     store.name(reference, None, Name(A, B, "https://reg.io:5000"))
     store.name(reference, "arm64", Name(B, B))
     known = store.known(reference)
     assert known is not None and (known.given, known.base) == (B, "https://reg.io:5000")
-    assert store.resolve(reference, os.uname().machine) == A
-    assert store.resolve(reference, "aarch64") == B
-    assert store.resolve(parse("reg.io:5000/a/b:2")) is None
-    assert store.resolve(parse("reg.io:5000/a-b:1")) is None
+    assert digest(store, reference, os.uname().machine) == A
+    assert digest(store, reference, "aarch64") == B
+    assert store.known(parse("reg.io:5000/a/b:2")) is None
+    assert store.known(parse("reg.io:5000/a-b:1")) is None
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\n", b"sha256:00", b"\xff\0" * 40])
@@ -122,14 +125,14 @@ def test_name_that_a_crash_damaged_is_forgotten(store: Store, damaged: bytes) ->
     store.name("x", None, Name(A, B, "http://x"))
     (file,) = Path(store.root, "refs").iterdir()
     file.write_bytes(damaged)
-    assert store.resolve("x") is None and store.names() == []
+    assert store.known("x") is None and store.names() == []
 
 
 def test_long_names_and_different_ones_do_not_meet(store: Store) -> None:
     one, two = (parse(f"reg.io/{'a' * 200}/b{n}:{'t' * 100}") for n in (1, 2))
     store.name(one, None, Name(A))
     store.name(two, None, Name(B))
-    assert (store.resolve(one), store.resolve(two)) == (A, B)
+    assert (digest(store, one), digest(store, two)) == (A, B)
 
 
 def test_architecture_has_its_oci_name() -> None:
