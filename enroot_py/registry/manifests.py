@@ -7,13 +7,14 @@ Descriptors"; Docker's "Image Manifest V 2, Schema 2".
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from enroot_py.base import digests
 from enroot_py.base.errors import ImageError
-from enroot_py.registry.reference import MANIFEST_TYPES, architecture
+from enroot_py.registry.platforms import Platform
+from enroot_py.registry.reference import MANIFEST_TYPES
 
 _MAX_NESTED = 4  # indexes in indexes
 _MAX_LOOKS = 16  # images of an index whose platform their config has to say
@@ -68,37 +69,55 @@ class Reader(Protocol):
     def config(self, manifest: Manifest) -> bytes: ...
 
 
-def image_of(named: str, data: bytes, source: Reader, arch: str | None, name: object) -> Manifest:
-    """The image manifest that ``data``, with the digest ``named``, is or leads to. Raises ImageError."""
-    document = parse(data, name)
-    if not _is_index(document, named, name):
-        return manifest(named, named, data, document, name)
-    return image_in(document["manifests"], named, source, arch, name)
+class Search:
+    """The way from a name to the image manifest for a platform, through an index and those in it.
 
+    ``name`` is that of the image, for messages; ``arch`` is ARCHITECTURE[/VARIANT]. Methods raise ImageError.
+    """
 
-def image_in(entries: object, named: str, source: Reader, arch: str | None, name: object) -> Manifest:
-    """The image manifest for an architecture in an index of ``entries`` and those in it. Raises ImageError."""
-    left = _MAX_LOOKS
+    def __init__(self, source: Reader, name: object, arch: str | None) -> None:
+        self._source = source
+        self._name = name
+        self._platform = Platform(arch)
+        self._looks = 0
+        self._there: list[str] = []  # platforms of images whose config had to say it
 
-    def look(entries: object, depth: int) -> Manifest:
-        nonlocal left
-        for digest, is_said in choose(entries, arch, name):
-            left -= 1
-            if left < 0 or depth >= _MAX_NESTED:
-                break
-            data = source.named(digest)
-            document = parse(data, name)
-            if _is_index(document, digest, name):
-                return look(document["manifests"], depth + 1)
-            found = manifest(digest, named, data, document, name)
-            if is_said or _fits(source.config(found), arch, there):
-                return found
-        if left < 0 or depth >= _MAX_NESTED:
-            raise ImageError(f"{name}: more than {_MAX_NESTED} indexes in indexes, or more than {_MAX_LOOKS} images")
-        raise _none_fits(there, arch, name)
+    def image_of(self, data: bytes) -> Manifest:
+        """The image manifest that a manifest or index is or leads to."""
+        document = parse(data, self._name)
+        named = digests.of(data)
+        if _is_index(document, named, self._name):
+            return self.image_in(document["manifests"], named)
+        return manifest(data, document, named, self._name)
 
-    there: list[str] = []
-    return look(entries, 0)
+    def image_in(self, entries: object, named: str, depth: int = 0) -> Manifest:
+        """The image manifest in an index of ``entries`` and those in it; ``named`` is the digest of the first index."""
+        for digest, is_said in choose(entries, self._platform, self._name):
+            self._looks += 1
+            if self._looks > _MAX_LOOKS or depth >= _MAX_NESTED:
+                raise ImageError(
+                    f"{self._name}: more than {_MAX_NESTED} indexes in indexes, or more than {_MAX_LOOKS} images"
+                )
+            data = self._source.named(digest)
+            document = parse(data, self._name)
+            if _is_index(document, digest, self._name):
+                return self.image_in(document["manifests"], named, depth + 1)
+            image = manifest(data, document, named, self._name)
+            if is_said or self._fits(self._source.config(image)):
+                return image
+        raise _none_fits(self._there, self._platform, self._name)
+
+    def _fits(self, config: bytes) -> bool:
+        """Whether an image is for the platform by what its config says."""
+        try:
+            document = fields(json.loads(config))
+        except (ValueError, RecursionError):
+            return True  # who uses it says what is wrong
+        if not document.get("architecture"):
+            return True
+        system, *rest = _platform_names(document)
+        self._there.append("/".join(filter(None, (system, *rest))))
+        return system in ("", "linux") and self._platform.rank(*rest) >= 0
 
 
 def _is_index(document: dict[str, Any], digest: str, name: object) -> bool:
@@ -107,18 +126,9 @@ def _is_index(document: dict[str, Any], digest: str, name: object) -> bool:
     return "manifests" in document
 
 
-def _fits(config: bytes, arch: str | None, there: list[str]) -> bool:
-    """Whether an image is for an architecture by what its config says; else what that is goes to ``there``."""
-    try:
-        said = fields(json.loads(config))
-    except (ValueError, RecursionError):
-        return True  # who uses it says what is wrong
-    if not said.get("architecture"):
-        return True
-    platform = [str(said.get(key) or "") for key in ("os", "architecture", "variant")]
-    there.append("/".join(filter(None, platform)))
-    wanted, variant = _wanted(arch)
-    return platform[0] in ("", "linux") and platform[1] == wanted and _rank(wanted, variant, platform[2]) >= 0
+def _platform_names(document: dict[str, Any]) -> list[str]:
+    """System, architecture and variant, as the platform in an index and an image config have them."""
+    return [str(document.get(key) or "") for key in ("os", "architecture", "variant")]
 
 
 def fields(document: object) -> dict[str, Any]:
@@ -126,53 +136,50 @@ def fields(document: object) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def choose(entries: object, arch: str | None, name: object) -> list[tuple[str, bool]]:
-    """The digest in an index whose platform fits, or those without a platform, which is optional.
+def choose(entries: object, platform: Platform, name: object) -> list[tuple[str, bool]]:
+    """The digest in an index whose platform fits best, or all without a platform, which is optional.
 
-    With each, whether the index says its platform: os, architecture and variant. Raises ImageError.
+    With each, whether the index says its platform. Raises ImageError.
     """
-    wanted, variant = _wanted(arch)
-    there = []
-    best: tuple[int, str] | None = None
-    anybodys = []
+    there, without = [], []
+    best, chosen = -1, ""
+    for digest, its_platform in _images(entries):
+        if not its_platform:
+            without.append((digest, False))
+            continue
+        names = _platform_names(its_platform)
+        if "unknown" in names[:2]:
+            continue  # attestations (BuildKit) are no images
+        there.append("/".join(filter(None, names)))
+        rank = platform.rank(*names[1:]) if names[0] == "linux" else -1
+        if rank > best:
+            best, chosen = rank, digest
+    if best >= 0:
+        return [(chosen, True)]
+    if without:
+        return without
+    raise _none_fits(there, platform, name)
+
+
+def _images(entries: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Digest and platform of each image in an index; signatures and other artifacts are none."""
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or not isinstance(entry.get("digest"), str):
             continue
-        if entry.get("mediaType") not in (None, *MANIFEST_TYPES) or entry.get("artifactType"):
-            continue  # a signature, say
-        platform = fields(entry.get("platform"))
-        if not platform:
-            anybodys.append((entry["digest"], False))
-            continue
-        names = [str(platform.get(key) or "") for key in ("os", "architecture", "variant")]
-        if "unknown" in names[:2]:
-            continue  # attestations (BuildKit) are no images
-        there.append("/".join(name for name in names if name))
-        if names[0] == "linux" and names[1] == wanted:
-            rank = _rank(wanted, variant, names[2])
-            if rank > (best[0] if best else -1):
-                best = rank, entry["digest"]
-    if best is not None:
-        return [(best[1], True)]
-    if anybodys:
-        return anybodys
-    raise _none_fits(there, arch, name)
+        if entry.get("mediaType") in (None, *MANIFEST_TYPES) and not entry.get("artifactType"):
+            yield entry["digest"], fields(entry.get("platform"))
 
 
-def _wanted(arch: str | None) -> tuple[str, str]:
-    """Architecture and variant."""
-    wanted, _, variant = (arch or "").partition("/")
-    return architecture(wanted or None), variant or _variant(arch)
+def _none_fits(there: list[str], platform: Platform, name: object) -> ImageError:
+    shown = ", ".join(other[:_MAX_SHOWN] for other in there[:_MAX_SHOWN]) or "none"
+    return ImageError(f"{name}: no image for {platform}", hint=f"there is: {shown}; choose with --arch")
 
 
-def _none_fits(there: list[str], arch: str | None, name: object) -> ImageError:
-    platform = "/".join(filter(None, ("linux", *_wanted(arch))))
-    some = ", ".join(platform[:_MAX_SHOWN] for platform in there[:_MAX_SHOWN]) or "none"
-    return ImageError(f"{name}: no image for {platform}", hint=f"there is: {some}; choose with --arch")
+def manifest(data: bytes, document: dict[str, Any], named: str, name: object) -> Manifest:
+    """An image manifest, which has been parsed to ``document``. Raises ImageError for what is none, or not of layers.
 
-
-def manifest(digest: str, named: str, data: bytes, document: dict[str, Any], name: object) -> Manifest:
-    """An image manifest from its parsed ``document``. Raises ImageError for what is none, or not of layers."""
+    ``named``: see Manifest. ``name`` is that of the image, for messages.
+    """
     try:
         config = descriptor(document["config"])
         layers = tuple(descriptor(layer) for layer in document["layers"])
@@ -189,7 +196,7 @@ def manifest(digest: str, named: str, data: bytes, document: dict[str, Any], nam
         raise ImageError(
             f"{name}: {len(layers)} layers, of at most {_MAX_LAYERS}", hint="build it with fewer: --squash"
         )
-    return Manifest(digest, named, data, config, layers)
+    return Manifest(digests.of(data), named, data, config, layers)
 
 
 def descriptor(document: Any) -> Descriptor:
@@ -202,23 +209,3 @@ def descriptor(document: Any) -> Descriptor:
     urls = document.get("urls")
     urls = tuple(url for url in urls if isinstance(url, str)) if isinstance(urls, list) else ()
     return Descriptor(str(document.get("mediaType", "")), digest, size, urls)
-
-
-_ARM_VARIANTS = ("", "v5", "v6", "v7", "v8")
-
-
-def _variant(arch: str | None) -> str:
-    name = arch or os.uname().machine
-    return {"armv7l": "v7", "armv6l": "v6", "arm": "v7", "aarch64": "v8", "arm64": "v8"}.get(name, "")
-
-
-def _rank(arch: str, wanted: str, there: str) -> int:
-    """How well a variant fits, -1 for not at all. Older 32-bit ARM runs on newer; amd64/v2 and up may not run here."""
-    if arch == "arm":
-        known = there in _ARM_VARIANTS and wanted in _ARM_VARIANTS
-        fits = known and _ARM_VARIANTS.index(there) <= _ARM_VARIANTS.index(wanted)
-        return _ARM_VARIANTS.index(there) if fits else -1
-    if there == wanted:
-        return 2
-    plain = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(arch, ("",))
-    return 1 if there in plain and wanted in plain else -1

@@ -28,21 +28,6 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _HEX = frozenset("0123456789abcdef")
 _TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
 _HOST = frozenset(".-_") | _LOWER
-_ARCHITECTURES = {
-    "x86_64": "amd64",
-    "aarch64": "arm64",
-    "armv7l": "arm",
-    "armv6l": "arm",
-    "i386": "386",
-    "i686": "386",
-    "loongarch64": "loong64",
-}
-
-
-def architecture(name: str | None = None) -> str:
-    """The OCI name (GOARCH) of an architecture that is named as uname(2) or OCI do; default: this machine's."""
-    name = name or os.uname().machine
-    return _ARCHITECTURES.get(name, name)
 
 
 class Reference:

@@ -105,7 +105,7 @@ class Registry:
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
                 hint="the registry or a proxy before it is broken, or lies: the image was not used",
             )
-        return manifests.image_of(digest, data, self, arch, self._reference)
+        return manifests.Search(self, self._reference, arch).image_of(data)
 
     def named(self, digest: str) -> bytes:
         """A manifest or index by its digest, which is checked."""

@@ -322,10 +322,10 @@ class Layout:
                 f"{self._reference}: {'no such image' if wanted else 'more than one image'} in there",
                 hint=f"there is: {some}; write {self._reference.scheme}{self._reference.place}:NAME",
             )
+        search = manifests.Search(self, self._reference, arch)
         if len(entries) > 1:
-            return manifests.image_in(entries, "", self, arch, self._reference)
-        digest = str(entries[0].get("digest"))
-        return manifests.image_of(digest, self.named(digest), self, arch, self._reference)
+            return search.image_in(entries, "")
+        return search.image_of(self.named(str(entries[0].get("digest"))))
 
     def config(self, manifest: Manifest) -> bytes:
         return self.named(manifest.config.digest)
@@ -385,8 +385,7 @@ class DockerArchive:
             "layers": layers,
         }
         data = json.dumps(document, sort_keys=True).encode()
-        digest = digests.of(data)
-        return manifests.manifest(digest, digest, data, document, self._reference)
+        return manifests.manifest(data, document, digests.of(data), self._reference)
 
     def _choose(self, entries: Any) -> dict[str, Any]:
         entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []

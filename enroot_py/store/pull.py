@@ -9,7 +9,8 @@ import time
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
-from enroot_py.registry.reference import ENGINES, LocalImage, Reference, architecture, parse
+from enroot_py.registry.platforms import architecture
+from enroot_py.registry.reference import ENGINES, LocalImage, Reference, parse
 from enroot_py.store.store import Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False

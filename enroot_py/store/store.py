@@ -34,7 +34,7 @@ import os
 
 from enroot_py.base import digests, linux, trusted
 from enroot_py.base.errors import ImageError
-from enroot_py.registry.reference import architecture
+from enroot_py.registry.platforms import architecture
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 SQUASHFS = "image.sqsh"

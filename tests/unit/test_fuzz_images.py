@@ -19,7 +19,8 @@ import pytest
 from enroot_py.base import trees
 from enroot_py.base.errors import PenrootError
 from enroot_py.config import settings
-from enroot_py.registry.reference import LocalImage, architecture
+from enroot_py.registry.platforms import architecture
+from enroot_py.registry.reference import LocalImage
 from enroot_py.store import layers
 from enroot_py.store import pull as engine
 from tests import images

@@ -11,6 +11,7 @@ import pytest
 from enroot_py.base import digests
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.registry import manifests, repository
+from enroot_py.registry.platforms import Platform
 from enroot_py.registry.reference import Reference, parse
 
 D = "sha256:" + "0" * 64
@@ -66,7 +67,7 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
 )
 def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
     found = [platform(name, number) for number, name in enumerate(there)]
-    assert [int(digest) for digest, _ in manifests.choose(found, arch, "an image")] == [chosen]
+    assert [int(digest) for digest, _ in manifests.choose(found, Platform(arch), "an image")] == [chosen]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
 )
 def test_no_platform_tells_those_there_are(arch: str, there: list[str]) -> None:
     with pytest.raises(ImageError, match="no image for linux/") as caught:
-        manifests.choose([platform(name) for name in there], arch, "an image")
+        manifests.choose([platform(name) for name in there], Platform(arch), "an image")
     assert "unknown" not in caught.value.hint
     for name in there:
         assert name.startswith("unknown") or name in caught.value.hint
@@ -108,7 +109,7 @@ CONFIG = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": D, 
 def test_what_is_no_manifest_is_an_error(document: object) -> None:
     data = (document if isinstance(document, str) else json.dumps(document)).encode()
     with pytest.raises(PenrootError):
-        manifests.manifest(D, D, data, manifests.parse(data, "an image"), "an image")
+        manifests.manifest(data, manifests.parse(data, "an image"), D, "an image")
 
 
 class Shelf:
@@ -137,7 +138,7 @@ class Shelf:
         return self.kept[manifest.config.digest]
 
     def find(self, digest: str, arch: str | None = None) -> str:
-        return manifests.image_of(digest, self.kept[digest], self, arch, "an image").digest
+        return manifests.Search(self, "an image", arch).image_of(self.kept[digest]).digest
 
 
 def test_document_of_two_meanings_is_refused() -> None:

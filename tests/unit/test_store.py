@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ImageError
-from enroot_py.registry.reference import architecture, parse
+from enroot_py.registry.platforms import architecture
+from enroot_py.registry.reference import parse
 from enroot_py.store import layers
 from enroot_py.store.store import Name, Store
 from tests import images

@@ -1,0 +1,56 @@
+"""For which machines an image is: architectures and their variants.
+
+Source: OCI image specification, "Image Index", whose names are Go's (GOARCH). On the start path.
+"""
+
+from __future__ import annotations
+
+import os
+
+_ARCHITECTURES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "armv6l": "arm",
+    "i386": "386",
+    "i686": "386",
+    "loongarch64": "loong64",
+}
+_VARIANTS = {"armv7l": "v7", "armv6l": "v6", "arm": "v7", "aarch64": "v8", "arm64": "v8"}
+_ARM_VARIANTS = ("", "v5", "v6", "v7", "v8")
+
+
+def architecture(name: str | None = None) -> str:
+    """The OCI name of an architecture that is named as uname(2) or OCI do; default: this machine's."""
+    name = name or os.uname().machine
+    return _ARCHITECTURES.get(name, name)
+
+
+class Platform:
+    """The platform that an image is wanted for: ARCHITECTURE[/VARIANT], default this machine's."""
+
+    __slots__ = ("architecture", "variant")
+
+    def __init__(self, arch: str | None = None) -> None:
+        name, _, variant = (arch or os.uname().machine).partition("/")
+        self.architecture = architecture(name)
+        self.variant = variant or _VARIANTS.get(name, "")
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, ("linux", self.architecture, self.variant)))
+
+    def rank(self, architecture: str, variant: str) -> int:
+        """How well an image of another platform runs here: more is better, -1 is not at all.
+
+        Older 32-bit ARM runs on newer; amd64/v2 and up may not run here.
+        """
+        if architecture != self.architecture:
+            return -1
+        if architecture == "arm":
+            known = variant in _ARM_VARIANTS and self.variant in _ARM_VARIANTS
+            fits = known and _ARM_VARIANTS.index(variant) <= _ARM_VARIANTS.index(self.variant)
+            return _ARM_VARIANTS.index(variant) if fits else -1
+        if variant == self.variant:
+            return 2
+        plain = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))
+        return 1 if variant in plain and self.variant in plain else -1
