@@ -4,7 +4,8 @@ PYTHON ?= /usr/bin/python3
 PREFIX ?= /opt/penroot
 LIBDIR := $(PREFIX)/lib/penroot
 PLUGIN := spank_pyxis.so
-TOOLS  := unshare mount switchroot aufs2ovlfs mksquashovlfs
+LAYERS := aufs2ovlfs mksquashovlfs
+TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
@@ -69,6 +70,7 @@ main()
 endef
 export PENROOT_SCRIPT := $(call SCRIPT,enroot_py.main)
 export PYXIS_SCRIPT := $(call SCRIPT,pyxis_py.cli)
+export LAYERS_SCRIPT := $(call SCRIPT,enroot_py.cli.ovlfs)
 
 install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plugin where slurm/spank.h is
 	rm -rf $(LIBDIR).new build
@@ -90,6 +92,9 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	$(PREFIX)/bin/pyxis-py manual $(PREFIX)/share/man
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
+	cd $(PREFIX)/libexec/penroot && for name in $(LAYERS); do rm -f penroot-$$name && \
+		printf '%s\n' "$$LAYERS_SCRIPT" > penroot-$$name && chmod 755 penroot-$$name && \
+		ln -sf penroot-$$name enroot-$$name || exit 1; done
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done
 	chmod -R a+rX $(PREFIX)
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \

@@ -33,8 +33,8 @@ done | xargs -P "$cpus" -L 1 bash -c 'set -euo pipefail; unpack "$0" "$1"'
 
 squash() {
     lower=
+    "$helpers/penroot-aufs2ovlfs" . # of all layers at once: ours starts an interpreter
     for ((number = 1; number <= $1; number++)); do
-        "$helpers/penroot-aufs2ovlfs" "$number"
         lower=$number${lower:+:$lower}
     done
     "$helpers/penroot-mksquashovlfs" "$lower" image.sqsh -all-root -no-progress -quiet -processors "$cpus" \

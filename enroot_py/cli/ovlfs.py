@@ -1,0 +1,155 @@
+"""``penroot-aufs2ovlfs`` and ``penroot-mksquashovlfs``: enroot's programs for unpacked layers.
+
+aufs2ovlfs turns the whiteouts of an unpacked OCI layer into those of overlayfs, in place: ``.wh.NAME``
+hides NAME of the layers below and becomes a character device 0:0, ``.wh..wh..opq`` hides all of its
+directory below and becomes an attribute ``overlay.opaque``. mksquashovlfs writes what an overlay of
+directories shows to a squashfs image. Sources: OCI image specification, "Whiteouts"; the kernel's
+filesystems/overlayfs, "whiteouts and opaque directories".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from enroot_py.base import linux
+from enroot_py.base.errors import CommandError, ImageError, PenrootError, UsageError
+from enroot_py.runtime import namespaces
+
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def main() -> None:
+    """Do what this process was called for, by the end of its name."""
+    program = os.path.basename(sys.argv[0])
+    try:
+        if program.endswith("mksquashovlfs"):
+            mksquashovlfs(program, sys.argv[1:])
+        else:
+            aufs2ovlfs(program, sys.argv[1:])
+    except PenrootError as e:
+        sys.stderr.write(f"{program}: {e}{'; ' if e.hint else ''}{e.hint}\n")
+        sys.exit(e.exit_code)
+
+
+@contextlib.contextmanager
+def _doing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise ImageError(f"cannot {what}: {e.strerror}") from e
+
+
+def aufs2ovlfs(program: str, arguments: Sequence[str]) -> None:
+    """``aufs2ovlfs DIR``. Raises ImageError, UsageError."""
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(f"Usage: {program} DIR\n\nTurn AUFS whiteouts of an unpacked layer into those of overlayfs.")
+        return
+    if len(arguments) > 1 or arguments[0].startswith("-"):
+        raise UsageError(f"one directory, and no options: {program} --help")
+    (top,) = arguments
+    with _doing(f"open {top}"):
+        fd = os.open(top, _DIRECTORY)
+    try:
+        device = os.fstat(fd).st_dev
+        left = [top]
+        while left:
+            path = left.pop()
+            with _opened(fd, path[len(top) + 1 :] or ".", path) as directory, _doing(f"read {path}"):
+                left += _convert(directory, path, device)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _opened(top: int, beneath: str, path: str) -> Iterator[int]:
+    with _doing(f"open {path}"):
+        fd = linux.openat2(top, beneath, _DIRECTORY, 0, linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _convert(directory: int, path: str, device: int) -> Iterator[str]:
+    """Replace the whiteouts of a directory, and return the directories in it that are on this file system."""
+    for name in os.listdir(directory):
+        is_ = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if name.startswith(_WHITEOUT):
+            _replace(directory, path, name, is_.st_mode)
+        elif stat.S_ISDIR(is_.st_mode) and is_.st_dev == device:
+            if not os.access(name, os.R_OK | os.X_OK, dir_fd=directory, effective_ids=True):
+                os.chmod(name, stat.S_IMODE(is_.st_mode) | 0o700, dir_fd=directory)
+            yield f"{path}/{name}"
+
+
+def _replace(directory: int, path: str, name: str, mode: int) -> None:
+    hidden = name.removeprefix(_WHITEOUT)
+    if hidden.startswith(_WHITEOUT) and name != _OPAQUE:
+        raise ImageError(f"{path}/{name} is no whiteout of the OCI image format")
+    if hidden in ("", ".", ".."):
+        raise ImageError(f"{path}/{name} hides nothing that can be")
+    with _doing(f"remove {path}/{name}"):
+        (os.rmdir if stat.S_ISDIR(mode) else os.unlink)(name, dir_fd=directory)
+    if name == _OPAQUE:
+        with _doing(f"mark {path} as opaque"):
+            _mark_opaque(directory)
+        return
+    # The layer itself may have a file of that name, which wins.
+    with _doing(f"create the whiteout {path}/{hidden}"), contextlib.suppress(FileExistsError):
+        os.mknod(hidden, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=directory)
+
+
+def _mark_opaque(directory: int) -> None:
+    """overlayfs reads trusted.* for root, and user.* where a user namespace mounts it with userxattr."""
+    try:
+        os.setxattr(directory, "trusted.overlay.opaque", b"y")
+        if "ENROOT_SET_USER_XATTRS" not in os.environ:
+            return
+    except OSError:
+        pass
+    os.setxattr(directory, "user.overlay.opaque", b"y")
+
+
+def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
+    """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``, the first directory on top. Raises PenrootError.
+
+    An ordinary user is root of a user namespace meanwhile, so that every file is readable; MOUNTPOINT,
+    /mnt, is a directory to mount upon in a mount namespace of our own.
+    """
+    if len(arguments) < 2:
+        print(f"Usage: {program} DIR[:DIR...] IMAGE [mksquashfs options]")
+        return
+    layers, *words = arguments
+    mountpoint = os.environ.get("MOUNTPOINT", "/mnt")
+    if not mountpoint.startswith("/"):
+        raise UsageError(f"MOUNTPOINT must be an absolute path, not {mountpoint}")
+    root = os.geteuid() == 0
+    if not root:
+        namespaces.enter_user(0, 0)
+    namespaces.unshare(linux.CLONE_NEWNS)
+    with _doing("detach mounts from the host's"):
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    if ":" in layers:
+        with _doing(f"mount an overlay of {layers}"):
+            options = f"lowerdir={layers}{'' if root else ',userxattr'}"
+            linux.mount("overlay", mountpoint, "overlay", linux.MS_RDONLY, options)
+    else:  # an overlay has at least two
+        with _doing(f"mount {layers}"):
+            linux.mount(layers, mountpoint, None, linux.MS_BIND)
+    _execute(["mksquashfs", mountpoint, *words])
+
+
+def _execute(command: list[str]) -> NoReturn:
+    try:
+        os.execvp(command[0], command)
+    except OSError as e:
+        error = CommandError(f"cannot run {command[0]}: {e.strerror}")
+        error.exit_code = 127 if e.errno == errno.ENOENT else 126
+        raise error from e
