@@ -101,15 +101,13 @@ def hold(job: Job, channel: Channel) -> None:
         return
     step.begin()
     # Two steps with the same name at once: one makes the container, the other finds it.
-    lock = step.registry.lock(step.name)
-    try:
-        container = Held(step)
-        listener = step.registry.listen(step.name, job)
-    except BaseException:
-        step.registry.remove(step.name, job)
-        raise
-    finally:
-        os.close(lock)
+    with step.registry.lock(step.name):
+        try:
+            container = Held(step)
+            listener = step.registry.listen(step.name, job)
+        except BaseException:
+            step.registry.remove(step.name, job)
+            raise
     # What Slurm sends to every process of a step is for the programs: one that
     # writes a checkpoint on SIGTERM still needs its root file system.
     for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2):

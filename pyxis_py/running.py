@@ -16,6 +16,7 @@ import sys
 import time
 
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Registry:
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
 
-    def lock(self, name: str, seconds: float | None = None) -> int:
+    def lock(self, name: str, seconds: float | None = None) -> Fd:
         """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
         Raises PenrootError; BusyError where that takes longer than ``seconds``: who has it may be stopped.
@@ -104,16 +105,11 @@ class Registry:
         while True:
             try:
                 self._make(directory)
-                fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
+                with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                     _flock(fd, deadline)
                     # Whoever had it may have removed the directory.
                     if os.stat(directory).st_ino == os.fstat(fd).st_ino:
-                        held, fd = fd, -1
-                        return held
-                finally:
-                    if fd >= 0:
-                        os.close(fd)
+                        return fd.keep()
             except FileNotFoundError:
                 continue
             except BlockingIOError:
@@ -129,15 +125,12 @@ class Registry:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
             try:
                 self._make(directory)
-                fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
+                with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                     if os.path.lexists(f"{directory}/{step}{_NEW}"):  # of a helper of this very step that was killed
                         os.unlink(f"{directory}/{step}{_NEW}")
                     listener.bind(f"/proc/self/fd/{fd}/{step}{_NEW}")  # shorter than 108 bytes, unix(7)
                     listener.listen(128)
                     os.rename(f"{step}{_NEW}", step, src_dir_fd=fd, dst_dir_fd=fd)
-                finally:
-                    os.close(fd)
                 return listener
             except FileNotFoundError:
                 listener.close()  # another step has just removed the directory
@@ -184,11 +177,8 @@ class Registry:
         """
         for step in self._steps(name):
             try:
-                directory = os.open(f"{self.path}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
+                with Fd(os.open(f"{self.path}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
                     peer = Peer(_connect(directory, step))
-                finally:
-                    os.close(directory)
             except FileNotFoundError:
                 continue
             except (ConnectionRefusedError, ProcessLookupError):
