@@ -4,7 +4,6 @@
  *   enter OPTIONS COMMAND...   namespaces and root file system of the container, then COMMAND
  *   extract FILE OFFSET DIR    unpack the squashfs image at OFFSET into a new directory
  *   size FILE OFFSET           bytes that it takes unpacked
- *   sha256 FILE OFFSET LENGTH  digest of a part of a file
  *   compressions               those that extract can undo
  *   get ROOT PATH              print a file beneath ROOT; no symlink leads out; status 3 where there is none
  *   put ROOT PATH              write stdin to it, by rename
@@ -16,7 +15,6 @@
  */
 #include "common.h"
 
-#include "sha256.h"
 #include "squashfs.h"
 
 #include <dirent.h>
@@ -278,18 +276,6 @@ static int print_size(const char *path, long long offset)
 	fs = squashfs_open(file.data + offset, file.length - (size_t)offset);
 	printf("%llu\n", (unsigned long long)squashfs_size(fs));
 	squashfs_close(fs);
-	return EXIT_SUCCESS;
-}
-
-static int print_sha256(const char *path, long long offset, long long length)
-{
-	CLEANUP(unmap) struct mapping file = map(path);
-	char hex[65];
-
-	if ((size_t)offset > file.length || (size_t)length > file.length - (size_t)offset)
-		errx(EXIT_FAILURE, "%s is truncated: %zu of %lld bytes", path, file.length, offset + length);
-	sha256(file.data + offset, (size_t)length, hex);
-	printf("%s\n", hex);
 	return EXIT_SUCCESS;
 }
 
@@ -688,8 +674,6 @@ int main(int argc, char **argv)
 		return extract_new(rest[0], number(rest[1]), rest[2], argc == 6);
 	if (!strcmp(verb, "size") && argc == 4)
 		return print_size(rest[0], number(rest[1]));
-	if (!strcmp(verb, "sha256") && argc == 5)
-		return print_sha256(rest[0], number(rest[1]), number(rest[2]));
 	if (!strcmp(verb, "get") && argc == 4)
 		return get(rest[0], rest[1]);
 	if (!strcmp(verb, "put") && argc == 4)

@@ -1,10 +1,10 @@
 #!/bin/sh
 # The driver of a bundle, outside of its container: options, checks, then in.
-# Only what sh(1) has built in, and our own programs.
+# Only what sh(1) has built in, our own programs, and sha256sum.
 # shellcheck disable=SC2034 # some variables are used by name, where options are written
 set -eu
-self=$1 work=$2 start=$3 length=$4 offset=$5 checksum=$6
-shift 6
+self=$1 work=$2 offset=$3 checksum=$4
+shift 4
 runfile=$work/bin/penroot-runfile
 # What `penroot bundle` wrote down: description, version, compression, target, size, image_*.
 description='' version='' compression='' target='' size=0
@@ -55,8 +55,12 @@ info() {
 
 check_sum() {
     [ -n "$checksum" ] || return 0
-    [ "$("$runfile" sha256 "$self" "$start" "$length")" = "$checksum" ] ||
-        fail "Checksum validation failed: $self is damaged, copy it again"
+    # Of all that is behind the script at the beginning.
+    sum=$(
+        while IFS= read -r line && [ "$line" != "# The programs and the image:" ]; do :; done
+        sha256sum
+    ) <"$self"
+    [ "${sum%% *}" = "$checksum" ] || fail "Checksum validation failed: $self is damaged, copy it again"
 }
 
 verify() {

@@ -1,10 +1,11 @@
 """``penroot bundle``: an image and all that it takes to run it, in one executable file.
 
 The file is a shell script, a tar.gz of the static helper programs and the
-driver, and the squashfs image as it is. Of the host it needs sh, tar and gzip,
-for the small tar; the image is mounted out of the file where the host has
-squashfuse, else unpacked by a helper that reads squashfs itself. So nothing is
-converted here, nothing stored twice, and a bundle starts at once where it can.
+driver, and the squashfs image as it is. Of the host it needs sh, mkdir, tar and
+gzip, for the small tar, and sha256sum if it has a checksum; the image is mounted
+out of the file where the host has squashfuse, else unpacked by a helper that
+reads squashfs itself. So nothing is converted here, nothing stored twice, and a
+bundle starts at once where it can.
 """
 
 from __future__ import annotations
@@ -82,7 +83,6 @@ def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace
     """Header, runtime and image beside ``output``, then under its name. Raises OSError."""
     start = len(_header("0" * 64 if checksum else ""))
     offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
-    length = offset - start + os.path.getsize(image)
     digest = hashlib.sha256()
     with making.File(output) as file:
         with open(file.fd, "wb", closefd=False) as out:
@@ -92,7 +92,7 @@ def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace
                     digest.update(block)
                 out.write(block)
             out.seek(0)
-            out.write(_header(digest.hexdigest() if checksum else "", start, length, offset))
+            out.write(_header(digest.hexdigest() if checksum else "", offset))
         mode = os.fstat(file.fd).st_mode
         os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
         file.publish(replace=replace)
@@ -105,29 +105,16 @@ def _blocks(first: bytes, image: str) -> Iterator[bytes]:
             yield block
 
 
-def _header(checksum: str, start: int = 0, length: int = 0, offset: int = 0) -> bytes:
-    """The script at the beginning; of the same length whatever the numbers are."""
+def _header(checksum: str, offset: int = 0) -> bytes:
+    """The script at the beginning; of the same length whatever the number is."""
     with open(find("header.sh")) as f:
         text = f.read()
     for word, value in (
-        ("@SUM@", str(_tar_sum())),
-        ("@START@", f"{start:014}"),
-        ("@LENGTH@", f"{length:014}"),
         ("@OFFSET@", f"{offset:014}"),
         ("@SHA256@", checksum),
     ):
         text = text.replace(word, value)
     return text.encode()
-
-
-def _tar_sum() -> int:
-    """What the script adds the digits of its random name to: the other bytes of a tar header.
-
-    Source: tar(5), "POSIX ustar Archives".
-    """
-    name = b"penroot-bundle." + b"/"
-    fields = name + b"0000700" + b"0000000" * 2 + b"00000000000" * 2 + b" " * 8 + b"5" + b"ustar" + b"00"
-    return sum(fields)
 
 
 def find(name: str) -> str:

@@ -306,7 +306,10 @@ def export(output: str | None, force: bool, name: str) -> None:
 def bundle(
     everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
 ) -> None:
-    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed."""
+    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed.
+
+    Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
+    """
     from enroot_py.cli import bundle
 
     options = loaded(force=force)

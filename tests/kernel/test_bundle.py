@@ -32,6 +32,9 @@ fi
 """
 
 
+NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
+
+
 @pytest.fixture
 def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
     """A bundle of the busybox image, and a temporary directory of its user's own."""
@@ -44,10 +47,10 @@ def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
 
 
 def few_tools(user: User) -> str:
-    """A PATH with nothing but sh, tar and gzip."""
+    """A PATH with nothing but what a bundle with a checksum needs."""
     tools = user.home / "tools"
     tools.mkdir()
-    for name in ("sh", "tar", "gzip"):
+    for name in NEEDED:
         found = shutil.which(name, path="/usr/bin:/bin")
         assert found
         (tools / name).symlink_to(found)
@@ -356,22 +359,28 @@ def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> No
 
 
 def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
-    (user.home / "few").mkdir()
-    (user.home / "few/tar").symlink_to("/bin/tar")
-    done = run(user, bundle, "true", path=str(user.home / "few"), status=1)
-    assert "gzip is not installed" in done.stderr
+    tools = pathlib.Path(few_tools(user))
+    for name in NEEDED[1:]:
+        (tools / name).rename(user.home / "away")
+        done = run(user, bundle, "true", path=str(tools), status=1)
+        why = f"{name} is not installed: this bundle needs /bin/sh, tar, gzip, mkdir and sha256sum"
+        assert done.stderr == f"[ERROR] {why}\n"
+        (user.home / "away").rename(tools / name)
+    user.penroot("bundle", "-o", "plain.run", "box.sqsh")
+    (tools / "sha256sum").unlink()
+    run(user, user.home / "plain.run", "true", path=str(tools))
     done = run(user, bundle, "true", env={"ENROOT_TEMP_PATH": "/nowhere"}, status=1)
     assert "set ENROOT_TEMP_PATH" in done.stderr
 
 
 def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
-    """A root with no libc, no Python, no squashfuse; its sh, tar and gzip are busybox."""
+    """A root with no libc, no Python, no squashfuse; what a bundle needs is busybox."""
     require(os.geteuid() == 0, "making such a host needs root")
     host = user.home / "host"
     for directory in ("bin", "proc", "dev", "sys", "tmp", "etc", "run", "home"):
         (host / directory).mkdir(parents=True)
     shutil.copy("/bin/busybox", host / "bin/busybox")
-    for name in ("sh", "tar", "gzip"):
+    for name in NEEDED:
         (host / "bin" / name).symlink_to("busybox")
     shutil.copy(bundle, host / "home/box.run")
     (host / "etc/hosts").write_text("127.0.0.1 localhost\n")
