@@ -76,7 +76,6 @@ class Options:
         self.command: tuple[str, ...] = ()
 
 
-_SCHEMES = ("docker://", "dockerd://", "podman://", "oci:", "oci-archive:", "docker-archive:")
 FLAGS = {
     "-r": "remap_root",
     "--root": "remap_root",
@@ -293,12 +292,13 @@ def explain(source: rootfs.Source, settings: Settings, options: Options) -> None
 
 def find(target: str, settings: Settings) -> rootfs.Source:
     """The root file system of a container, an image file or a reference."""
-    if target.startswith(_SCHEMES):
+    if ":" in target:  # else it costs no import
         from enroot_py.registry import reference
-        from enroot_py.store import pull
 
-        image = pull.pull(reference.parse(target), settings)
-        return containers.of_image(target, image)
+        if reference.is_uri(target):
+            from enroot_py.store import pull
+
+            return containers.of_image(target, pull.pull(reference.parse(target), settings))
     return containers.find(target, settings)
 
 

@@ -13,8 +13,10 @@ import os
 from enroot_py.base.digests import is_digest
 from enroot_py.base.errors import ImageReferenceError
 
+DOCKER = "docker://"
+ENGINES = {"dockerd://": "docker", "podman://": "podman"}  # and the program of each
 FILES = ("oci:", "oci-archive:", "docker-archive:")
-ENGINES = ("dockerd://", "podman://")
+SCHEMES = (DOCKER, *ENGINES, *FILES)
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = frozenset(("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB))
 # What a name may lead to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
@@ -71,7 +73,7 @@ class Reference:
         """The URI that enroot records as provenance, and that parse() reads back."""
         user = f"{self.user}@" if self.user else ""
         end = f"@{self.digest}" if self.digest else f":{self.tag}"
-        return f"docker://{user}{self.registry}#{self.repository}{end}"
+        return f"{DOCKER}{user}{self.registry}#{self.repository}{end}"
 
     def filename(self) -> str:
         """Default name of the imported file: enroot-import(1)."""
@@ -123,7 +125,7 @@ class LocalImage:
 
 def is_uri(text: str) -> bool:
     """Whether a text says itself that it is a reference."""
-    return text.startswith(("docker://", *FILES, *ENGINES))
+    return text.startswith(SCHEMES)
 
 
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
@@ -131,42 +133,22 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
 
     A digest beside a tag wins. Raises ImageReferenceError.
     """
-    rest = text
-    for scheme in (*FILES, *ENGINES):
-        if text.startswith(scheme):
-            return _parse_local(text, scheme, cwd)
-    scheme, colon, after = text.partition("://")
-    if colon:
-        if scheme != "docker":
-            raise ImageReferenceError(
-                f"{text}: images do not come from {scheme}://",
-                hint="they come from docker://, dockerd://, podman://, oci:, oci-archive: and docker-archive:",
-            )
-        rest = after
+    scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
+    if scheme in ("", DOCKER):
+        return _parse_remote(text)
+    return _parse_local(text, scheme, cwd)
 
-    digest = ""
-    at = rest.rfind("@")
-    if at >= 0 and rest[at + 1 :].startswith(("sha256:", "sha512:")):
-        rest, digest = rest[:at], rest[at + 1 :]
-        if not is_digest(digest):
-            raise ImageReferenceError(f"{text}: bad digest {digest!r}", hint="write sha256: and 64 hex digits")
-    user, at_sign, rest = rest.rpartition("@")
-    if ":" in user:
+
+def _parse_remote(text: str) -> Reference:
+    before, separator, _ = text.partition("://")
+    if separator and before + separator != DOCKER:
         raise ImageReferenceError(
-            "a password in a reference would be seen by everybody on the machine",
-            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
+            f"{text}: images do not come from {before}://",
+            hint=f"they come from {', '.join(SCHEMES[:-1])} and {SCHEMES[-1]}",
         )
-    if at_sign and not user or any(c in user for c in " /#\t\n"):
-        raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
-
-    registry, has_registry, image = rest.partition("#")
-    if not has_registry:
-        first, slash, path = rest.partition("/")
-        if slash and ("." in first or ":" in first or first.lower() == "localhost"):
-            registry, image = first, path
-        else:
-            registry, image = DOCKER_HUB, rest
-    registry = registry.lower()
+    rest, digest = _split_digest(text, text.removeprefix(DOCKER))
+    rest, user = _split_user(text, rest)
+    registry, image = _split_registry(rest)
     _check_registry(text, registry)
     repository, tag = _split_tag(image)
     if registry in HUB_NAMES:
@@ -204,6 +186,36 @@ def is_local(registry: str) -> bool:
 
 
 _FORM = "write docker://[USER@][REGISTRY#]IMAGE[:TAG][@sha256:DIGEST]"
+
+
+def _split_digest(text: str, rest: str) -> tuple[str, str]:
+    before, at, digest = rest.rpartition("@")
+    if not (at and digest.startswith(("sha256:", "sha512:"))):
+        return rest, ""
+    if not is_digest(digest):
+        raise ImageReferenceError(f"{text}: bad digest {digest!r}", hint="write sha256: and 64 hex digits")
+    return before, digest
+
+
+def _split_user(text: str, rest: str) -> tuple[str, str]:
+    user, at, rest = rest.rpartition("@")
+    if ":" in user:
+        raise ImageReferenceError(
+            "a password in a reference would be seen by everybody on the machine",
+            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
+        )
+    if at and not user or any(c in user for c in " /#\t\n"):
+        raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
+    return rest, user
+
+
+def _split_registry(rest: str) -> tuple[str, str]:
+    registry, separator, image = rest.partition("#")
+    if not separator:
+        registry, separator, image = rest.partition("/")
+        if not separator or not ("." in registry or ":" in registry or registry.lower() == "localhost"):
+            return DOCKER_HUB, rest
+    return registry.lower(), image
 
 
 def _split_tag(image: str) -> tuple[str, str | None]:

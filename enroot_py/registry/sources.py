@@ -22,7 +22,7 @@ from enroot_py.base.errors import ImageError, RegistryError
 from enroot_py.config.settings import Settings
 from enroot_py.registry import manifests
 from enroot_py.registry.manifests import Descriptor, Manifest
-from enroot_py.registry.reference import LocalImage, Reference, parse
+from enroot_py.registry.reference import ENGINES, LocalImage, Reference, parse
 
 if TYPE_CHECKING:
     from enroot_py.registry.repository import Registry
@@ -32,7 +32,6 @@ _MAX_DOCUMENT = 8 << 20  # bytes of an index, manifest or config
 _MAX_MEMBERS = 100_000  # of an archive: it has a few for each layer
 _MAX_GLOBAL = 1000  # pax records that hold for all members
 _TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-Defined Annotation Keys"
-_ENGINES = {"dockerd://": "docker", "podman://": "podman"}
 
 
 class Blob(Protocol):
@@ -417,7 +416,7 @@ class Engine:
     def __init__(self, reference: LocalImage, settings: Settings) -> None:
         self._reference = reference
         self._settings = settings
-        self.base = _ENGINES[reference.scheme]
+        self.base = ENGINES[reference.scheme]
         self._program = run.find(self.base, package=self.base)
         self._archive: DockerArchive | None = None
         self._id = ""
