@@ -11,10 +11,11 @@
  *   symlink ROOT TARGET PATH   make a symbolic link
  *   exists ROOT PATH           whether there is such a file
  *   substitute                 stdin to stdout, ${VAR} replaced
+ *   environment [WORDS PARTS]  variables of an .env file with ${VAR} replaced; of an image, which gets no secrets
  *   check                      whether this host can run bundles
  */
 #include "common.h"
-
+#include "environment.h"
 #include "squashfs.h"
 
 #include <dirent.h>
@@ -596,6 +597,16 @@ static int print_substituted(void)
 	return done && write_all(STDOUT_FILENO, done, strlen(done)) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+static int environment(const struct secrets *secrets)
+{
+	AUTO_FREE all = read_all(STDIN_FILENO, NULL);
+
+	if (!all)
+		err(EXIT_FAILURE, "cannot read the environment");
+	print_environment(all, secrets);
+	return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 /* -- whether this host can ------------------------------------------------------------------------------------ */
 
 static bool try(void (*function)(void))
@@ -686,6 +697,10 @@ int main(int argc, char **argv)
 		return make_symlink(rest[0], rest[1], rest[2]);
 	if (!strcmp(verb, "substitute") && argc == 2)
 		return print_substituted();
+	if (!strcmp(verb, "environment") && argc == 2)
+		return environment(NULL);
+	if (!strcmp(verb, "environment") && argc == 4)
+		return environment(&(struct secrets){.words = rest[0], .parts = rest[1]});
 	if (!strcmp(verb, "check") && argc == 2)
 		return check();
 	if (!strcmp(verb, "compressions") && argc == 2) {

@@ -5,6 +5,7 @@
  * script, /etc/rc of the image or --rcfile, or the command, or is interactive.
  */
 #include "common.h"
+#include "environment.h"
 
 #include "../seccomp.h"
 
@@ -25,8 +26,6 @@
 #define CLONE_NEWCGROUP 0x02000000
 #endif
 
-static const char exact_mark[] = "# penroot-exact: ";
-
 /* On stdout and with success also where arguments are missing: as enroot's. */
 static void __attribute__((noreturn)) usage(void)
 {
@@ -43,60 +42,18 @@ static void __attribute__((noreturn)) usage(void)
 	exit(EXIT_SUCCESS);
 }
 
-/* "\n" and "\\" of imagefiles.environment(): values that one line cannot hold. */
-static void unescape(char *value)
-{
-	char *to = value;
-
-	for (const char *at = value; *at; at++) {
-		if (*at == '\\' && (at[1] == 'n' || at[1] == '\\'))
-			*to++ = *++at == 'n' ? '\n' : '\\';
-		else
-			*to++ = *at;
-	}
-	*to = '\0';
-}
-
-/* Whether a line is what a comment with the exact value stands for. */
-static bool stands_for(const char *line, const char *exact)
-{
-	while (*line && *exact && (*line == *exact || (*line == ' ' && *exact == '\n'))) {
-		line++;
-		exact++;
-	}
-	return !*line && !*exact;
-}
-
 static void load_environment(const char *path)
 {
 	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, NULL);
-	char *rest = all, *line, *exact = NULL;
+	struct variable variable;
+	char *rest = all;
 
 	if (!all)
 		err(EXIT_FAILURE, "cannot read %s", path);
 	clearenv();
-	while ((line = strsep(&rest, "\n"))) {
-		char *equals;
-
-		if (*line == '#') {
-			exact = NULL;
-			if (!strncmp(line, exact_mark, strlen(exact_mark))) {
-				exact = line + strlen(exact_mark);
-				unescape(exact);
-			}
-			continue;
-		}
-		line += strspn(line, " \t");
-		if (exact && stands_for(line, exact))
-			line = exact;
-		exact = NULL;
-		equals = strchr(line, '=');
-		if (!equals || equals == line)
-			continue;
-		*equals = '\0';
-		setenv(line, equals + 1, 1);
-	}
+	while (next_variable(&rest, &variable))
+		setenv(variable.name, variable.value, 1);
 }
 
 /* pivot_root(2), "new_root and put_old may be the same directory". */
@@ -302,6 +259,11 @@ int main(int argc, char **argv)
 	if (!rcfile && !norc && access("/etc/rc", F_OK) == 0)
 		script = "/etc/rc";
 	if (direct && argv[at]) {
+		AUTO_FREE here = getcwd(NULL, 0);
+
+		/* What a shell would set that had run the command. */
+		setenv("PWD", here ? here : "/", 1);
+		setenv("SHLVL", "0", 0);
 		execvp(argv[at], argv + at);
 		failed(argv[at]);
 	}

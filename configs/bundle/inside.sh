@@ -8,7 +8,7 @@ runfile=$work/bin/penroot-runfile
 mount=$work/bin/penroot-mount
 container=$ENROOT_ROOTFS
 # Of the bundle, then of this run.
-version='' image_run='' image_workdir='' image_entrypoint='' image_command=''
+version='' image_run='' image_workdir='' image_entrypoint='' image_command='' secret_words='' secret_parts=''
 order='' conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' cgroups=''
 env_words=''
 # shellcheck source=/dev/null
@@ -72,11 +72,10 @@ of_image() {
 }
 
 collect_environment() { # --env KEY=VALUE...
-    of_image /etc/environment
-    printf '\n'
+    of_image /etc/environment >"$work/mnt/image.environment"
+    PATH=${PATH#"$work/bin:"} "$runfile" environment "$secret_words" "$secret_parts" <"$work/mnt/image.environment"
     for file in "$work"/etc/system/environ.d/*.env "$work"/etc/user/environ.d/*.env; do
-        [ ! -f "$file" ] || "$runfile" substitute <"$file" | unquote
-        printf '\n'
+        [ ! -f "$file" ] || "$runfile" environment <"$file"
     done
     if defined environ; then
         environ >"$work/mnt/environ"

@@ -180,6 +180,8 @@ def _config(source: str, image: str, description: str, target: str) -> str:
         "compression": _compression(source),
         "target": target,
         "size": str(-(-size // 1024)),
+        "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
+        "secret_parts": " ".join(environ.SECRET_PARTS),
     }
     script = rc.parse(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
     if script is not None:  # no shell is needed to know what it runs

@@ -20,9 +20,9 @@ SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-
-_SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
-_SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
+# In a name of several words; anywhere in a name.
+SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
+SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
 
 
 def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def is_secret(name: str, value: str) -> bool:
     """Whether a variable has the name that secrets have, or is a URL with a password."""
     upper = name.upper()
     words = upper.split("_")
-    if len(words) > 1 and not _SECRET_WORDS.isdisjoint(words) or any(part in upper for part in _SECRET_PARTS):
+    if len(words) > 1 and not SECRET_WORDS.isdisjoint(words) or any(part in upper for part in SECRET_PARTS):
         return True
     user, at, _ = value.partition("://")[2].partition("/")[0].rpartition("@")
     return bool(at) and ":" in user

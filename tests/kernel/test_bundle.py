@@ -311,6 +311,21 @@ def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     assert user.run("./all.run", "id", "-u", env={"ENROOT_REMAP_ROOT": "no"}).stdout == f"{UID}\n"
 
 
+def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text(
+        'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_X=/x\nMINE=[${GITHUB_TOKEN}${PROXY}]\n'
+        "# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\nHOST_PATH=${PATH}\n"
+    )
+    user.penroot("bundle", str(squashed(user, rootfs)))
+    own = {"DISPLAY": ":0", "WORD": "one\ntwo\\", "GITHUB_TOKEN": "ghp_x", "PROXY": "http://me:pass@proxy/"}
+    script = r'env | grep _X; printf "%s\n" "$DISPLAY" "$QUOTED" "$BARE" "$EXACT" "$UNSET" "$MINE" "$HOST_PATH"'
+    done = user.run("./box.run", "sh", "-c", script, env=own)
+    assert done.stdout == f":0\na one\ntwo\\ b\n$WORD $(id)\n${{WORD}}\n[]\n[]\n{user.environ['PATH']}\n"
+    for name in ("GITHUB_TOKEN", "PROXY"):
+        assert f"asks for {name}, which looks like a secret: --env {name} would give it" in done.stderr
+    assert user.run("./box.run", "-e", "GITHUB_TOKEN", "sh", "-c", "echo $GITHUB_TOKEN", env=own).stdout == "ghp_x\n"
+
+
 def test_configuration_scripts(user: User, bundle: pathlib.Path) -> None:
     conf = user.home / "conf"
     conf.write_text(
@@ -336,6 +351,13 @@ def test_what_the_image_runs_needs_no_shell(user: User, rootfs: pathlib.Path) ->
     user.penroot("bundle", "box.sqsh")
     assert user.run("./box.run").stdout == "entry: a  command\n"
     assert user.run("./box.run", "x", "y").stdout == "entry: x y\n"
+
+
+def test_commands_know_their_directory_as_behind_a_shell(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/rc").write_text(RC.replace("'sh' '-c' 'echo entry: \"$@\"' 'it'\\''s'", ""))
+    user.penroot("bundle", str(squashed(user, rootfs)))
+    shown = user.run("./box.run", "env", env={"PWD": "/tmp", "SHLVL": "7"}).stdout.splitlines()
+    assert {"PWD=/opt/work", "SHLVL=0"} <= set(shown)
 
 
 def test_compressions_that_the_helper_does_not_know_are_converted(user: User, rootfs: pathlib.Path) -> None:

@@ -10,6 +10,9 @@ import subprocess
 import pytest
 
 from enroot_py import ENROOT_VERSION
+from enroot_py.config.settings import load
+from enroot_py.runtime import environ
+from enroot_py.runtime.imagefiles import decode_environment
 from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
@@ -155,6 +158,50 @@ def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Pat
     assert "A=one\ntwo\\\nB= x \nC=new\n" in out
     assert "D=$(id)\n" in out
     assert "FROM_IMAGE" not in out
+
+
+@pytest.mark.parametrize("kind", ["image", "site"])
+def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathlib.Path) -> None:
+    host = {
+        "A": "/a b",
+        "EMPTY": "",
+        "TWO": 'x\n"y\\n',
+        "A_KEY": "s",
+        "hf_token": "s",
+        "KEY": "k",
+        "ENROOT_SYSCONF_PATH": "",
+    }
+    host |= {"PROXY": "http://me:pass@proxy:80/x", "GIT": "ssh://git@host:22/x@y:z", "PART": "a:b@c"}
+    values = ["${A}", "a${A}b${NONE}c${EMPTY}", "$A $(id) `id` ${", "${A:-x} ${NONE:-y z} ${1} ${} ${A B}", "${a${A}"]
+    values += [
+        "'q ${A}'",
+        '"a" ',
+        "' '",
+        '"',
+        " s ",
+        "${TWO}",
+        "'${A}\"",
+        "${NONE:-${A}}",
+        *(f"[${{{key}}}]" for key in host),
+    ]
+    text = "".join(f" V{number}={value}\n" for number, value in enumerate(values))
+    text += "ENROOT_X=1\nno\n=\n#C=1\nV0${A}=\nV1=again\n"
+    (tmp_path / "etc/environ.d").mkdir(parents=True)
+    (tmp_path / "etc/environment").write_text(text)
+    (tmp_path / "etc/environ.d/10-terminal.env").write_text(text)
+    host["ENROOT_SYSCONF_PATH"] = str(tmp_path / "etc")
+    if kind == "image":
+        words = [" ".join(environ.SECRET_WORDS), " ".join(environ.SECRET_PARTS)]
+        root = os.open(tmp_path, os.O_PATH)
+        meant = environ.of_image(root, host)
+        os.close(root)
+    else:
+        words = []
+        meant = environ.of_site(load({**host, "ENROOT_CONFIG_PATH": "/nowhere"}), host)
+    command = [LIBEXEC / "penroot-runfile", "environment", *words]
+    done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
+    assert decode_environment(done.stdout) == meant
+    assert ("[s]" in meant.values()) == (kind == "site")
 
 
 def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:

@@ -1,0 +1,224 @@
+#include "environment.h"
+
+#include "common.h"
+
+#include <ctype.h>
+#include <err.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char exact_mark[] = "# penroot-exact: ";
+
+/* "\n" and "\\" of imagefiles.environment(): values that one line cannot hold. */
+static void unescape(char *value)
+{
+	char *to = value;
+
+	for (const char *at = value; *at; at++) {
+		if (*at == '\\' && (at[1] == 'n' || at[1] == '\\'))
+			*to++ = *++at == 'n' ? '\n' : '\\';
+		else
+			*to++ = *at;
+	}
+	*to = '\0';
+}
+
+/* Whether a line is what a comment with the exact value stands for. */
+static bool stands_for(const char *line, const char *exact)
+{
+	while (*line && *exact && (*line == *exact || (*line == ' ' && *exact == '\n'))) {
+		line++;
+		exact++;
+	}
+	return !*line && !*exact;
+}
+
+bool next_variable(char **rest, struct variable *variable)
+{
+	char *line, *exact = NULL;
+
+	while ((line = strsep(rest, "\n"))) {
+		if (*line == '#') {
+			exact = NULL;
+			if (!strncmp(line, exact_mark, strlen(exact_mark))) {
+				exact = line + strlen(exact_mark);
+				unescape(exact);
+			}
+			continue;
+		}
+		line += strspn(line, " \t");
+		variable->exact = exact && stands_for(line, exact);
+		variable->name = variable->exact ? exact : line;
+		variable->value = strchr(variable->name, '=');
+		exact = NULL;
+		if (!variable->value || variable->value == variable->name)
+			continue;
+		*variable->value++ = '\0';
+		return true;
+	}
+	return false;
+}
+
+static size_t name_length(const char *text)
+{
+	size_t n = 0;
+
+	while (isalpha((unsigned char)text[n]) || text[n] == '_' || (n && isdigit((unsigned char)text[n])))
+		n++;
+	return n;
+}
+
+static bool contains_word(const char *list, const char *word, size_t length)
+{
+	for (size_t n; *list; list += n + (list[n] == ' ')) {
+		n = strcspn(list, " ");
+		if (n == length && !memcmp(list, word, n))
+			return true;
+	}
+	return false;
+}
+
+static bool contains_part(const char *name, const char *parts)
+{
+	for (size_t n; *parts; parts += n + (parts[n] == ' ')) {
+		n = strcspn(parts, " ");
+		if (memmem(name, strlen(name), parts, n))
+			return true;
+	}
+	return false;
+}
+
+/* environ.is_secret() */
+static bool is_secret(const char *name, const char *value, const struct secrets *secrets)
+{
+	AUTO_FREE upper = strdup(name);
+	const char *login = strstr(value, "://"), *colon;
+
+	if (!upper)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	for (char *at = upper; *at; at++)
+		*at = (char)toupper((unsigned char)*at);
+	if (contains_part(upper, secrets->parts))
+		return true;
+	if (strchr(upper, '_')) {
+		for (size_t n, at = 0; upper[at]; at += n + (upper[at + n] == '_')) {
+			n = strcspn(upper + at, "_");
+			if (contains_word(secrets->words, upper + at, n))
+				return true;
+		}
+	}
+	if (!login)
+		return false;
+	login += strlen("://");
+	colon = memchr(login, ':', strcspn(login, "/"));
+	return colon && memchr(colon, '@', strcspn(colon, "/"));
+}
+
+/* A variable of the caller; none for a secret, which is told once. */
+static const char *given(const char *name, const struct secrets *secrets)
+{
+	const char *value = getenv(name);
+
+	if (!value || !secrets || !is_secret(name, value, secrets))
+		return value;
+	fprintf(stderr,
+		"[WARN] /etc/environment of the image asks for %s, which looks like a secret: --env %s would give it\n",
+		name, name);
+	unsetenv(name);
+	return NULL;
+}
+
+/* All but ${NAME}, and ${NAME:-DEFAULT} in files of the site, stands as it is. */
+static char *replaced(const char *from, const struct secrets *secrets)
+{
+	char *out = NULL;
+	size_t size;
+	FILE *to = open_memstream(&out, &size);
+	const char *mark;
+
+	if (!to)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	while ((mark = strstr(from, "${"))) {
+		const char *inner = mark + 2, *rest = inner + name_length(inner);
+		size_t length = strcspn(rest, "}");
+		bool fallback = !secrets && !strncmp(rest, ":-", 2), closed = rest[length] && !memmem(rest, length, "${", 2);
+
+		fwrite(from, 1, (size_t)(mark - from), to);
+		if (rest > inner && closed && (!length || fallback)) {
+			AUTO_FREE name = strndup(inner, (size_t)(rest - inner));
+			const char *value = name ? given(name, secrets) : NULL;
+
+			if (value && *value)
+				fputs(value, to);
+			else if (fallback)
+				fwrite(rest + 2, 1, length - 2, to);
+			from = rest + length + 1;
+		} else {
+			fputs("${", to);
+			from = inner;
+		}
+	}
+	fputs(from, to);
+	if (fclose(to) != 0)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	return out;
+}
+
+/* How long a text is without the white space at its end. */
+static size_t stripped(const char *text)
+{
+	size_t n = strlen(text);
+
+	while (n && isspace((unsigned char)text[n - 1]))
+		n--;
+	return n;
+}
+
+/* The value without the quotes around it, in its own memory. */
+static const char *unquoted(char *value)
+{
+	size_t n = stripped(value);
+
+	if (n < 2 || value[0] != value[n - 1] || !strchr("\"'", value[0]))
+		return value;
+	value[n - 1] = '\0';
+	return value + 1;
+}
+
+static void print_variable(const char *name, const char *value)
+{
+	if (strchr(value, '\n')) {
+		printf("%s%s=", exact_mark, name);
+		for (const char *at = value; *at; at++) {
+			if (*at == '\n' || *at == '\\')
+				printf("\\%c", *at == '\n' ? 'n' : '\\');
+			else
+				putchar(*at);
+		}
+		putchar('\n');
+	}
+	printf("%s=", name);
+	for (const char *at = value; *at; at++)
+		putchar(*at == '\n' ? ' ' : *at);
+	putchar('\n');
+}
+
+void print_environment(char *text, const struct secrets *secrets)
+{
+	struct variable variable;
+
+	while (next_variable(&text, &variable)) {
+		AUTO_FREE value = NULL;
+
+		if (!strncmp(variable.name, "ENROOT_", strlen("ENROOT_")))
+			continue;
+		if (!secrets) {
+			if (variable.name[name_length(variable.name)])
+				continue;
+			variable.value[stripped(variable.value)] = '\0';
+		}
+		if (!variable.exact)
+			value = replaced(variable.value, secrets);
+		print_variable(variable.name, value ? unquoted(value) : variable.value);
+	}
+}
