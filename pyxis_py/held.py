@@ -147,11 +147,13 @@ class Held:
     def answer(self, channel: Channel, task: Job) -> None:
         """Let one task in."""
         me = f"{os.getpid()} {self.step.started()}"
-        assign, drop = self.step.environ(self.environ, task, remap_root=self.remap_root)
+        workdir = self.step.request.workdir or self.workdir
+        environ = {**self.environ, "PWD": os.path.normpath(workdir)}
+        assign, drop = self.step.environ(environ, task, remap_root=self.remap_root)
         pairs = [("ok", ""), ("helper", me), *(("ns", name) for name in self.names)]
         if self.step.request.save:
             pairs.append(("saves", ""))
-        pairs.append(("workdir", self.step.request.workdir or self.workdir))
+        pairs.append(("workdir", workdir))
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]
         pairs += [("unset", name) for name in drop]
         channel.send(pairs, self.fds)

@@ -378,6 +378,7 @@ class Step:
         container.environ.update(self._fit_pmix(container.environ))
         workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
+            container.environ.setdefault("SHLVL", "0")  # as behind the shell that runs an image's script
             return container.environ, container.below, workdir
         output = os.memfd_create("penroot-entrypoint")
 

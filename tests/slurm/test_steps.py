@@ -154,6 +154,19 @@ def test_workdir(lab: Lab) -> None:
     assert "working directory in the container (--container-workdir): /no/such: No such file" in said
 
 
+def test_tasks_know_their_directory(lab: Lab) -> None:
+    """In PWD, which stayed that of the host; no shell is between, as one would mend it."""
+    env = {"PWD": "/tmp", "SHLVL": "7"}
+
+    def shown(*options: str) -> set[str]:
+        lines = srun(lab, image(), *options, "env", env=env).splitlines()
+        return {line for line in lines if line.startswith(("PWD=", "SHLVL="))}
+
+    assert shown() == {"PWD=/srv/work", "SHLVL=0"}
+    assert shown("--container-workdir=/usr/../etc/") == {"PWD=/etc", "SHLVL=0"}
+    assert shown("--container-env=PWD,SHLVL") == {"PWD=/tmp", "SHLVL=7"}
+
+
 def test_environment(lab: Lab) -> None:
     names = "echo $IMAGE_NAME,$FOO,$LANG,$LC_ALL"
     env = {"FOO": "job", "IMAGE_NAME": "job", "LC_ALL": "C"}
