@@ -14,19 +14,20 @@ import select
 
 from enroot_py.base import linux
 from enroot_py.base.errors import CommandError, PenrootError
-from enroot_py.cli import start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from enroot_py.runtime.execute import Container
+
 _STARTED, _END = 8, 9  # of a shell, one digit
 # Says who it is, then waits until it has been looked at.
 _COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
 
 
-def run(container: start.Container, log: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
+def run(container: Container, log: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     """Run the entrypoint of a container that this process has entered; its output goes to the descriptor ``log``.
 
     ``confine`` leaves it the privileges of a task.
@@ -67,7 +68,7 @@ def run(container: start.Container, log: int, confine: Callable[[], None]) -> tu
     return environ, workdir
 
 
-def _execute(container: start.Container, log: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
+def _execute(container: Container, log: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
     try:
         # First out of the way, as any of them may be where another one goes.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))

@@ -15,9 +15,9 @@ from enroot_py.base.errors import (
     PenrootError,
     RefusedError,
 )
-from enroot_py.cli import start
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, processes, rootfs
+from enroot_py.runtime.enter import enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
 from pyxis_py import options, running, submit
@@ -70,7 +70,7 @@ class Step:
             "SLURM_JOB_GID": str(job.numbers["gid"]),
         }
         self.settings = self._settings()
-        self.superuser = start.privileged(self.settings)
+        self.superuser = namespaces.privileged(self.settings)
         self.registry = running.Registry(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self._takes_over = False  # from a helper of this step that was killed
@@ -364,7 +364,7 @@ class Step:
             flags = "x-create=file,bind,ro,nosuid,noexec,nodev,private"
             mounts.append(Mount(authority, authority, "none", flags, 0, "srun --x11"))
         mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
-        container = start.enter(
+        container = enter(
             source,
             self.settings,
             self.host,

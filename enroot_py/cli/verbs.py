@@ -251,9 +251,9 @@ def list_(fancy: bool, form: str) -> None:
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARG...]", type=click.UNPROCESSED)
 def exec_(env: tuple[str, ...], target: str, words: tuple[str, ...]) -> None:
     """Run a command in a container that is running."""
-    from enroot_py.cli import start
+    from enroot_py.runtime import processes
 
-    sys.exit(start.execute_in(target, words, env, settings.load()))
+    sys.exit(processes.execute_in(target, words, env, settings.load()))
 
 
 def _confirmed(question: str) -> bool:

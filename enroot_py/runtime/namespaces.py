@@ -9,6 +9,15 @@ from enroot_py import LIBRARY
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
+
+
+def privileged(settings: Settings) -> bool:
+    """Whether root keeps his privileges, and so needs no user namespace."""
+    return settings.allow_superuser and os.geteuid() == 0
+
 
 def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """Unshare the user namespace; the caller is ``uid`` and ``gid`` inside, and nobody else exists.

@@ -11,8 +11,8 @@ import os
 from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import mounts
-from enroot_py.runtime.namespaces import hide
+from enroot_py.runtime import environ, execute, mounts
+from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
 # capabilities for the others, setns(2).
@@ -229,3 +229,18 @@ def enter(spaces: dict[str, int], pid: int) -> None:
             os.close(fd)
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+
+
+def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
+    """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
+    given = environ.of_options(env, os.environ)
+    outside = os.stat("/proc/self/ns/user").st_ino
+    variables, forks = join(find(target, settings))
+    superuser = os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == outside
+    variables.update(given)
+    child = os.fork() if forks else 0
+    if child:
+        return execute.wait(child)
+    if not superuser:
+        confine(remap_root=os.geteuid() == 0)
+    execute.execute(command, variables)

@@ -1,0 +1,136 @@
+"""What runs in a container, and the process that becomes it or waits for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from enroot_py.base.errors import CommandError, ContainerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from enroot_py.runtime import rc
+
+_RC = ("/bin/sh", "/etc/rc")
+# For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
+_KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
+
+
+class Container:
+    """A container that this process has entered: its environment and what its image runs.
+
+    ``origins`` says where each variable came from, for --explain; ``below`` has what --env has covered.
+    """
+
+    __slots__ = ("environ", "origins", "image", "login_shell", "below")
+
+    def __init__(
+        self,
+        environ: dict[str, str],
+        origins: dict[str, str],
+        image: rc.Exec | None,
+        login_shell: bool,
+        below: dict[str, str] | None = None,
+    ) -> None:
+        self.environ = environ
+        self.origins = origins
+        self.image = image
+        self.login_shell = login_shell
+        self.below = below or {}
+
+    def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """What runs for ``command``, or for none."""
+        if self.image is not None and not self.login_shell:
+            return self.image.argv(command)
+        # A script that only a shell understands, or no script at all.
+        keep = ""
+        path: tuple[str, ...] = ()
+        if self.login_shell and "PATH" in self.origins:
+            keep, path = _KEEP_PATH, (self.environ["PATH"],)
+        if os.path.exists("/etc/rc"):
+            return ("/bin/sh", "-c", keep + ". /etc/rc", "/etc/rc", *path, *command) if keep else _RC + command
+        if command[:1] == ("--",):
+            command = command[1:]
+        if command and " " in command[0] and not os.path.exists(command[0]):
+            return ("/bin/sh", "-c", keep + command[0], "sh", *path, *command[1:])
+        if command and not self.login_shell:
+            return command
+        return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
+
+    def execute(self, command: tuple[str, ...]) -> NoReturn:
+        """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
+        argv = self.argv(command)
+        if self.image is None or self.login_shell:
+            directory = self.environ["HOME"]
+            try:
+                os.chdir(directory)
+            except OSError:
+                directory = "/"  # as login(1) does
+                os.chdir(directory)
+        else:
+            directory = self.image.workdir
+            try:
+                os.chdir(directory)
+            except OSError as e:
+                raise ContainerError(f"cannot enter the image's working directory {directory}: {e.strerror}") from e
+        # What a shell would set that had run the command.
+        self.environ["PWD"] = os.path.normpath(directory)
+        self.environ.setdefault("SHLVL", "0")
+        execute(argv, self.environ, argv0="-sh" if self.login_shell else "")
+
+
+def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
+    """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
+    import _signal
+
+    # What Python ignores would stay ignored across exec, signal(7).
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    name = argv[0]
+    path = name if "/" in name else find_command(name, env.get("PATH", ""))
+    try:
+        try:
+            os.execve(path, [argv0 or name, *argv[1:]], env)
+        except OSError as e:
+            if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
+                raise
+            os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+    except OSError as e:
+        missing = e.errno in (errno.ENOENT, errno.ENOTDIR)
+        error = CommandError(f"cannot run {name}: {e.strerror}", hint=_advice(path) if missing else "")
+        error.exit_code = 127 if missing else 126
+        raise error from e
+    except (TypeError, ValueError) as e:
+        # The image, environ.d and hooks may say what no environment can hold.
+        bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
+        raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
+
+
+def wait(child: int) -> int:
+    """Wait for ``child``, to which SIGTERM and SIGINT go on; returns the status that a shell would report."""
+    import _signal
+
+    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT):
+        _signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def find_command(name: str, search: str) -> str:
+    """Where ``name`` is in the colon-separated ``search``; ``name`` itself where it is nowhere."""
+    for directory in search.split(":"):
+        path = f"{directory or '.'}/{name}"
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return name
+
+
+def _advice(path: str) -> str:
+    if os.path.exists(path):
+        return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
+    if path.startswith("-"):
+        return "what comes behind the container is its command: options go before it"
+    return "the command is looked up inside the container"
