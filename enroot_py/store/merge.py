@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from enroot_py.base import trees
-from enroot_py.store import layers
+from enroot_py.store import index
+from enroot_py.store.index import Index
+from enroot_py.store.overlayfs import is_opaque, is_plain, is_whiteout
 
 # All in one page of options on kernels before 6.7, as /proc/self/fd/NUMBER: rootfs.overlay_by_mount().
 MAX_LAYERS = 200
@@ -26,21 +28,17 @@ def chain_id(diff_ids: Sequence[str]) -> str:
     return chain
 
 
-def merge(lowerdirs: Sequence[str], indexes: Sequence[layers.Index], directory: str, name: str, size: int) -> None:
+def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, name: str, size: int) -> None:
     """Make ``directory``/fs show what ``lowerdirs``, top first, show together, with index and sums beside it.
 
     ``name`` is the chain-id and ``size`` the bytes of the layers' tars. Raises OSError.
     """
     root = directory + "/fs"
     os.mkdir(root, 0o755)
-    for lowerdir, index in zip(reversed(lowerdirs), reversed(indexes), strict=True):
-        _add(lowerdir, root, "", index.implicit)
-    modes = dict(layers.special_modes(lowerdirs))
-    with open(directory + "/index", "xb") as f:
-        first, *rest = layers.index_lines(layers.Index(modes=modes))
-        f.writelines((first, f"layer {name} {size} 0\n".encode(), *rest))
-    with open(directory + "/sums", "xb") as f:
-        f.writelines(layers.sums(root))
+    for lowerdir, its in zip(reversed(lowerdirs), reversed(indexes), strict=True):
+        _add(lowerdir, root, "", its.implicit)
+    modes = dict(index.special_modes(lowerdirs))
+    index.write(directory, (index.layer_line(name, size), *index.mode_lines(modes)))
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
@@ -50,12 +48,10 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
             status, there = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
             below = _lstat(there)
             is_directory = stat.S_ISDIR(status.st_mode)
-            if below is not None and not (
-                is_directory and stat.S_ISDIR(below.st_mode) and not layers.is_opaque(entry.path)
-            ):
+            if below is not None and not (is_directory and stat.S_ISDIR(below.st_mode) and not is_opaque(entry.path)):
                 _remove(target, entry.name, below)
                 below = None
-            if layers.is_whiteout(status):
+            if is_whiteout(status):
                 continue
             if not is_directory:
                 _link(entry.path, there)
@@ -87,15 +83,10 @@ def _link(source: str, target: str) -> None:
 
 def copy_attributes(source: str, target: str) -> None:
     """Give a directory of a tree the attributes of another, but for those that overlayfs obeys. Raises OSError."""
-    for name in filter(_is_ours, os.listxattr(target)):
+    for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
-    for name in filter(_is_ours, os.listxattr(source)):
+    for name in filter(is_plain, os.listxattr(source)):
         os.setxattr(target, name, os.getxattr(source, name))
-
-
-def _is_ours(name: str) -> bool:
-    """Others, as security.selinux, are the host's."""
-    return name.startswith("user.") and not name.startswith("user.overlay.")
 
 
 def _remove(directory: str, name: str, found: os.stat_result) -> None:

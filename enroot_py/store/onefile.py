@@ -109,7 +109,7 @@ def unpacked(path: str, settings: Settings) -> Image:
 
 
 def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | None:
-    from enroot_py.store import layers, prune
+    from enroot_py.store import index, prune
 
     store.sweep()
     lock = store.lock()
@@ -121,14 +121,13 @@ def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | N
                     head = build.path + "/head"
                     os.makedirs(head + "/fs", 0o755)
                     hexadecimal = name.partition(":")[2]
-                    for file, lines in (
-                        (head + "/index", layers.index_lines(layers.Index())),
-                        (head + "/sums", ()),
-                        (build.path + "/file", (os.fsencode(path) + b"\n",)),
-                        (build.path + "/stack", (f"images/{hexadecimal}/head/fs\nlayers/{hexadecimal}/fs\n".encode(),)),
+                    index.write(head, ())
+                    for file, text in (
+                        ("file", os.fsencode(path) + b"\n"),
+                        ("stack", f"images/{hexadecimal}/head/fs\nlayers/{hexadecimal}/fs\n".encode()),
                     ):
-                        with open(file, "wb") as f:
-                            f.writelines(lines)
+                        with open(f"{build.path}/{file}", "wb") as f:
+                            f.write(text)
                     build.publish()
         if os.geteuid() == 0:  # see store.py
             store.settle(name)
@@ -146,7 +145,7 @@ def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | N
 def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> None:
     import stat
 
-    from enroot_py.store import layers, squashfs
+    from enroot_py.store import index, squashfs
 
     with store.build("layers", name) as build:
         if build.done:
@@ -169,10 +168,7 @@ def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> Non
                         pending.append(entry.path)
                     else:
                         size += found.st_size
-        with open(build.path + "/index", "xb") as f:
-            f.writelines((*layers.index_lines(layers.Index()), f"layer {name} {size} 0\n".encode()))
-        with open(build.path + "/sums", "xb") as f:
-            f.writelines(layers.sums(root))
+        index.write(build.path, (index.layer_line(name, size),))
         build.publish()
 
 

@@ -25,7 +25,7 @@ from enroot_py.base import filesystems, log, trees
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
-from enroot_py.store import containers, layers
+from enroot_py.store import containers, index
 from enroot_py.store.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged, read_stack
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
@@ -82,13 +82,7 @@ def _file_size(path: str) -> int:
 
 def layer_size(store: Store, layer: str) -> int:
     """Bytes of a layer's tar, 0 where it is not stored."""
-    try:
-        with open(f"{store.root}/layers/{layer}/index", "rb") as f:
-            f.readline()
-            words = f.readline().split()
-    except FileNotFoundError:
-        return 0
-    return int(words[2]) if len(words) == 4 and words[0] == b"layer" else 0
+    return index.size(f"{store.root}/layers/{layer}")
 
 
 def _directories(store: Store, kind: str) -> list[str]:
@@ -413,7 +407,7 @@ def _verify_image(store: Store, name: str) -> Iterator[str]:
         if file not in ("manifest", "config"):  # these have digests
             yield f"its {file} was changed"
     if os.path.exists(path + "/file"):  # the copy of a squashfs file, which is all in its layer
-        yield from layers.differences(path + "/head")
+        yield from index.differences(path + "/head")
         return
     try:
         with open(path + "/manifest", "rb") as f:
@@ -435,7 +429,7 @@ def _verify_image(store: Store, name: str) -> Iterator[str]:
     for layer in _layers_of(path):
         if not os.path.isdir(f"{store.root}/layers/{layer}"):
             yield f"its layer {layer} is missing"
-    yield from layers.differences(path + "/head")
+    yield from index.differences(path + "/head")
 
 
 def _verify_layer(path: str) -> Iterator[str]:
@@ -445,7 +439,7 @@ def _verify_layer(path: str) -> Iterator[str]:
             return
     for file in changed_files(path):
         yield f"its {file} was changed"
-    yield from layers.differences(path)
+    yield from index.differences(path)
 
 
 def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], object]) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.manifests import Descriptor, Manifest
     from enroot_py.registry.shared import Found, Kept
     from enroot_py.registry.sources import Blob, Source
-    from enroot_py.store import layers
+    from enroot_py.store.index import Index
     from enroot_py.store.store import Build
 
     AnyImage = Reference | LocalImage
@@ -293,11 +293,11 @@ def _task(
     count: Callable[[int], None],
 ) -> Callable[[], None]:
     from enroot_py.registry.shared import Found, Kept
-    from enroot_py.store import layers
+    from enroot_py.store import unpack
 
-    def unpack(stream: Blob | Found | Kept, path: str) -> None:
+    def take(stream: Blob | Found | Kept, path: str) -> None:
         try:
-            layer = layers.unpack(stream, path, progress=count)
+            layer = unpack.layer(stream, path, progress=count)
         except ImageError as e:
             raise ImageError(f"{reference}: layer {blob.digest}: {e}", hint=e.hint) from e
         # Both, or one image could plant another's layer. An archive of docker names layers by
@@ -321,7 +321,7 @@ def _task(
             while True:
                 with _open(source, reference, blob, use) as stream:
                     try:
-                        unpack(stream, build.path)
+                        take(stream, build.path)
                     except ImageError as e:
                         if not isinstance(stream, Found):
                             raise
@@ -384,26 +384,26 @@ def _refuse_nul(text: str) -> None:
         raise ValueError(f"{text!r} holds a NUL")
 
 
-def _stack(store: Store, reference: AnyImage, diff_ids: Sequence[str]) -> tuple[Sequence[str], Sequence[layers.Index]]:
+def _stack(store: Store, reference: AnyImage, diff_ids: Sequence[str]) -> tuple[Sequence[str], Sequence[Index]]:
     """The layers that show an image, top first, and what their indexes say."""
-    from enroot_py.store import layers, merge
+    from enroot_py.store import index, merge
 
     names: list[str] = []  # top first
-    indexes: list[layers.Index] = []
+    indexes: list[Index] = []
     for diff_id in reversed(diff_ids):
         directory = store.layer_path(diff_id)
         if directory is None:
             raise ImageError(f"{reference}: the layer {diff_id} vanished from the store", hint="try again")
         if diff_id not in names:  # a layer that is listed twice: what it says again below, it says above
             names.append(diff_id)
-            indexes.append(layers.read_index(directory))
+            indexes.append(index.read(directory))
         if indexes[-1].opaque:
             break
     if len(names) > merge.MAX_LAYERS:
         lowest = slice(merge.MAX_LAYERS - 1, None)
         log.info(f"{reference}: {len(names)} layers: making one of the lowest {len(names[lowest])}")
         names[lowest] = [_merged(store, names[lowest], indexes[lowest])]
-        indexes[lowest] = [layers.Index()]
+        indexes[lowest] = [index.Index()]
     return names, indexes
 
 
@@ -415,12 +415,12 @@ def _compose(
     config: bytes,
     document: dict[str, Any],
     names: Sequence[str],
-    indexes: Sequence[layers.Index],
+    indexes: Sequence[Index],
 ) -> None:
     """Write everything of ``images/DIGEST`` into ``path``."""
     from enroot_py.runtime import imagefiles
     from enroot_py.runtime.rc import Exec
-    from enroot_py.store import layers
+    from enroot_py.store import unpack
 
     stack = [f"layers/{name.partition(':')[2]}/fs" for name in names]
     lowerdirs = [f"{store.root}/{lower}" for lower in stack]
@@ -436,8 +436,8 @@ def _compose(
         _refuse_nul(workdir)
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
-        if workdir.count("/") > layers.MAX_DEPTH:
-            raise ImageError(f"{reference}: a WorkingDir of more than {layers.MAX_DEPTH} directories")
+        if workdir.count("/") > unpack.MAX_DEPTH:
+            raise ImageError(f"{reference}: a WorkingDir of more than {unpack.MAX_DEPTH} directories")
         run = Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
         variables = imagefiles.variables(_words(said.get("Env"), "Env"))
         rc = imagefiles.rc(reference.uri(), {str(k): str(v) for k, v in labels.items()}, run).encode()
@@ -462,7 +462,7 @@ def _compose(
         raise cannot_write(f"store {reference}", store.root, e) from e
 
 
-def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[layers.Index]) -> str:
+def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> str:
     """One layer in the store that shows what several do, top first; returns its name."""
     from enroot_py.store import merge, prune
 
@@ -496,7 +496,7 @@ def _created(document: dict[str, Any]) -> float:
 def _head(
     path: str,
     lowerdirs: Sequence[str],
-    indexes: Sequence[layers.Index],
+    indexes: Sequence[Index],
     workdir: str,
     files: dict[str, bytes],
     created: float,
@@ -507,7 +507,8 @@ def _head(
     also repairs directories that a layer implies but does not have, as /tmp in a layer
     of nothing but tmp/x: the layers below know what they are like.
     """
-    from enroot_py.store import layers, merge
+    from enroot_py.store import index, merge
+    from enroot_py.store.overlayfs import look, real_path
 
     root = path + "/fs"
     os.makedirs(root, 0o755)
@@ -523,7 +524,7 @@ def _head(
                 continue
             os.mkdir(here)
             made[here] = 0o755, created
-            shown = layers.look(lowerdirs, name)
+            shown = look(lowerdirs, name)
             for number, holder in shown.layers if shown is not None and stat.S_ISDIR(shown.status.st_mode) else ():
                 found = os.stat(holder)
                 made[here] = stat.S_IMODE(found.st_mode), found.st_mtime
@@ -534,19 +535,19 @@ def _head(
                     break
         return "/".join((root, *parts))
 
-    real = layers.real_path(lowerdirs, workdir)
-    if real is not None and layers.look(lowerdirs, real) is None:
+    real = real_path(lowerdirs, workdir)
+    if real is not None and look(lowerdirs, real) is None:
         directories(real)
-    etc = directories(layers.real_path(lowerdirs, "/etc") or "/etc")
-    for index, lower in zip(indexes, lowerdirs, strict=True):
-        for name in index.implicit:
-            shown = layers.look(lowerdirs, name)
+    etc = directories(real_path(lowerdirs, "/etc") or "/etc")
+    for its, lower in zip(indexes, lowerdirs, strict=True):
+        for name in its.implicit:
+            shown = look(lowerdirs, name)
             if shown is not None and len(shown.layers) > 1 and shown.layers[0][1] == f"{lower}/{name}":
                 directories(name)
     for lower in lowerdirs:
         # Only a directory that it merges with another is shown by overlayfs without the whiteouts in it.
-        for name in filter(None, layers.whiteouts(os.path.dirname(lower))):
-            shown = layers.look(lowerdirs, name)
+        for name in filter(None, index.whiteouts(os.path.dirname(lower))):
+            shown = look(lowerdirs, name)
             if shown is not None and [holder for _, holder in shown.layers] == [f"{lower}/{name}"]:
                 directories(name)
     for name, data in files.items():
@@ -557,10 +558,7 @@ def _head(
     for here, (mode, mtime) in sorted(made.items(), reverse=True):
         os.chmod(here, mode)
         os.utime(here, (mtime, mtime))
-    with open(path + "/index", "xb") as out:
-        out.writelines(layers.index_lines(layers.Index(modes=modes)))
-    with open(path + "/sums", "xb") as out:
-        out.writelines(layers.sums(root))
+    index.write(path, index.mode_lines(modes))
 
 
 # -- the verbs

@@ -211,11 +211,11 @@ def _in_child(lowerdirs: Sequence[str], image: str, used: str, fd: int, settings
 def _squash(lowerdirs: Sequence[str], image: str, used: str, fd: int, settings: Settings) -> None:
     from enroot_py.base import linux, memory, run, workers
     from enroot_py.runtime import namespaces, rootfs, squashfuse
-    from enroot_py.store import layers
+    from enroot_py.store import index
 
     mksquashfs = run.find("mksquashfs", package="squashfs-tools")
     buffers, threads = memory.share(memory.left(), processors(settings))
-    modes = sorted(layers.special_modes(lowerdirs))
+    modes = sorted(index.special_modes(lowerdirs))
     # Root inside owns every file, so that none is unreadable to mksquashfs.
     namespaces.enter_user(0, 0)
     namespaces.unshare(linux.CLONE_NEWNS)

@@ -2,7 +2,7 @@
 
 Beneath its root, which only its owner can enter::
 
-    layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (layers.py)
+    layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (index.py)
     layers/DIFF-ID/boot             while it may not be on the disk yet, then ``checked``: see below; images have it too
     images/DIGEST/manifest,config   as the registry sent them
     images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
@@ -475,14 +475,14 @@ def _checksums(path: str) -> list[str]:
 
 def _survived(path: str) -> bool:
     """Whether a layer or an image is what it was when it was published."""
-    from enroot_py.store import layers
+    from enroot_py.store import index
 
     if changed_files(path):
         return False
     if os.path.exists(f"{path}/{SQUASHFS}"):
         return is_unchanged(path)
     tree = path if os.path.isdir(path + "/fs") else path + "/head"
-    return next(layers.differences(tree), None) is None
+    return next(index.differences(tree), None) is None
 
 
 def changed_files(path: str) -> list[str]:

@@ -8,7 +8,8 @@ import random
 import stat
 from pathlib import Path
 
-from enroot_py.store import layers, merge
+from enroot_py.store import index, merge, unpack
+from enroot_py.store.overlayfs import look
 from tests import images
 from tests.images import digest, directory, entry, symlink
 
@@ -42,7 +43,7 @@ def shown(lowerdirs: list[str], implicit: list[frozenset[str]]) -> dict[str, tup
     """Type, mode, time, and content of all that a stack shows; of directories that no layer describes, the type."""
     found: dict[str, tuple[object, ...]] = {}
     for name in NAMES:
-        seen = layers.look(lowerdirs, name)
+        seen = look(lowerdirs, name)
         if seen is None:
             continue
         status, path = seen.status, seen.layers[0][1]
@@ -63,10 +64,10 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
         for count in range(rng.randint(2, 6)):
             directories.insert(0, place / f"layer{count}")
             directories[0].mkdir(parents=True)
-            layers.unpack(io.BytesIO(layer(rng)), str(directories[0]))
-        indexes = [layers.read_index(str(path)) for path in directories]
-        for at, index in enumerate(indexes):
-            if index.opaque:  # what is below it is no part of an image's stack
+            unpack.layer(io.BytesIO(layer(rng)), str(directories[0]))
+        indexes = [index.read(str(path)) for path in directories]
+        for at, its in enumerate(indexes):
+            if its.opaque:  # what is below it is no part of an image's stack
                 del directories[at + 1 :], indexes[at + 1 :]
                 break
         lowerdirs = [f"{path}/fs" for path in directories]
@@ -76,8 +77,8 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
         before = shown(lowerdirs, [index.implicit for index in indexes])
         after = shown([f"{merged}/fs"], [frozenset()])
         assert {name: said[: len(before[name])] for name, said in after.items()} == before
-        assert dict(layers.special_modes([f"{merged}/fs"])) == dict(layers.special_modes(lowerdirs))
-        assert list(layers.differences(str(merged))) == []
+        assert dict(index.special_modes([f"{merged}/fs"])) == dict(index.special_modes(lowerdirs))
+        assert list(index.differences(str(merged))) == []
 
 
 def test_name_is_the_chain_of_the_layers() -> None:

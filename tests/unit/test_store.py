@@ -16,7 +16,7 @@ import pytest
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import parse
-from enroot_py.store import layers
+from enroot_py.store import unpack
 from enroot_py.store.store import Name, Store
 from tests import images
 
@@ -241,7 +241,7 @@ def test_leftovers_are_not_taken_for_work(store: Store) -> None:
     dead.communicate()
     with store.build("layers", A) as build:
         assert os.listdir(build.path) == []
-        layers.unpack(io.BytesIO(images.tar([images.entry("f")])), build.path)
+        unpack.layer(io.BytesIO(images.tar([images.entry("f")])), build.path)
         build.publish()
     assert os.listdir(f"{store.layer_path(A)}/fs") == ["f"]
 
@@ -263,7 +263,7 @@ def another_boot(path: Path) -> None:
 def unpacked(store: Store) -> Path:
     """A layer made as an import makes it, in the last boot but not known to be on the disk."""
     with store.build("layers", A) as build:
-        layers.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
+        unpack.layer(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
     path = Path(store.layer_path(A) or "")
     another_boot(path)
@@ -302,7 +302,7 @@ def imaged(store: Store) -> Path:
     """An image with one layer, both made in the last boot."""
     layer = unpacked(store)
     with store.build("images", B) as build:
-        layers.unpack(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
+        unpack.layer(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
         hexes = (A.partition(":")[2], B.partition(":")[2])
         Path(build.path, "stack").write_text(f"images/{hexes[1]}/head/fs\nlayers/{hexes[0]}/fs\n")
         build.publish()

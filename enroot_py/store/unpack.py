@@ -1,22 +1,11 @@
 """A layer's tar stream becomes a tree that overlayfs can use as a lower directory.
 
 One pass: hash of the blob, decompression by magic bytes, hash of the tar, entries to
-files. Runs as an ordinary user without a namespace. Sources: OCI image specification,
-"Image Layer Filesystem Changeset"; the kernel's overlayfs documentation, "whiteouts and opaque directories".
+files. Runs as an ordinary user without a namespace. Source: OCI image specification,
+"Image Layer Filesystem Changeset".
 
 The tree never holds what would act on the host: no set-uid, set-gid or sticky bit, no
-device, no extended attribute but ``user.*``. What it cannot hold goes to the ``index``
-beside it, one record a line, paths last with ``\\`` and newline escaped::
-
-    penroot-index 1
-    layer DIFF-ID TAR-BYTES ENTRIES
-    opaque                                  the layer hides everything below it
-    file OCTAL-MODE UID GID PATH            mode, where it differs, or an owner who is not root
-    implicit PATH                           a directory that the tar does not have, but something beneath it
-    device c|b MAJOR MINOR OCTAL-MODE PATH
-    xattr NAME HEX-VALUE PATH
-
-A third file, ``sums``, says what the tree was when it was made: see sums().
+device, no extended attribute but ``user.*``. What it cannot hold goes to the index.
 """
 
 from __future__ import annotations
@@ -24,18 +13,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from enroot_py.base import filesystems, log, trees
-from enroot_py.base.compression import Stream, crc32, crc32_of_zeros
+from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
+from enroot_py.store import index
+from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
 
 MAX_DEPTH = 256  # directories in one path: real images stay below 30
-_MAX_SYMLINKS = 40  # path_resolution(7)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = (1 << 63) - 1  # bytes of a file: off_t
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,7 +37,7 @@ _OPAQUE = b".wh..wh..opq"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What unpack() found out about a layer. Digests are ``sha256:HEX``, sizes bytes."""
+    """What is known of a layer that was unpacked. Digests are ``sha256:HEX``, sizes bytes."""
 
     diff_id: str
     blob_digest: str
@@ -58,146 +47,34 @@ class Layer:
     opaque: bool
 
 
-def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
-    """Unpack a layer into ``directory``/fs and write ``directory``/index and ``directory``/sums.
+def layer(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
+    """Unpack a layer into ``directory``/fs, and write index and sums beside it.
 
     ``progress`` is told the compressed bytes read so far. The caller compares the
     digests and removes ``directory`` when they are wrong or this fails. Raises
     ImageError for a layer that is not what it should be, or that cannot be stored.
     """
-    try:
-        os.mkdir(directory + "/fs", 0o755)
-        root = os.open(directory + "/fs", _DIRECTORY)
-    except OSError as e:
-        _cannot_store(e, b"", directory)
+    path = b""
     umask = os.umask(0)  # what is made has its mode at once
     try:
-        with Tree(root) as tree, Tar(stream, progress) as tar:
-            os.fchmod(root, 0o755)
+        os.mkdir(directory + "/fs", 0o755)
+        with Tree(directory + "/fs") as tree, Tar(stream, progress) as tar:
+            for entry in tar.entries():
+                path = entry.path
+                tree.add(entry, tar)
             path = b""
-            try:
-                for entry in tar.entries():
-                    path = entry.path
-                    tree.add(entry, tar)
-                path = b""
-                tree.finish()
-            except OSError as e:
-                _cannot_store(e, path, directory)
+            tree.finish()
             tar.drain()
+    except OSError as e:
+        _cannot_store(e, path, directory)
     finally:
         os.umask(umask)
-    layer = Layer(tar.diff_id(), tar.blob_digest(), tar.blob_size, tar.size, tree.count, tree.opaque)
+    result = Layer(tar.diff_id(), tar.blob_digest(), tar.blob_size, tar.size, tree.count, tree.opaque)
     try:
-        with open(directory + "/index", "xb") as f:
-            f.writelines(tree.index(layer))
-        with open(directory + "/sums", "xb") as f:
-            f.writelines(sums(directory + "/fs", tree.sums))
+        index.write(directory, tree.index(result), tree.sums)
     except OSError as e:
         _cannot_store(e, b"", directory)
-    return layer
-
-
-def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
-    """A line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for all that is in a tree, whose names are sorted.
-
-    ``known`` has all but the path of files by inode; others are read. CRC is a CRC-32: ten
-    times as fast as SHA-256, and enough to find what was changed or damaged by accident;
-    who can forge a tree can forge its sums too. KIND is f, l (CRC of the target), d, D for
-    an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. Raises OSError.
-    """
-    known = known or {}
-    base = os.fsencode(root)
-    pending = _scan(base, b"")
-    while pending:
-        path, entry = pending.pop()
-        line = known.get(entry.inode())
-        if line is not None and entry.is_file(follow_symlinks=False):
-            yield line + _escape(path) + b"\n"
-            continue
-        found = entry.stat(follow_symlinks=False)
-        kind, size, crc = "o", 0, 0
-        if stat.S_ISREG(found.st_mode):
-            kind, size = "f", found.st_size
-            crc = _checksum(entry.path)
-        elif stat.S_ISLNK(found.st_mode):
-            kind, crc = "l", crc32(os.readlink(entry.path))
-        elif stat.S_ISDIR(found.st_mode):
-            kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
-            pending += _scan(entry.path, path + b"/")
-        elif is_whiteout(found):
-            kind = "w"
-        yield _sum(kind, found.st_mode, size, found.st_mtime_ns, crc) + _escape(path) + b"\n"
-
-
-def _sum(kind: str, mode: int, size: int, mtime: int, crc: int) -> bytes:
-    return f"{kind} {mode & 0o7777:o} {size} {mtime} {crc:08x} ".encode()
-
-
-def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
-    """What is in a directory, by path in the tree, the last name first."""
-    with os.scandir(directory) as entries:
-        return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
-
-
-def differences(path: str) -> Iterator[str]:
-    """What differs between the tree in ``path``/fs and its sums, in words. Raises OSError."""
-    try:
-        with open(path + "/sums", "rb") as f:
-            before = dict(_by_path(f))
-    except FileNotFoundError:
-        yield "its sums are missing: it was made by an older version"
-        return
-    now = dict(_by_path(sums(path + "/fs")))
-    for name in sorted(before.keys() | now.keys()):
-        shown = "/" + name.decode("utf-8", "backslashreplace")
-        if name not in now:
-            yield f"{shown} is gone"
-        elif name not in before:
-            yield f"{shown} was added"
-        elif now[name] != before[name]:
-            yield f"{shown} was changed: {_difference(before[name], now[name])}"
-
-
-def whiteouts(path: str) -> set[str]:
-    """The directories of the tree in ``path``/fs that hold whiteouts. Raises OSError."""
-    with open(path + "/sums", "rb") as f:
-        paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
-    return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
-
-
-def _by_path(lines: Iterable[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
-    for line in lines:
-        *words, path = line.rstrip(b"\n").split(b" ", 5)
-        yield path, words
-
-
-def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
-    names = ("type", "mode", "size", "time", "content")
-    return ", ".join(name for name, a, b in zip(names, before, now, strict=True) if a != b)
-
-
-def _checksum(path: bytes) -> int:
-    """The CRC-32 of a file, whose holes are not read: a sparse file may say that it is larger than all disks."""
-    crc = at = 0
-    with open(path, "rb", buffering=0) as f:
-        end = os.fstat(f.fileno()).st_size
-        while at < end:
-            try:
-                start = os.lseek(f.fileno(), at, os.SEEK_DATA)
-            except OSError as e:
-                if e.errno != errno.ENXIO:
-                    raise
-                start = end  # nothing but a hole is left
-            crc = crc32_of_zeros(start - at, crc)
-            at = min(os.lseek(f.fileno(), start, os.SEEK_HOLE), end) if start < end else end
-            f.seek(start)
-            while start < at:
-                data = f.read(min(1 << 20, at - start))
-                if not data:
-                    return crc  # it was truncated meanwhile
-                crc = crc32(data, crc)
-                start += len(data)
-    return crc
+    return result
 
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
@@ -212,24 +89,25 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
 
 
 class Tree:
-    """A layer's tree. Every name is resolved one component at a time beneath ``root``, by descriptor.
+    """A layer's tree, in a ``with``. Every name is resolved one component at a time beneath ``root``, by descriptor.
 
     A symlink among the parents is followed as chroot(2) would, so it leads to another
     place in this layer and never out of it. Paths here have no "." nor "..", and no
     slash at either end: see _normal().
     """
 
-    def __init__(self, root: int) -> None:
-        self._root = root
+    def __init__(self, root: str) -> None:
+        self._root = os.open(root, _DIRECTORY)
         self._open: dict[bytes, int] = {}  # directories, by the path that led there
         self._times: dict[bytes, int] = {}
         self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
-        self.sums: dict[int, bytes] = {}  # what sums() says of a file but for its path, by inode
+        self.sums: dict[int, bytes] = {}  # index.file_sum() of files, by inode
         self.opaque = False
         self.count = 0
 
     def __enter__(self) -> Tree:
+        os.fchmod(self._root, 0o755)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -276,7 +154,7 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
-            _make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
+            make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
         else:
             raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
@@ -290,15 +168,15 @@ class Tree:
                 continue  # a later entry replaced it
 
     def index(self, layer: Layer) -> Iterator[bytes]:
-        """The lines of the index file."""
-        yield f"penroot-index 1\nlayer {layer.diff_id} {layer.tar_size} {layer.entries}\n".encode()
+        """The lines of the index."""
+        yield index.layer_line(layer.diff_id, layer.tar_size, layer.entries)
         if layer.opaque:
             yield b"opaque\n"
         for path in self._implicit:
-            yield b"implicit " + _escape(path) + b"\n"
+            yield index.record_line("implicit", path)
         for path, records in self._records.items():
             for record in records:
-                yield record.encode() + b" " + _escape(path) + b"\n"
+                yield index.record_line(record, path)
 
     # -- directories
 
@@ -353,7 +231,7 @@ class Tree:
                     if stat.S_ISLNK(found.st_mode):
                         links += 1
                         target = os.readlink(name, dir_fd=stack[-1])
-                        if links > _MAX_SYMLINKS:
+                        if links > MAX_SYMLINKS:
                             raise ImageError(f"too many symlinks in {shown(b'/'.join(parts))}") from None
                         if target.startswith(b"/"):
                             while len(stack) > 1:
@@ -365,7 +243,7 @@ class Tree:
                         raise
                     os.unlink(name, dir_fd=stack[-1])
                     fd = self._mkdir(stack[-1], name)
-                    _set_opaque(fd)
+                    set_opaque(fd)
                     self._implied((*names, name), mtime)
                 stack.append(fd)
                 names.append(name)
@@ -403,7 +281,7 @@ class Tree:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)
         try:
             if hidden:  # removed and made again by one layer: nothing below shows through
-                _set_opaque(fd)
+                set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
             if entry.pax:
                 self._set_xattrs(fd, entry)
@@ -448,7 +326,7 @@ class Tree:
             if crc is None:
                 self.sums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
             else:
-                self.sums[made.st_ino] = _sum("f", made.st_mode, entry.size, made.st_mtime_ns, crc)
+                self.sums[made.st_ino] = index.file_sum(made, crc)
         finally:
             os.close(fd)
 
@@ -491,7 +369,7 @@ class Tree:
             if path == _OPAQUE:
                 self.opaque = True  # overlayfs does not look at the root's attribute: the stack ends here
             else:
-                _set_opaque(parent)
+                set_opaque(parent)
             return
         name = name[len(_WHITEOUT) :]
         if name.startswith(_WHITEOUT):
@@ -500,12 +378,12 @@ class Tree:
             raise ImageError(f"{shown(path)}: a whiteout of nothing")
         found = _lstat(parent, name)
         if found is None:
-            _make_whiteout(parent, name, mtime)
+            make_whiteout(parent, name, mtime)
         elif stat.S_ISDIR(found.st_mode):
             # Whiteouts are about lower layers only: what this layer itself brings stays.
             fd = os.open(name, _DIRECTORY, dir_fd=parent)
             try:
-                _set_opaque(fd)
+                set_opaque(fd)
             finally:
                 os.close(fd)
 
@@ -523,8 +401,7 @@ class Tree:
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:
         for name, value in entry.xattrs():
-            # user.overlay.* would be commands to overlayfs, the other classes act on the host or need root.
-            if not name.startswith(b"user.") or name.startswith(b"user.overlay."):
+            if not is_plain(os.fsdecode(name)):
                 continue
             try:
                 os.setxattr(fd, name, value)
@@ -543,7 +420,7 @@ class Tree:
         if entry.pax:
             for name, value in entry.xattrs():
                 if not name.startswith((b"user.", b"trusted.overlay.")):
-                    records.append(f"xattr {_escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
+                    records.append(f"xattr {index.escape(name).decode('utf-8', 'replace')} {value.hex() or '-'}")
         if records:
             self._records[path] = records
         else:
@@ -582,150 +459,3 @@ def _lstat(parent: int, name: bytes) -> os.stat_result | None:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
-
-
-def _make_whiteout(parent: int, name: bytes, mtime: int) -> None:
-    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-    os.utime(name, ns=(mtime, mtime), dir_fd=parent, follow_symlinks=False)
-
-
-def is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
-
-
-def _set_opaque(fd: int) -> None:
-    os.setxattr(fd, "user.overlay.opaque", b"y")
-
-
-def _escape(path: bytes) -> bytes:
-    return path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
-
-
-def _unescape(path: bytes) -> bytes:
-    return b"\\".join(part.replace(b"\\n", b"\n") for part in path.split(b"\\\\"))
-
-
-# ---------------------------------------------------------------------------
-# Reading a stack of trees as overlayfs shows it
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One name in a stack of trees: the lower directories that hold it, top first, as (number, path)."""
-
-    layers: tuple[tuple[int, str], ...]
-    status: os.stat_result
-
-
-def real_path(lowerdirs: Sequence[str], path: str) -> str | None:
-    """``path`` with every symlink resolved in the view; what is missing is kept. None for a loop."""
-    for _ in range(_MAX_SYMLINKS):
-        done: list[str] = []
-        again = None
-        pending = [part for part in path.split("/") if part not in ("", ".")]
-        for number, part in enumerate(pending):
-            if part == "..":
-                done = done[:-1]
-                continue
-            found = look(lowerdirs, "/".join([*done, part]))
-            if found and stat.S_ISLNK(found.status.st_mode):
-                target = os.readlink(found.layers[0][1])
-                start = [] if target.startswith("/") else done
-                again = "/".join([*start, target, *pending[number + 1 :]])
-                break
-            done.append(part)
-        if again is None:
-            return "/" + "/".join(done)
-        path = again
-    return None
-
-
-def look(lowerdirs: Sequence[str], path: str) -> Found | None:
-    """What overlayfs shows at ``path``. No symlink is followed, so none may be among the parents."""
-    if not lowerdirs:
-        return None
-    here = tuple(enumerate(lowerdirs))
-    status = os.stat(lowerdirs[0])
-    for part in path.split("/"):
-        if part in ("", "."):
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            return None
-        holders: list[tuple[int, str]] = []
-        for number, directory in here:
-            candidate = f"{directory}/{part}"
-            try:
-                this = os.lstat(candidate)
-            except FileNotFoundError:
-                continue
-            if is_whiteout(this) or holders and not stat.S_ISDIR(this.st_mode):
-                break
-            if not holders:
-                status = this
-            holders.append((number, candidate))
-            if not stat.S_ISDIR(this.st_mode) or is_opaque(candidate):
-                break
-        if not holders:
-            return None
-        here = tuple(holders)
-    return Found(here, status)
-
-
-def is_opaque(directory: str) -> bool:
-    try:
-        return os.getxattr(directory, "user.overlay.opaque", follow_symlinks=False) == b"y"
-    except OSError:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """What an index file says: see the head of this module."""
-
-    opaque: bool = False
-    modes: dict[str, int] = field(default_factory=dict)
-    implicit: frozenset[str] = frozenset()
-
-
-def read_index(directory: str) -> Index:
-    """The index beside the tree in ``directory``. Raises ImageError, OSError."""
-    with open(directory + "/index", "rb") as f:
-        first, *lines = f.read().split(b"\n")
-    if first != b"penroot-index 1":
-        raise ImageError(f"{directory}/index: not of this version", hint="remove the store and import again")
-    opaque, modes, implicit = False, dict[str, int](), set[str]()
-    for line in lines:
-        kind, _, rest = line.partition(b" ")
-        if kind == b"opaque":
-            opaque = True
-        elif kind == b"file":
-            mode, _, _, path = rest.split(b" ", 3)
-            modes[os.fsdecode(_unescape(path))] = int(mode, 8)
-        elif kind == b"implicit":
-            implicit.add(os.fsdecode(_unescape(rest)))
-    return Index(opaque, modes, frozenset(implicit))
-
-
-def index_lines(index: Index) -> Iterator[bytes]:
-    """An index file of modes only, for a tree that no layer made."""
-    yield b"penroot-index 1\n"
-    for path, mode in index.modes.items():
-        yield b"file %o 0 0 %s\n" % (mode, _escape(os.fsencode(path)))
-
-
-def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """(path, mode) of each file of the merged view whose mode its tree could not hold.
-
-    Read from the ``index`` beside each tree named ``fs``; others, such as a
-    container's upper directory, have nothing to say.
-    """
-    for number, directory in enumerate(lowerdirs):
-        parent, name = os.path.split(directory)
-        if name != "fs" or not os.path.isfile(parent + "/index"):
-            continue
-        for path, mode in read_index(parent).modes.items():
-            shown = look(lowerdirs, path)
-            if shown is None or shown.layers[0][0] != number or stat.S_ISLNK(shown.status.st_mode):
-                continue
-            if stat.S_IMODE(shown.status.st_mode) != mode:
-                yield path, mode

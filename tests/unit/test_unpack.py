@@ -19,7 +19,7 @@ import pytest
 
 from enroot_py.base import trees
 from enroot_py.base.errors import ImageError
-from enroot_py.store import layers, tar
+from enroot_py.store import index, tar, unpack
 from tests import images
 from tests.images import directory, entry, hardlink, symlink
 
@@ -31,10 +31,10 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-def unpack(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
+def tree(place: Path, *entries: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
     """Unpack a tar of ``entries`` and return the tree, of which its sums say what is there."""
-    layers.unpack(io.BytesIO(images.tar(entries, **options)), str(place))
-    assert list(layers.differences(str(place))) == []
+    unpack.layer(io.BytesIO(images.tar(entries, **options)), str(place))
+    assert list(index.differences(str(place))) == []
     return place / "fs"
 
 
@@ -50,7 +50,7 @@ def is_opaque(path: Path) -> bool:
         return False
 
 
-def index(place: Path) -> list[str]:
+def index_of(place: Path) -> list[str]:
     return (place / "index").read_text().splitlines()
 
 
@@ -61,7 +61,7 @@ def index(place: Path) -> list[str]:
 def test_compression_is_known_by_its_first_bytes(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", os.urandom(300_000))])
     blob = images.COMPRESSIONS[compression](tar)
-    layer = layers.unpack(io.BytesIO(blob), str(place))
+    layer = unpack.layer(io.BytesIO(blob), str(place))
     assert layer.diff_id == images.digest(tar)
     assert layer.blob_digest == images.digest(blob)
     assert (layer.size, layer.tar_size, layer.entries) == (len(blob), len(tar), 2)
@@ -73,17 +73,17 @@ def test_several_members_are_one_tar(place: Path, compression: str) -> None:
     tar = images.tar([entry("a", b"x" * 5000), entry("b", b"y")])
     compress = images.COMPRESSIONS[compression]
     blob = compress(tar[:3000]) + compress(tar[3000:3001]) + compress(tar[3001:])
-    assert layers.unpack(io.BytesIO(blob), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(blob), str(place)).diff_id == images.digest(tar)
 
 
 def test_gzip_padding_and_zstd_skippable_frames_are_no_data(place: Path, tmp_path: Path) -> None:
     tar = images.tar([entry("a", b"x" * 5000)])
-    assert layers.unpack(io.BytesIO(gzip.compress(tar) + bytes(999)), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(gzip.compress(tar) + bytes(999)), str(place)).diff_id == images.digest(tar)
     other = tmp_path / "other"
     other.mkdir()
     skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", 300_000) + bytes(300_000)
     blob = skippable + images.zstd(tar) + skippable + skippable
-    assert layers.unpack(io.BytesIO(blob), str(other)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(blob), str(other)).diff_id == images.digest(tar)
 
 
 class Trickle:
@@ -101,7 +101,7 @@ class Trickle:
 def test_pieces_of_any_size_will_do(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", b"z" * 700)])
     blob = images.COMPRESSIONS[compression](tar)
-    assert layers.unpack(Trickle(blob), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(Trickle(blob), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a/b").read_bytes() == b"z" * 700
 
 
@@ -110,7 +110,7 @@ def test_large_files_come_out_whole(place: Path, most: int) -> None:
     sizes = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 12345]
     contents = [random.Random(size).randbytes(size) for size in sizes]
     data = images.tar([entry(str(size), content) for size, content in zip(sizes, contents, strict=True)])
-    layers.unpack(Trickle(data, most), str(place))
+    unpack.layer(Trickle(data, most), str(place))
     for size, content in zip(sizes, contents, strict=True):
         assert (place / "fs" / str(size)).read_bytes() == content
 
@@ -119,31 +119,31 @@ def test_large_files_come_out_whole(place: Path, most: int) -> None:
 def test_truncated_blob_is_an_error(place: Path, compression: str) -> None:
     blob = images.COMPRESSIONS[compression](images.tar([entry("a", os.urandom(50_000))]))
     with pytest.raises(ImageError, match="truncated"):
-        layers.unpack(io.BytesIO(blob[: len(blob) // 2]), str(place))
+        unpack.layer(io.BytesIO(blob[: len(blob) // 2]), str(place))
 
 
 @pytest.mark.parametrize("end", [300, 3000, 512 + 4999])
 def test_truncated_tar_is_an_error(place: Path, end: int) -> None:
     with pytest.raises(ImageError, match="truncated"):
-        layers.unpack(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:end]), str(place))
+        unpack.layer(io.BytesIO(images.tar([entry("a", b"x" * 5000)])[:end]), str(place))
 
 
 @pytest.mark.parametrize("end", [5000, 5001, 5119, 5120, 5632])
 def test_padding_of_the_last_member_and_end_mark_may_be_missing(place: Path, end: int) -> None:
     """As umoci insert writes it."""
     tar = images.tar([entry("a", b"x" * 5000)])[: 512 + end]
-    assert layers.unpack(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/a").read_bytes() == b"x" * 5000
 
 
 def test_bytes_after_the_end_mark_count_for_the_diff_id(place: Path) -> None:
     tar = images.tar([entry("a", b"x")]) + b"rest" * 1000
-    assert layers.unpack(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(gzip.compress(tar)), str(place)).diff_id == images.digest(tar)
 
 
 @pytest.mark.parametrize("data", [b"", bytes(1024), bytes(512)])
 def test_empty_layer_is_a_layer(place: Path, data: bytes) -> None:
-    assert layers.unpack(io.BytesIO(data), str(place)).entries == 0
+    assert unpack.layer(io.BytesIO(data), str(place)).entries == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_empty_layer_is_a_layer(place: Path, data: bytes) -> None:
 )
 def test_what_is_no_tar_is_an_error(place: Path, data: bytes) -> None:
     with pytest.raises(ImageError):
-        layers.unpack(io.BytesIO(data), str(place))
+        unpack.layer(io.BytesIO(data), str(place))
 
 
 # -- entries
@@ -159,7 +159,7 @@ def test_what_is_no_tar_is_an_error(place: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_kinds_modes_and_times(place: Path, format: int) -> None:
-    fs = unpack(
+    fs = tree(
         place,
         directory("d", 0o750, mtime=1000),
         entry("d/f", b"data", mode=0o640, mtime=2000),
@@ -181,7 +181,7 @@ def test_kinds_modes_and_times(place: Path, format: int) -> None:
 def test_umask_does_not_matter(place: Path) -> None:
     before = os.umask(0o077)
     try:
-        fs = unpack(place, entry("implicit/f", b"", mode=0o666), directory("d", 0o777))
+        fs = tree(place, entry("implicit/f", b"", mode=0o666), directory("d", 0o777))
     finally:
         os.umask(before)
     assert [stat.S_IMODE((fs / n).stat().st_mode) for n in ("implicit", "implicit/f", "d")] == [0o755, 0o666, 0o777]
@@ -190,7 +190,7 @@ def test_umask_does_not_matter(place: Path) -> None:
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_and_targets(place: Path, format: int) -> None:
     long = "/".join(["x" * 120] * 5)
-    fs = unpack(place, entry(long, b"1"), symlink("l", "y" * 1000), hardlink("h", long), format=format)
+    fs = tree(place, entry(long, b"1"), symlink("l", "y" * 1000), hardlink("h", long), format=format)
     assert (fs / long).read_bytes() == b"1"
     assert len(os.readlink(fs / "l")) == 1000
     assert (fs / "h").stat().st_nlink == 2
@@ -198,12 +198,12 @@ def test_long_names_and_targets(place: Path, format: int) -> None:
 
 def test_ustar_prefix(place: Path) -> None:
     name = "/".join(["p" * 70, "q" * 70])
-    fs = unpack(place, entry(name, b"1"), format=tarfile.USTAR_FORMAT)
+    fs = tree(place, entry(name, b"1"), format=tarfile.USTAR_FORMAT)
     assert (fs / name).read_bytes() == b"1"
 
 
 def test_pax_fraction_of_a_second_and_utf8(place: Path) -> None:
-    fs = unpack(place, entry("ü/名", b"1", pax_headers={"mtime": "1700000000.123456789"}))
+    fs = tree(place, entry("ü/名", b"1", pax_headers={"mtime": "1700000000.123456789"}))
     assert (fs / "ü/名").stat().st_mtime_ns == 1_700_000_000_123_456_789
 
 
@@ -211,13 +211,13 @@ def test_global_pax_header_holds_for_all(place: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "c", "gid": "7"}) as t:
         t.addfile(entry("a")[0], io.BytesIO())
-    layers.unpack(io.BytesIO(out.getvalue()), str(place))
-    assert "file 644 0 7 a" in index(place)
+    unpack.layer(io.BytesIO(out.getvalue()), str(place))
+    assert "file 644 0 7 a" in index_of(place)
 
 
 def test_global_pax_records_are_bounded(place: Path) -> None:
     with pytest.raises(ImageError, match="global pax records"):
-        layers.unpack(
+        unpack.layer(
             io.BytesIO(tarfile.TarInfo.create_pax_global_header({f"k{i}": "v" for i in range(2000)})), str(place)
         )
 
@@ -226,14 +226,14 @@ def test_empty_pax_value_takes_back_what_was_said(place: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"gid": "7"}) as t:
         t.addfile(entry("a", gid=5, pax_headers={"gid": "", "SCHILY.xattr.user.note": ""})[0], io.BytesIO())
-    layers.unpack(io.BytesIO(out.getvalue()), str(place))
-    assert "file 644 0 5 a" in index(place) and os.listxattr(place / "fs/a") == []
+    unpack.layer(io.BytesIO(out.getvalue()), str(place))
+    assert "file 644 0 5 a" in index_of(place) and os.listxattr(place / "fs/a") == []
 
 
 def test_base256_numbers(place: Path) -> None:
-    fs = unpack(place, entry("a", b"x", uid=3_000_000, mtime=-5), format=tarfile.GNU_FORMAT)
+    fs = tree(place, entry("a", b"x", uid=3_000_000, mtime=-5), format=tarfile.GNU_FORMAT)
     assert (fs / "a").stat().st_mtime == -5
-    assert "file 644 3000000 0 a" in index(place)
+    assert "file 644 3000000 0 a" in index_of(place)
 
 
 @pytest.mark.parametrize("field", [b"0000644\0", b"   644 \0", b"644\0    ", b"\0000644\0", b"\x80\0\0\0\0\0\1\xa4"])
@@ -262,11 +262,11 @@ def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     with pytest.raises(ImageError, match=said):
-        layers.unpack(io.BytesIO(bytes(header) + bytes(512 * 3)), str(place))
+        unpack.layer(io.BytesIO(bytes(header) + bytes(512 * 3)), str(place))
 
 
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
-    fs = unpack(
+    fs = tree(
         place,
         entry("file", b"old"), entry("file", b"new"),
         directory("dir"), entry("dir/x"), entry("dir", b"now a file"),
@@ -282,18 +282,18 @@ def test_later_entries_replace_earlier_ones(place: Path) -> None:
 
 
 def test_replaced_file_does_not_change_its_other_names(place: Path) -> None:
-    fs = unpack(place, entry("a", b"one"), hardlink("b", "a"), entry("a", b"two"))
+    fs = tree(place, entry("a", b"one"), hardlink("b", "a"), entry("a", b"two"))
     assert ((fs / "a").read_bytes(), (fs / "b").read_bytes()) == (b"two", b"one")
 
 
 def test_symlink_that_becomes_a_directory_leads_nowhere_any_more(place: Path) -> None:
     one = [directory("x"), symlink("l", "x"), entry("l/a", b"1"), directory("l"), entry("l/b", b"2")]
-    fs = unpack(place, *one)
+    fs = tree(place, *one)
     assert os.listdir(fs / "x") == ["a"] and os.listdir(fs / "l") == ["b"] and not (fs / "l").is_symlink()
 
 
 def test_hard_link_onto_itself_keeps_the_file(place: Path) -> None:
-    fs = unpack(place, entry("a", b"one"), hardlink("a", "a"), hardlink("b", "a"), hardlink("b", "./a"))
+    fs = tree(place, entry("a", b"one"), hardlink("a", "a"), hardlink("b", "a"), hardlink("b", "./a"))
     assert (fs / "a").read_bytes() == b"one" and (fs / "b").stat().st_nlink == 2
 
 
@@ -312,36 +312,36 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     command = ["tar", "-C", str(source), "-S", *version.split(), "-cf", "-", "sparse", "tail"]
     tar = subprocess.run(command, capture_output=True, check=True).stdout
     assert len(tar) < 1_000_000
-    assert layers.unpack(io.BytesIO(tar), str(place)).diff_id == images.digest(tar)
+    assert unpack.layer(io.BytesIO(tar), str(place)).diff_id == images.digest(tar)
     assert (place / "fs/sparse").read_bytes() == (source / "sparse").read_bytes()
     assert (place / "fs/sparse").stat().st_blocks * 512 < 2_000_000
     assert (place / "fs/tail").read_bytes() == b"after"
 
 
 def test_unreadable_files_and_closed_directories_stay_usable(place: Path) -> None:
-    fs = unpack(place, directory("d", 0o111), entry("d/f", b"x", mode=0), directory("r", 0o555), entry("r/f"))
+    fs = tree(place, directory("d", 0o111), entry("d/f", b"x", mode=0), directory("r", 0o555), entry("r/f"))
     assert stat.S_IMODE((fs / "d").stat().st_mode) == 0o711
     assert stat.S_IMODE((fs / "d/f").stat().st_mode) == 0o400
-    assert {"file 111 0 0 d", "file 0 0 0 d/f", "file 555 0 0 r"} <= set(index(place))
+    assert {"file 111 0 0 d", "file 0 0 0 d/f", "file 555 0 0 r"} <= set(index_of(place))
 
 
 def test_special_bits_and_owners_go_to_the_index_only(place: Path) -> None:
-    fs = unpack(
+    fs = tree(
         place, entry("su", b"x", mode=0o4755), directory("tmp", 0o1777), directory("g", 0o2755), entry("o", uid=5)
     )
     modes = [stat.S_IMODE((fs / n).stat().st_mode) for n in ("su", "tmp", "g")]
     assert modes == [0o755, 0o777, 0o755]
-    assert {"file 4755 0 0 su", "file 1777 0 0 tmp", "file 2755 0 0 g", "file 644 5 0 o"} <= set(index(place))
+    assert {"file 4755 0 0 su", "file 1777 0 0 tmp", "file 2755 0 0 g", "file 644 5 0 o"} <= set(index_of(place))
     assert {p.lstat().st_uid for p in fs.rglob("*")} == {os.geteuid()}
 
 
 def test_index_knows_the_last_of_several(place: Path) -> None:
-    unpack(place, entry("a", mode=0o4755), entry("a", mode=0o644), entry("new\nline\\", mode=0o4711))
-    assert index(place)[2:] == ["file 4711 0 0 new\\nline\\\\"]
+    tree(place, entry("a", mode=0o4755), entry("a", mode=0o644), entry("new\nline\\", mode=0o4711))
+    assert index_of(place)[2:] == ["file 4711 0 0 new\\nline\\\\"]
 
 
 def test_devices_are_not_made_and_hide_what_they_replace(place: Path) -> None:
-    fs = unpack(
+    fs = tree(
         place,
         entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
         entry("sda", type=tarfile.BLKTYPE, devmajor=8),
@@ -349,15 +349,15 @@ def test_devices_are_not_made_and_hide_what_they_replace(place: Path) -> None:
         hardlink("other", "sda"),
     )
     assert sorted(path.name for path in fs.iterdir() if is_whiteout(path)) == ["null", "other", "sda", "w"]
-    assert {"device c 1 3 666 null", "device b 8 0 644 sda", "device c 0 0 644 w"} <= set(index(place))
+    assert {"device c 1 3 666 null", "device b 8 0 644 sda", "device c 0 0 644 w"} <= set(index_of(place))
 
 
 def test_only_user_attributes_are_set(place: Path) -> None:
     value = {f"SCHILY.xattr.{k}": "v" for k in ("user.x", "user.overlay.opaque", "user.overlay.redirect", "trusted.y",
                                                 "security.capability", "system.posix_acl_access")}  # fmt: skip
-    fs = unpack(place, directory("d", pax_headers=value), entry("f", b"", pax_headers=value))
+    fs = tree(place, directory("d", pax_headers=value), entry("f", b"", pax_headers=value))
     assert os.listxattr(fs / "d") == ["user.x"] and os.listxattr(fs / "f") == ["user.x"]
-    assert f"xattr security.capability {b'v'.hex()} f" in index(place)
+    assert f"xattr security.capability {b'v'.hex()} f" in index_of(place)
 
 
 def test_binary_attribute_value(place: Path) -> None:
@@ -371,7 +371,7 @@ def test_binary_attribute_value(place: Path) -> None:
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     tar = bytes(header) + pax + bytes(-len(pax) % 512) + images.tar([entry("f", b"")])
-    layers.unpack(io.BytesIO(tar), str(place))
+    unpack.layer(io.BytesIO(tar), str(place))
     assert os.getxattr(place / "fs/f", "user.b") == value
 
 
@@ -379,7 +379,7 @@ def test_binary_attribute_value(place: Path) -> None:
 
 
 def test_whiteout_becomes_that_of_overlayfs(place: Path) -> None:
-    fs = unpack(place, entry("a/.wh.gone"), entry(".wh.top"))
+    fs = tree(place, entry("a/.wh.gone"), entry(".wh.top"))
     assert is_whiteout(fs / "a/gone") and is_whiteout(fs / "top")
     assert not (fs / "a/.wh.gone").exists()
 
@@ -388,39 +388,39 @@ def test_whiteout_becomes_that_of_overlayfs(place: Path) -> None:
 def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -> None:
     entries = [entry("d/new", b"1"), directory("d")]
     entries.insert(order, entry("d/.wh..wh..opq"))
-    fs = unpack(place, *entries)
+    fs = tree(place, *entries)
     assert is_opaque(fs / "d") and (fs / "d/new").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_directory_removed_and_made_again_hides_the_old_one(place: Path, first: bool) -> None:
     again = [directory("d"), entry("d/new", b"1")]
-    fs = unpack(place, *([entry(".wh.d"), *again] if first else [*again, entry(".wh.d")]))
+    fs = tree(place, *([entry(".wh.d"), *again] if first else [*again, entry(".wh.d")]))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()
 
 
 def test_whiteout_then_file_beneath_without_its_directory(place: Path) -> None:
-    fs = unpack(place, entry(".wh.d"), entry("d/new", b"1"))
+    fs = tree(place, entry(".wh.d"), entry("d/new", b"1"))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()
 
 
 def test_whiteout_of_a_file_the_layer_brings_keeps_it(place: Path) -> None:
-    fs = unpack(place, entry("f", b"new"), entry(".wh.f"), entry(".wh.g"), entry("g", b"new"))
+    fs = tree(place, entry("f", b"new"), entry(".wh.f"), entry(".wh.g"), entry("g", b"new"))
     assert (fs / "f").read_bytes() == b"new" and (fs / "g").read_bytes() == b"new"
 
 
 def test_opaque_root_is_told(place: Path) -> None:
-    layer = layers.unpack(io.BytesIO(images.tar([entry(".wh..wh..opq"), entry("a")])), str(place))
-    assert layer.opaque and layers.read_index(str(place)).opaque
+    layer = unpack.layer(io.BytesIO(images.tar([entry(".wh..wh..opq"), entry("a")])), str(place))
+    assert layer.opaque and index.read(str(place)).opaque
 
 
 def test_books_of_aufs_are_no_whiteouts(place: Path) -> None:
-    fs = unpack(place, directory(".wh..wh.plnk"), entry(".wh..wh.aufs"), entry("a"))
+    fs = tree(place, directory(".wh..wh.plnk"), entry(".wh..wh.aufs"), entry("a"))
     assert [p.name for p in fs.iterdir()] == ["a"]
 
 
 def test_only_the_root_dev_is_dropped(place: Path) -> None:
-    fs = unpack(
+    fs = tree(
         place, directory("dev"), entry("dev/x"), entry("./dev/y"), entry("dev/.wh.z"), entry("usr/share/dev/x", b"1"),
         hardlink("h", "dev/x"),
     )  # fmt: skip
@@ -448,17 +448,17 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 )
 def test_names_that_lead_out_are_refused(place: Path, outside: Path, name: str) -> None:
     with pytest.raises(ImageError):
-        unpack(place, directory("a"), entry(name, b"x"))
+        tree(place, directory("a"), entry(name, b"x"))
 
 
 def test_name_in_a_message_is_short_and_in_one_line(place: Path) -> None:
     with pytest.raises(ImageError) as caught:
-        unpack(place, entry("a\n" + "x" * 100_000 + "/../../../end", b"x"))
+        tree(place, entry("a\n" + "x" * 100_000 + "/../../../end", b"x"))
     assert "/a\\nxx" in str(caught.value) and "/end" in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_absolute_names_are_beneath_the_layer(place: Path, outside: Path) -> None:
-    fs = unpack(place, entry(f"{outside}/secret", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
+    fs = tree(place, entry(f"{outside}/secret", b"x"), entry("//a//./b", b"1"), entry("c/../d", b"2"))
     assert (fs / str(outside)[1:] / "secret").read_bytes() == b"x"
     assert (fs / "a/b").exists() and (fs / "d").exists()
 
@@ -467,7 +467,7 @@ def test_absolute_names_are_beneath_the_layer(place: Path, outside: Path) -> Non
     "target", ["{outside}", "../../outside", "/../../../../../{outside}", "../../../../../../../../tmp"]
 )
 def test_symlinks_among_parents_stay_beneath(place: Path, outside: Path, target: str) -> None:
-    fs = unpack(
+    fs = tree(
         place,
         symlink("l", target.format(outside=outside)),
         entry("l/new", b"x"),
@@ -483,19 +483,19 @@ def test_symlinks_among_parents_stay_beneath(place: Path, outside: Path, target:
 def test_hard_links_out_are_refused(place: Path, outside: Path) -> None:
     for target in ("../../outside/secret", "../outside/secret"):
         with pytest.raises(ImageError):
-            unpack(place, hardlink("h", target))
+            tree(place, hardlink("h", target))
         (place / "fs").rmdir()
     with pytest.raises(ImageError, match="not in the layer"):
-        unpack(place, symlink("l", str(outside)), hardlink("h", "l/secret"))
+        tree(place, symlink("l", str(outside)), hardlink("h", "l/secret"))
 
 
 def test_hard_link_to_a_symlink_does_not_follow_it(place: Path, outside: Path) -> None:
-    fs = unpack(place, symlink("l", str(outside / "secret")), hardlink("h", "l"), entry("h", b"overwritten"))
+    fs = tree(place, symlink("l", str(outside / "secret")), hardlink("h", "l"), entry("h", b"overwritten"))
     assert not (fs / "h").is_symlink() and (fs / "h").read_bytes() == b"overwritten"
 
 
 def test_writing_through_a_symlink_replaces_it(place: Path, outside: Path) -> None:
-    fs = unpack(
+    fs = tree(
         place, symlink("s", str(outside / "secret")), entry("s", b"x"), symlink("d", str(outside)), directory("d", 0)
     )
     assert (fs / "s").read_bytes() == b"x" and not (fs / "d").is_symlink()
@@ -503,23 +503,23 @@ def test_writing_through_a_symlink_replaces_it(place: Path, outside: Path) -> No
 
 def test_symlink_loops_end(place: Path, outside: Path) -> None:
     with pytest.raises(ImageError, match="symlinks"):
-        unpack(place, symlink("a", "b"), symlink("b", "a"), entry("a/x"))
+        tree(place, symlink("a", "b"), symlink("b", "a"), entry("a/x"))
 
 
 def test_parent_that_is_a_file_is_an_error(place: Path, outside: Path) -> None:
     with pytest.raises(ImageError, match="Not a directory"):
-        unpack(place, entry("a", b"1"), entry("a/b"))
+        tree(place, entry("a", b"1"), entry("a/b"))
 
 
 def test_depth_is_bounded(place: Path, outside: Path) -> None:
     with pytest.raises(ImageError, match="directories"):
-        unpack(place, entry("d/" * 5000 + "x"))
+        tree(place, entry("d/" * 5000 + "x"))
 
 
 def test_symlinks_that_grow_are_bounded(place: Path, outside: Path) -> None:
     grow = [symlink(f"l{i}", "/".join([f"l{i + 1}"] * 30)) for i in range(20)]
     with pytest.raises(ImageError):
-        unpack(place, *grow, entry("l0/x"))
+        tree(place, *grow, entry("l0/x"))
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_headers_that_lie_are_errors_or_harmless(place: Path, outside: Path, fie
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header[:512])
     try:
-        layers.unpack(io.BytesIO(bytes(header)), str(place))
+        unpack.layer(io.BytesIO(bytes(header)), str(place))
     except ImageError:
         return
     # A time beyond all calendars is clamped, a sparse file without a map is empty.
@@ -568,7 +568,7 @@ def test_mutated_tars_raise_nothing_but_image_errors(tmp_path: Path, outside: Pa
         place = tmp_path / "layer"
         place.mkdir(exist_ok=True)
         try:
-            layers.unpack(io.BytesIO(bytes(data)), str(place))
+            unpack.layer(io.BytesIO(bytes(data)), str(place))
         except ImageError:
             pass
         except BaseException as e:
@@ -580,76 +580,15 @@ def test_mutated_tars_raise_nothing_but_image_errors(tmp_path: Path, outside: Pa
     (tmp_path / "layer").mkdir()
 
 
-# -- the view of a stack
-
-
-def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
-    """Layers from bottom to top as lower directories from top to bottom."""
-    lowerdirs = []
-    for number, entries in enumerate(contents):
-        place = tmp_path / f"stack{number}"
-        place.mkdir()
-        unpack(place, *entries)
-        lowerdirs.insert(0, str(place / "fs"))
-    return lowerdirs
-
-
-def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
-    lowerdirs = stack(
-        tmp_path,
-        [
-            entry("a/x", b"0"),
-            entry("a/gone"),
-            entry("o/old"),
-            entry("f"),
-            symlink("lib", "usr/lib"),
-            entry("usr/lib/y"),
-        ],
-        [
-            entry("a/x", b"1"),
-            entry("a/.wh.gone"),
-            entry("o/.wh..wh..opq"),
-            entry("o/new"),
-            directory("f"),
-            entry("f/z"),
-        ],
-    )
-    found = layers.look(lowerdirs, "/a/x")
-    assert found is not None and found.layers[0][0] == 0
-    merged = layers.look(lowerdirs, "/a")
-    assert merged is not None and [n for n, _ in merged.layers] == [0, 1]
-    for missing in ("a/gone", "o/old", "nope", "a/x/y", "lib/y"):
-        assert layers.look(lowerdirs, missing) is None, missing
-    assert layers.look(lowerdirs, "f/z") is not None
-    assert layers.real_path(lowerdirs, "/lib/y") == "/usr/lib/y"
-    assert layers.real_path(lowerdirs, "/lib/../../new/./dir") == "/new/dir"
-
-
-def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
-    lowerdirs = stack(
-        tmp_path,
-        [
-            entry("su", mode=0o4755),
-            entry("hidden", mode=0o4755),
-            hardlink("kept", "hidden"),
-            entry("gone", mode=0o4755),
-            directory("tmp", 0o1777),
-        ],
-        [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
-    )
-    # tmp is in the upper layer too, which does not say what its mode is: then it is that of a new directory.
-    assert sorted(layers.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]
-
-
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "bzip2", "xz"])
 def test_layer_of_zeros_takes_little_memory(tmp_path: Path, compression: str) -> None:
     """Thousands of times its size, as all can: what waits to be written is bounded."""
     blob = images.COMPRESSIONS[compression](images.tar([entry("zeros", bytes(150_000_000))]))
     code = f"""
 from enroot_py.base import trees
-from enroot_py.store import layers, tar
+from enroot_py.store import unpack
 blob = open({str(tmp_path / "blob")!r}, "rb")
-layers.unpack(blob, {str(tmp_path)!r})
+unpack.layer(blob, {str(tmp_path)!r})
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
     (tmp_path / "blob").write_bytes(blob)

@@ -1,0 +1,233 @@
+"""What lies beside a tree ``fs``: its ``index``, which says what the tree cannot hold, and its ``sums``.
+
+The index has one record a line, paths last with ``\\`` and newline escaped::
+
+    penroot-index 1
+    layer DIFF-ID TAR-BYTES ENTRIES
+    opaque                                  the layer hides everything below it
+    file OCTAL-MODE UID GID PATH            mode, where it differs, or an owner who is not root
+    implicit PATH                           a directory that the tar does not have, but something beneath it
+    device c|b MAJOR MINOR OCTAL-MODE PATH
+    xattr NAME HEX-VALUE PATH
+
+The sums say what the tree was when it was made, one line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` for each name, sorted.
+KIND is f, l (CRC of the target), d, D for an opaque directory, w for a whiteout, or o. MTIME is in nanoseconds. CRC is
+a CRC-32: ten times as fast as SHA-256, and enough to find what was changed or damaged by accident; who can forge a
+tree can forge its sums too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from enroot_py.base.compression import crc32, crc32_of_zeros
+from enroot_py.base.errors import ImageError
+from enroot_py.store.overlayfs import is_opaque, is_whiteout, look
+
+_VERSION = b"penroot-index 1"
+
+
+def write(directory: str, lines: Iterable[bytes], known: Mapping[int, bytes] | None = None) -> None:
+    """Write the index, of ``lines``, and the sums of the tree in ``directory``; for ``known`` see sums().
+
+    Raises OSError.
+    """
+    with open(directory + "/index", "xb") as f:
+        f.write(_VERSION + b"\n")
+        f.writelines(lines)
+    with open(directory + "/sums", "xb") as f:
+        f.writelines(sums(directory + "/fs", known))
+
+
+# ---------------------------------------------------------------------------
+# The index
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What of an index matters to who puts layers together."""
+
+    opaque: bool = False
+    modes: dict[str, int] = field(default_factory=dict)
+    implicit: frozenset[str] = frozenset()
+
+
+def read(directory: str) -> Index:
+    """The index beside the tree in ``directory``. Raises ImageError, OSError."""
+    with open(directory + "/index", "rb") as f:
+        first, *lines = f.read().split(b"\n")
+    if first != _VERSION:
+        raise ImageError(f"{directory}/index: not of this version", hint="remove the store and import again")
+    opaque, modes, implicit = False, dict[str, int](), set[str]()
+    for line in lines:
+        kind, _, rest = line.partition(b" ")
+        if kind == b"opaque":
+            opaque = True
+        elif kind == b"file":
+            mode, _, _, path = rest.split(b" ", 3)
+            modes[os.fsdecode(_unescape(path))] = int(mode, 8)
+        elif kind == b"implicit":
+            implicit.add(os.fsdecode(_unescape(rest)))
+    return Index(opaque, modes, frozenset(implicit))
+
+
+def size(directory: str) -> int:
+    """Bytes of the tar that the tree in ``directory`` was, 0 where it is not there."""
+    try:
+        with open(directory + "/index", "rb") as f:
+            f.readline()
+            words = f.readline().split()
+    except FileNotFoundError:
+        return 0
+    return int(words[2]) if len(words) == 4 and words[0] == b"layer" else 0
+
+
+def layer_line(name: str, size: int, entries: int = 0) -> bytes:
+    """What begins the index of a layer."""
+    return f"layer {name} {size} {entries}\n".encode()
+
+
+def record_line(record: str, path: bytes) -> bytes:
+    return record.encode() + b" " + escape(path) + b"\n"
+
+
+def mode_lines(modes: Mapping[str, int]) -> Iterator[bytes]:
+    """Records of modes that a tree cannot hold, of files that are root's."""
+    for path, mode in modes.items():
+        yield record_line(f"file {mode:o} 0 0", os.fsencode(path))
+
+
+def escape(path: bytes) -> bytes:
+    return path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+
+
+def _unescape(path: bytes) -> bytes:
+    return b"\\".join(part.replace(b"\\n", b"\n") for part in path.split(b"\\\\"))
+
+
+def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """(path, mode) of each file of the merged view whose mode its tree could not hold.
+
+    Read from the index beside each tree named ``fs``; others, such as a
+    container's upper directory, have none.
+    """
+    for number, directory in enumerate(lowerdirs):
+        parent, name = os.path.split(directory)
+        if name != "fs" or not os.path.isfile(parent + "/index"):
+            continue
+        for path, mode in read(parent).modes.items():
+            shown = look(lowerdirs, path)
+            if shown is None or shown.layers[0][0] != number or stat.S_ISLNK(shown.status.st_mode):
+                continue
+            if stat.S_IMODE(shown.status.st_mode) != mode:
+                yield path, mode
+
+
+# ---------------------------------------------------------------------------
+# The sums
+
+
+def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
+    """The lines of the sums of a tree. ``known`` has file_sum() of files by inode; others are read. Raises OSError."""
+    known = known or {}
+    pending = _scan(os.fsencode(root), b"")
+    while pending:
+        path, entry = pending.pop()
+        ready = known.get(entry.inode())
+        if ready is not None and entry.is_file(follow_symlinks=False):
+            yield ready + escape(path) + b"\n"
+            continue
+        status = entry.stat(follow_symlinks=False)
+        kind, size, crc = "o", 0, 0
+        if stat.S_ISREG(status.st_mode):
+            kind, size = "f", status.st_size
+            crc = _checksum(entry.path)
+        elif stat.S_ISLNK(status.st_mode):
+            kind, crc = "l", crc32(os.readlink(entry.path))
+        elif stat.S_ISDIR(status.st_mode):
+            kind = "D" if is_opaque(os.fsdecode(entry.path)) else "d"
+            pending += _scan(entry.path, path + b"/")
+        elif is_whiteout(status):
+            kind = "w"
+        yield _sum(kind, status, size, crc) + escape(path) + b"\n"
+
+
+def file_sum(status: os.stat_result, crc: int) -> bytes:
+    """The line of a file but for its path."""
+    return _sum("f", status, status.st_size, crc)
+
+
+def _sum(kind: str, status: os.stat_result, size: int, crc: int) -> bytes:
+    return f"{kind} {status.st_mode & 0o7777:o} {size} {status.st_mtime_ns} {crc:08x} ".encode()
+
+
+def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
+    """What is in a directory, by path in the tree, the last name first."""
+    with os.scandir(directory) as entries:
+        return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
+
+
+def differences(directory: str) -> Iterator[str]:
+    """What differs between the tree in ``directory`` and its sums, in words. Raises OSError."""
+    try:
+        with open(directory + "/sums", "rb") as f:
+            before = dict(_by_path(f))
+    except FileNotFoundError:
+        yield "its sums are missing: it was made by an older version"
+        return
+    now = dict(_by_path(sums(directory + "/fs")))
+    for name in sorted(before.keys() | now.keys()):
+        path = "/" + name.decode("utf-8", "backslashreplace")
+        if name not in now:
+            yield f"{path} is gone"
+        elif name not in before:
+            yield f"{path} was added"
+        elif now[name] != before[name]:
+            yield f"{path} was changed: {_difference(before[name], now[name])}"
+
+
+def whiteouts(directory: str) -> set[str]:
+    """The directories of the tree in ``directory`` that hold whiteouts. Raises OSError."""
+    with open(directory + "/sums", "rb") as f:
+        paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
+    return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
+
+
+def _by_path(lines: Iterable[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
+    for line in lines:
+        *words, path = line.rstrip(b"\n").split(b" ", 5)
+        yield path, words
+
+
+def _difference(before: Sequence[bytes], now: Sequence[bytes]) -> str:
+    names = ("type", "mode", "size", "time", "content")
+    return ", ".join(name for name, a, b in zip(names, before, now, strict=True) if a != b)
+
+
+def _checksum(path: bytes) -> int:
+    """The CRC-32 of a file, whose holes are not read: a sparse file may say that it is larger than all disks."""
+    crc = at = 0
+    with open(path, "rb", buffering=0) as f:
+        end = os.fstat(f.fileno()).st_size
+        while at < end:
+            try:
+                start = os.lseek(f.fileno(), at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno != errno.ENXIO:
+                    raise
+                start = end  # nothing but a hole is left
+            crc = crc32_of_zeros(start - at, crc)
+            at = min(os.lseek(f.fileno(), start, os.SEEK_HOLE), end) if start < end else end
+            f.seek(start)
+            while start < at:
+                data = f.read(min(1 << 20, at - start))
+                if not data:
+                    return crc  # it was truncated meanwhile
+                crc = crc32(data, crc)
+                start += len(data)
+    return crc

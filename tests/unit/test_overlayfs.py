@@ -1,0 +1,70 @@
+"""What a stack of layers shows, without a mount of it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+from enroot_py.store import index, unpack
+from enroot_py.store.overlayfs import look, real_path
+from tests import images
+from tests.images import directory, entry, hardlink, symlink
+
+
+def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
+    """Layers from bottom to top as lower directories from top to bottom."""
+    lowerdirs = []
+    for number, entries in enumerate(contents):
+        place = tmp_path / f"stack{number}"
+        place.mkdir()
+        unpack.layer(io.BytesIO(images.tar(entries)), str(place))
+        lowerdirs.insert(0, str(place / "fs"))
+    return lowerdirs
+
+
+def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
+    lowerdirs = stack(
+        tmp_path,
+        [
+            entry("a/x", b"0"),
+            entry("a/gone"),
+            entry("o/old"),
+            entry("f"),
+            symlink("lib", "usr/lib"),
+            entry("usr/lib/y"),
+        ],
+        [
+            entry("a/x", b"1"),
+            entry("a/.wh.gone"),
+            entry("o/.wh..wh..opq"),
+            entry("o/new"),
+            directory("f"),
+            entry("f/z"),
+        ],
+    )
+    found = look(lowerdirs, "/a/x")
+    assert found is not None and found.layers[0][0] == 0
+    merged = look(lowerdirs, "/a")
+    assert merged is not None and [n for n, _ in merged.layers] == [0, 1]
+    for missing in ("a/gone", "o/old", "nope", "a/x/y", "lib/y"):
+        assert look(lowerdirs, missing) is None, missing
+    assert look(lowerdirs, "f/z") is not None
+    assert real_path(lowerdirs, "/lib/y") == "/usr/lib/y"
+    assert real_path(lowerdirs, "/lib/../../new/./dir") == "/new/dir"
+
+
+def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
+    lowerdirs = stack(
+        tmp_path,
+        [
+            entry("su", mode=0o4755),
+            entry("hidden", mode=0o4755),
+            hardlink("kept", "hidden"),
+            entry("gone", mode=0o4755),
+            directory("tmp", 0o1777),
+        ],
+        [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
+    )
+    # tmp is in the upper layer too, which does not say what its mode is: then it is that of a new directory.
+    assert sorted(index.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]
