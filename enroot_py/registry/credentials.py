@@ -14,12 +14,13 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from enroot_py.base import log, run
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, base_directories
-from enroot_py.registry.reference import DOCKER_HUB
+from enroot_py.registry.reference import DOCKER_HUB, Reference
 
 _HUB_KEY = "https://index.docker.io/v1/"
 _LARGEST = 4 << 20  # bytes of a file, and of a program's answer
@@ -40,28 +41,36 @@ class Credential:
         return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
 
 
-def find(
-    registry: str,
-    user: str,
-    settings: Settings,
-    *,
-    repository: str = "",
-    realm: str = "",
-    environ: Mapping[str, str] = os.environ,
-) -> Credential | None:
-    """The credential for ``registry`` (HOST or HOST:PORT), of ``user`` where one is given.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a login is for: hosts that it may be filed under, the most exact first; the user may be "", which is any.
 
-    ``repository`` is what it is for: a login may be for a part of a registry. ``realm`` is a host that
-    is known to hand out the registry's tokens, for enroot's files may name that instead. Raises
-    ConfigError for a file that cannot be read or understood.
+    ``environ`` is for passwords that are variables, and for programs.
     """
-    hosts = _hosts(registry)
+
+    hosts: Sequence[str]
+    repository: str
+    user: str
+    environ: Mapping[str, str]
+
+
+def find(
+    reference: Reference, settings: Settings, *, realm: str = "", environ: Mapping[str, str] = os.environ
+) -> Credential | None:
+    """The credential for the registry of ``reference``, of its user where one is given.
+
+    A login may be for a part of a registry. ``realm`` is a host that is known to hand out the
+    registry's tokens, for enroot's files may name that instead. Raises ConfigError for a file
+    that cannot be read or understood.
+    """
+    hosts = _hosts(reference.registry)
     if realm and realm not in hosts:
         hosts += _hosts(realm)
-    found = _from_netrc(netrc_path(settings), hosts, user, environ)
+    wanted = _Wanted(hosts, reference.repository, reference.user, environ)
+    credential = _Netrc(netrc_path(settings)).find(wanted)
     for path in _docker_paths(environ):
-        found = found or _from_docker(path, hosts, repository, user, environ)
-    return found
+        credential = credential or _from_docker(path, wanted)
+    return credential
 
 
 def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
@@ -97,82 +106,88 @@ def _hosts(registry: str) -> list[str]:
     return hosts
 
 
-def _from_netrc(path: str, hosts: Sequence[str], user: str, environ: Mapping[str, str]) -> Credential | None:
-    text, safe = _read(path)
-    entries = list(_netrc(text, path))
-    for host in hosts:
-        for machine, login, password in entries:
-            if machine.lower() == host and (not user or login == user):
-                return Credential(login, _secret(password, path, machine, environ, safe), path)
-    return None
+class _Netrc:
+    """A file in the form of netrc(5), with passwords that may be variables or commands."""
 
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._text, self._safe = _read(path)
 
-def _netrc(text: str, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (machine, login, password). A password that is a command goes on to the end of its line."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        rest = line.strip()
-        if rest.startswith("#"):
-            continue
-        while rest:
-            key, *more = rest.split(None, 1)
-            value, *after = more[0].split(None, 1) if more else ("",)
-            if key not in ("machine", "login", "password", "account") or not value or not found and key != "machine":
-                raise ConfigError(
-                    f"{path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
-                    hint="one entry a line, see enroot-import(1)",
-                )
-            rest = after[0] if after else ""
-            if key == "password" and value.startswith("$("):
-                value, rest = more[0].rstrip(), ""
-            if key == "machine":
-                if found:
-                    yield found["machine"], found["login"], found["password"]
-                found = dict.fromkeys(("machine", "login", "password"), "")
-            found[key] = value
-    if found:
-        yield found["machine"], found["login"], found["password"]
+    def find(self, wanted: _Wanted) -> Credential | None:
+        entries = list(self._entries())
+        for host in wanted.hosts:
+            for machine, login, password in entries:
+                if machine.lower() == host and wanted.user in ("", login):
+                    return Credential(login, self._secret(machine, password, wanted.environ), self._path)
+        return None
 
+    def _entries(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (machine, login, password). A password that is a command goes on to the end of its line."""
+        entry: dict[str, str] = {}
+        for number, line in enumerate(self._text.splitlines(), 1):
+            rest = line.strip()
+            if rest.startswith("#"):
+                continue
+            while rest:
+                key, *more = rest.split(None, 1)
+                value, *after = more[0].split(None, 1) if more else ("",)
+                known = key in ("machine", "login", "password", "account")
+                if not known or not value or not entry and key != "machine":
+                    raise ConfigError(
+                        f"{self._path}, line {number}: not of the form 'machine HOST login USER password SECRET'",
+                        hint="one entry a line, see enroot-import(1)",
+                    )
+                rest = after[0] if after else ""
+                if key == "password" and value.startswith("$("):
+                    value, rest = more[0].rstrip(), ""
+                if key == "machine":
+                    if entry:
+                        yield entry["machine"], entry["login"], entry["password"]
+                    entry = dict.fromkeys(("machine", "login", "password"), "")
+                entry[key] = value
+        if entry:
+            yield entry["machine"], entry["login"], entry["password"]
 
-def _secret(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
-    """A password; or what it says, as a whole, to be taken from: ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
+    def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
+        """A password; or what it says, as a whole, to be taken from: ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
 
-    A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
-    """
-    if password.lstrip("\\").startswith("$") and password.startswith("\\"):
-        return password[1:]
-    if password.startswith("$("):
-        return _command(password, path, machine, environ, safe)
-    name = password[2:-1] if password.startswith("${") and password.endswith("}") else password[1:]
-    if not password.startswith("$") or not (name.isascii() and name.isidentifier()):
-        return password
-    secret = environ.get(name, "")
-    if not secret:
-        raise ConfigError(
-            f"{path}: the password of {machine} is that of a variable which is not set",
-            hint="a password that begins with $ is written with a backslash before it",
-        )
-    return secret
+        A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
+        """
+        if password.lstrip("\\").startswith("$") and password.startswith("\\"):
+            return password[1:]
+        if password.startswith("$("):
+            return self._command(machine, password, environ)
+        name = password[2:-1] if password.startswith("${") and password.endswith("}") else password[1:]
+        if not password.startswith("$") or not (name.isascii() and name.isidentifier()):
+            return password
+        secret = environ.get(name, "")
+        if not secret:
+            raise ConfigError(
+                f"{self._path}: the password of {machine} is that of a variable which is not set",
+                hint="a password that begins with $ is written with a backslash before it",
+            )
+        return secret
 
-
-def _command(password: str, path: str, machine: str, environ: Mapping[str, str], safe: bool) -> str:
-    """What ``$(COMMAND)`` writes, by a shell. Only a file that nobody else can write has commands run."""
-    if not safe:
-        raise ConfigError(
-            f"{path}: the password of {machine} is a command, but others can write to the file",
-            hint=f"chmod 600 {path}, and own it",
-        )
-    if not password.endswith(")"):
-        raise ConfigError(f"{path}: the password of {machine} does not parse", hint="write: password $(COMMAND)")
-    # Not an argument, which everybody on the machine sees: it may have a secret in it.
-    script = f"{{ {password[2:-1]}\n}} </dev/null\n"
-    answer, failure = _ask(["/bin/sh"], environ, script)
-    if failure:
-        raise ConfigError(f"{path}: the command for the password of {machine}: {failure}")
-    secret = answer.strip()
-    if not secret:
-        raise ConfigError(f"{path}: the command for the password of {machine} writes nothing")
-    return secret
+    def _command(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
+        """What ``$(COMMAND)`` writes, by a shell. Only a file that nobody else can write has commands run."""
+        if not self._safe:
+            raise ConfigError(
+                f"{self._path}: the password of {machine} is a command, but others can write to the file",
+                hint=f"chmod 600 {self._path}, and own it",
+            )
+        if not password.endswith(")"):
+            raise ConfigError(
+                f"{self._path}: the password of {machine} does not parse", hint="write: password $(COMMAND)"
+            )
+        # Not an argument, which everybody on the machine sees: it may have a secret in it.
+        script = f"{{ {password[2:-1]}\n}} </dev/null\n"
+        answer, failure = _ask(["/bin/sh"], environ, script)
+        if failure:
+            raise ConfigError(f"{self._path}: the command for the password of {machine}: {failure}")
+        secret = answer.strip()
+        if not secret:
+            raise ConfigError(f"{self._path}: the command for the password of {machine} writes nothing")
+        return secret
 
 
 def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
@@ -196,29 +211,29 @@ def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "")
         return taken.read(_LARGEST).decode("utf-8", "replace"), failure
 
 
-def _from_docker(
-    path: str, hosts: Sequence[str], repository: str, user: str, environ: Mapping[str, str]
-) -> Credential | None:
+def _from_docker(path: str, wanted: _Wanted) -> Credential | None:
     text, _ = _read(path)
     if not text:
         return None
     try:
-        config = json.loads(text)
-        auths = config.get("auths") or {}
-        helpers = config.get("credHelpers") or {}
-        for host in hosts:
-            for key in _keys(auths, host, repository):
-                found = _docker_auth(auths[key], path) if auths[key] else None
-                if found and (not user or found.user in (user, "")):
-                    return found
-            helper = helpers.get(host) or config.get("credsStore")
-            if helper:
-                found = _ask_helper(str(helper), host, environ)
-                if found and (not user or found.user in (user, "")):
-                    return found
+        for credential in _docker_credentials(json.loads(text), path, wanted):
+            if credential and (not wanted.user or credential.user in (wanted.user, "")):
+                return credential
     except (ValueError, AttributeError, TypeError, RecursionError) as e:
         raise ConfigError(f"{path}: {e}", hint="it is written by: docker login") from e
     return None
+
+
+def _docker_credentials(config: Any, path: str, wanted: _Wanted) -> Iterator[Credential | None]:
+    """What a file knows of the hosts, and programs that it names; these are asked as late as can be."""
+    auths = config.get("auths") or {}
+    helpers = config.get("credHelpers") or {}
+    for host in wanted.hosts:
+        for key in _keys(auths, host, wanted.repository):
+            yield _docker_auth(auths[key], path) if auths[key] else None
+        helper = helpers.get(host) or config.get("credsStore")
+        if helper:
+            yield _ask_helper(str(helper), host, wanted.environ)
 
 
 def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
@@ -226,15 +241,15 @@ def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
 
     ``https://index.docker.io/v1/`` and ``HOST`` mean all of a host, ``HOST/PATH`` what is beneath PATH.
     """
-    found = []
+    keys = []
     for key in auths:
         _, separator, rest = key.rpartition("://")
         name, _, part = rest.rstrip("/").partition("/")
         if separator or part in ("v1", "v2"):
             part = ""
         if name.lower() == host and (not part or f"{repository}/".startswith(f"{part}/")):
-            found.append((len(part), key))
-    return [key for _, key in sorted(found, reverse=True)]
+            keys.append((len(part), key))
+    return [key for _, key in sorted(keys, reverse=True)]
 
 
 def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
@@ -251,8 +266,8 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
             log.warn(str(failure))
         return None
     try:
-        found = json.loads(answer)
-        user, secret = str(found["Username"]), str(found["Secret"])
+        login = json.loads(answer)
+        user, secret = str(login["Username"]), str(login["Secret"])
     except (ValueError, KeyError, TypeError, RecursionError):
         log.warn(f"{program} answers what is no login for {host}")
         return None
@@ -279,14 +294,14 @@ def _read(path: str) -> tuple[str, bool]:
     """What a file says, "" where there is none, and whether nobody else could have written it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
-            found = os.fstat(f.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(f.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a regular file")
-            if found.st_size > _LARGEST:
+            if status.st_size > _LARGEST:
                 raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB")
-            if stat.S_IMODE(found.st_mode) & 0o077:
+            if stat.S_IMODE(status.st_mode) & 0o077:
                 log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
-            safe = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+            safe = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
             return f.read(_LARGEST), safe
     except (OSError, UnicodeDecodeError) as e:
         files.refuse_unless_absent(path, e)

@@ -368,11 +368,8 @@ class Registry:
         self._authorization = self._credential.basic()
 
     def _login(self, realm: str = "") -> credentials.Credential | None:
-        reference = self._reference
         self._heard(True)  # a program that knows it, and may ask its user, is not the registry's silence
-        found = credentials.find(
-            reference.registry, reference.user, self._settings, repository=reference.repository, realm=realm
-        )
+        found = credentials.find(self._reference, self._settings, realm=realm)
         self._heard(False)
         return found
 

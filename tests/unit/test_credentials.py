@@ -12,6 +12,7 @@ from enroot_py.base.errors import ConfigError
 from enroot_py.config import settings
 from enroot_py.registry import credentials
 from enroot_py.registry.credentials import Credential
+from enroot_py.registry.reference import Reference
 
 
 class Home:
@@ -40,7 +41,8 @@ class Home:
     ) -> Credential | None:
         loaded = settings.load(self.environ)
         environ = {**self.environ, **more}
-        return credentials.find(registry, user, loaded, repository=repository, realm=realm, environ=environ)
+        reference = Reference(registry, repository, "latest", user=user)
+        return credentials.find(reference, loaded, realm=realm, environ=environ)
 
 
 @pytest.fixture
