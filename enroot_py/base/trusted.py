@@ -149,42 +149,13 @@ def _root() -> int:
     return os.stat("/proc/sys").st_uid
 
 
-def directory(path: str, *, parent: int | None = None) -> int:
-    """Open a directory that only its owner can write to; the owner is the caller or root.
-
-    The last component may be a symbolic link of such an owner. Raises OSError, whose strerror
-    says what is not as it must be: see open(2), symlink(7).
-    """
-    try:
-        fd = os.open(path, _OPEN | os.O_DIRECTORY, dir_fd=parent)
-    except OSError as e:
-        if e.errno not in (errno.ELOOP, errno.ENOTDIR):  # ENOTDIR: of a link with O_DIRECTORY
-            raise
-        link = os.stat(path, dir_fd=parent, follow_symlinks=False)
-        if not stat.S_ISLNK(link.st_mode):
-            raise
-        _check_owner(link, path)
-        fd = os.open(path, (_OPEN & ~os.O_NOFOLLOW) | os.O_DIRECTORY, dir_fd=parent)
-    return _checked(fd, path)
-
-
-def file(name: str, *, parent: int | None = None) -> int:
+def file(path: str) -> int:
     """Open a regular file for reading that only its owner can write to; the owner is the caller or root.
 
-    No symbolic link is followed in the last component, and nothing is waited for. Raises OSError as directory() does.
+    No symbolic link is followed in the last component, and nothing is waited for. Raises OSError, whose
+    strerror says what is not as it must be.
     """
-    return _checked(regular(os.open(name, _OPEN, dir_fd=parent), name), name)
-
-
-def regular(fd: int, path: str) -> int:
-    """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
-    return fd
-
-
-def _checked(fd: int, path: str) -> int:
+    fd = regular(os.open(path, _OPEN), path)
     try:
         found = os.fstat(fd)
         _check_owner(found, path)
@@ -192,6 +163,14 @@ def _checked(fd: int, path: str) -> int:
     except OSError:
         os.close(fd)
         raise
+    return fd
+
+
+def regular(fd: int, path: str) -> int:
+    """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
     return fd
 
 

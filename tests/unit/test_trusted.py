@@ -17,23 +17,23 @@ def as_root() -> None:
         pytest.skip("only root can give files away")
 
 
-def test_a_directory_of_ours_is_opened(tmp_path: pathlib.Path) -> None:
+def test_a_directory_of_ours_is_believed(tmp_path: pathlib.Path) -> None:
     tmp_path.chmod(0o755)
-    os.close(trusted.directory(str(tmp_path)))
+    assert trusted.place(str(tmp_path)).st_ino == tmp_path.stat().st_ino
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
 def test_a_directory_that_others_write_to_is_not(tmp_path: pathlib.Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(PermissionError, match="can be written by others"):
-        trusted.directory(str(tmp_path))
+        trusted.place(str(tmp_path))
 
 
 def test_a_directory_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
     as_root()
     os.chown(tmp_path, OTHER, OTHER)
     with pytest.raises(PermissionError, match=f"belongs to uid {OTHER}"):
-        trusted.directory(str(tmp_path))
+        trusted.place(str(tmp_path))
 
 
 def test_a_link_of_ours_is_followed_and_one_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
@@ -41,31 +41,30 @@ def test_a_link_of_ours_is_followed_and_one_of_another_user_is_not(tmp_path: pat
     (tmp_path / "place").mkdir(0o700)
     link = tmp_path / "link"
     link.symlink_to("place")
-    os.close(trusted.directory(str(link)))
+    tmp_path.chmod(0o1777)
+    assert trusted.place(str(link)).st_ino == (tmp_path / "place").stat().st_ino
     os.chown(link, OTHER, OTHER, follow_symlinks=False)
     with pytest.raises(PermissionError, match=f"belongs to uid {OTHER}"):
-        trusted.directory(str(link))
+        trusted.place(str(link))
 
 
-def test_what_is_no_directory_is_not_opened(tmp_path: pathlib.Path) -> None:
+def test_what_is_no_directory_is_no_place(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(NotADirectoryError):
-        trusted.directory(str(tmp_path / "fifo"))
+        trusted.place(str(tmp_path / "fifo"))
 
 
 def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -> None:
-    directory = os.open(tmp_path, os.O_PATH)
     (tmp_path / "file").write_text("text")
     (tmp_path / "file").chmod(0o644)
-    with open(trusted.file("file", parent=directory)) as f:
+    with open(trusted.file(f"{tmp_path}/file")) as f:
         assert f.read() == "text"
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="not a regular file"):
-        trusted.file("fifo", parent=directory)
+        trusted.file(f"{tmp_path}/fifo")
     (tmp_path / "link").symlink_to("file")
     with pytest.raises(OSError, match="symbolic links"):
-        trusted.file("link", parent=directory)
+        trusted.file(f"{tmp_path}/link")
     (tmp_path / "file").chmod(0o666)
     with pytest.raises(PermissionError, match="can be written by others"):
-        trusted.file("file", parent=directory)
-    os.close(directory)
+        trusted.file(f"{tmp_path}/file")
