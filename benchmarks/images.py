@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.tables import judge
-from enroot_py.config.settings import SETTINGS
+from enroot_py.config.table import SETTINGS
 from tests.images import Image, Layer, busybox, entry, tar
 from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve

@@ -56,11 +56,11 @@ def slips(environ: Mapping[str, str]) -> list[str]:
     unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
         return []
-    from enroot_py.config import settings as enroot_settings
+    from enroot_py.config import table, words
 
-    meant = ((name, enroot_settings.nearest(name, known)) for name in unknown)
+    meant = ((name, words.nearest(name, known)) for name in unknown)
     said = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
-    return said + enroot_settings.slips(environ)
+    return said + table.slips(environ)
 
 
 def mounts(request: Request) -> list[Mount]:

@@ -22,7 +22,8 @@ from enroot_py import LIBRARY, __version__
 from enroot_py.base import filesystems, log, run, trees
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
-from enroot_py.config.settings import SETTINGS, Settings, sysconf_path
+from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, hooks, imagefiles, mounts, rc
 from enroot_py.store import making, squashfs
 

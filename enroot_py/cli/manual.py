@@ -11,8 +11,8 @@ import click
 
 from enroot_py import __version__
 from enroot_py.cli import start
-from enroot_py.config import settings
-from enroot_py.config.settings import SETTINGS
+from enroot_py.config.table import SETTINGS, UNUSED
+from enroot_py.config.words import COMMANDS
 
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "import": (
@@ -170,7 +170,6 @@ def _settings_page() -> str:
     for variable, setting in SETTINGS.items():
         default = f'"{setting.default}"' if setting.default else "empty"
         rows.append((f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}."))
-    unused = [(name, why) for name, why in settings.UNUSED.items()]
     example = "data_path: /local/${USER}/containers\ncache_limit: 200G\nmount_home: yes\n"
     example += "environment:\n  MELLANOX_VISIBLE_DEVICES: all\n"
     return "".join(
@@ -180,7 +179,7 @@ def _settings_page() -> str:
                 "DESCRIPTION",
                 text(
                     "A mapping of settings by their names. ${VAR}, ${VAR:-default} and "
-                    f"{', '.join(f'$({command})' for command in settings.COMMANDS)} are replaced; no shell is run. "
+                    f"{', '.join(f'$({command})' for command in COMMANDS)} are replaced; no shell is run. "
                     "The key environment maps variables for hooks and clients to values: MELLANOX_*, NVIDIA_*, "
                     "SSL_CERT_*, proxies and ENROOT_* variables of the site's own.\n\n"
                     "A key that is none and a value that does not fit are errors with file and line.\n\n"
@@ -192,7 +191,7 @@ def _settings_page() -> str:
                 ),
             ),
             section("SETTINGS", entries(rows)),
-            section("ACCEPTED WITHOUT EFFECT", entries(unused)),
+            section("ACCEPTED WITHOUT EFFECT", entries(UNUSED.items())),
             section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
             section("SEE ALSO", text("penroot(1)")),
         )

@@ -13,7 +13,9 @@ from enroot_py import called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.config import files
-from enroot_py.config.settings import SETTINGS, Settings, load, nearest, slips
+from enroot_py.config.settings import Settings, load
+from enroot_py.config.table import SETTINGS, slips
+from enroot_py.config.words import nearest
 from enroot_py.runtime import environ, mounts, namespaces, rootfs
 from enroot_py.runtime.enter import enter, image_script, make_scratch
 from enroot_py.runtime.execute import Container, wait

@@ -15,7 +15,8 @@ from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.config import settings
-from enroot_py.config.settings import SETTINGS, Settings
+from enroot_py.config.settings import Settings
+from enroot_py.config.table import SETTINGS, slips
 from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
@@ -88,7 +89,7 @@ def _usage(ctx: click.Context) -> str:
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
-    for line in settings.slips(os.environ):
+    for line in slips(os.environ):
         log.warn(line)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=called_as() != "enroot")
@@ -401,7 +402,7 @@ def cache_list() -> None:
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
 def cache_prune(keep: str, older: float, dry_run: bool) -> None:
     """Remove images that no container uses, those used longest ago first."""
-    from enroot_py.config.settings import Size
+    from enroot_py.config.table import Size
     from enroot_py.store import prune
 
     try:

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import yaml
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.settings import SETTINGS, check_key, nearest
+from enroot_py.config.table import SETTINGS, check_key
+from enroot_py.config.words import nearest
 
 _NAMES = {setting.name: variable for variable, setting in SETTINGS.items()}
 _SEPARATORS = {"devices": ","}

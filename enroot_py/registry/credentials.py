@@ -19,7 +19,8 @@ from typing import Any
 from enroot_py.base import log, run
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
-from enroot_py.config.settings import Settings, base_directories
+from enroot_py.config.settings import Settings
+from enroot_py.config.words import base_directories
 from enroot_py.registry.reference import DOCKER_HUB, Reference
 
 _HUB_KEY = "https://index.docker.io/v1/"

@@ -15,7 +15,7 @@ from _collections_abc import Iterator, Mapping
 
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError
-from enroot_py.config.settings import expand, nearest
+from enroot_py.config.words import expand, nearest
 
 _SET = {
     "ro": linux.MOUNT_ATTR_RDONLY,

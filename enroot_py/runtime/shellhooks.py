@@ -15,7 +15,9 @@ from enroot_py import ENROOT_VERSION, LIBRARY
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
-from enroot_py.config.settings import SETTINGS, assignment, base_directories, check_key, expand, sysconf_path
+from enroot_py.config.settings import assignment, sysconf_path
+from enroot_py.config.table import SETTINGS, check_key
+from enroot_py.config.words import base_directories, expand
 from enroot_py.runtime import environ, hooks, mounts
 
 _BASH = "/bin/bash"

@@ -12,7 +12,7 @@ import os
 from _collections_abc import Iterator, Sequence
 
 from enroot_py.base.errors import ConfigError, ImageError
-from enroot_py.config.settings import nearest
+from enroot_py.config.words import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from enroot_py.base.errors import PenrootError
-from enroot_py.config import settings
+from enroot_py.config import words
 from enroot_py.runtime import environ, imagefiles, mounts, rc
 
 pytestmark = pytest.mark.soak
@@ -49,7 +49,7 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
                 imagefiles.decode_environment(text)
                 environ.of_options(tuple(text.split("\n")[:1]), {})
             else:
-                settings.expand(text, {"A": ""})
+                words.expand(text, {"A": ""})
         except (PenrootError, ValueError) as e:
             assert str(e)
 

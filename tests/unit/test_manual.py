@@ -11,7 +11,7 @@ import pytest
 from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
-from enroot_py.config.settings import SETTINGS
+from enroot_py.config.table import SETTINGS
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option

@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py.cli import start
 from enroot_py.cli.verbs import penroot
-from enroot_py.config.settings import SETTINGS, UNUSED
+from enroot_py.config.table import SETTINGS, UNUSED
 from pyxis_py import settings as plugin
 from pyxis_py.options import OPTIONS, Option
 from tests.parity import NAMES, ROOT, Item, exists, items, table

@@ -7,6 +7,8 @@ import pytest
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import settings
+from enroot_py.config.table import SETTINGS, UNUSED, slips
+from enroot_py.config.words import expand
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def test_conf_beats_default_and_environment_beats_conf(environ: dict[str, str]) 
     loaded = settings.load(environ)
     assert loaded.data_path == f"/data/{os.geteuid()}/none"
     assert loaded.remap_root is True
-    assert loaded.origin(settings.SETTINGS["ENROOT_DATA_PATH"]).endswith("enroot.conf:3")
+    assert loaded.origin(SETTINGS["ENROOT_DATA_PATH"]).endswith("enroot.conf:3")
     assert settings.load({**environ, "ENROOT_REMAP_ROOT": "n"}).remap_root is False
 
 
@@ -66,11 +68,11 @@ def test_mistakes_name_file_and_line(environ: dict[str, str], line: str) -> None
 def test_replace_says_where_from(environ: dict[str, str]) -> None:
     changed = settings.load(environ).replace("--rw", rootfs_writable=True)
     assert changed.rootfs_writable is True
-    assert changed.origin(settings.SETTINGS["ENROOT_ROOTFS_WRITABLE"]) == "--rw"
+    assert changed.origin(SETTINGS["ENROOT_ROOTFS_WRITABLE"]) == "--rw"
 
 
 def test_expand_leaves_other_dollars() -> None:
-    assert settings.expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
+    assert expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
 
 
 def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
@@ -116,9 +118,9 @@ def test_words_for_no(environ: dict[str, str], word: str) -> None:
 
 
 def test_slips_in_variables_are_told() -> None:
-    known = dict.fromkeys((*settings.SETTINGS, "PENROOT_DEBUG"), "1")
+    known = dict.fromkeys((*SETTINGS, "PENROOT_DEBUG"), "1")
     of_sites = dict.fromkeys(("ENROOT_JOB", "ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_OPTIONS", "PENROOT_PREFIX"), "1")
-    assert settings.slips({**known, **of_sites, "ENROOT_ALLOW_HTTPS": "1", "PENROOT_DEBUGS": "1"}) == [
+    assert slips({**known, **of_sites, "ENROOT_ALLOW_HTTPS": "1", "PENROOT_DEBUGS": "1"}) == [
         "ignoring ENROOT_ALLOW_HTTPS: did you mean ENROOT_ALLOW_HTTP?",
         "ignoring PENROOT_DEBUGS: did you mean PENROOT_DEBUG?",
     ]
@@ -138,8 +140,8 @@ def test_an_empty_variable_is_an_unset_one(environ: dict[str, str]) -> None:
 def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")
     loaded = settings.load(environ)
-    assert set(settings.UNUSED) == {"ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"}
-    assert not set(loaded.passed_on) & set(settings.UNUSED)
+    assert set(UNUSED) == {"ENROOT_GZIP_PROGRAM", "ENROOT_ZSTD_OPTIONS"}
+    assert not set(loaded.passed_on) & set(UNUSED)
 
 
 def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
@@ -150,7 +152,7 @@ def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
     conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")
     loaded = settings.load(environ)
     assert (loaded.max_connections, loaded.connect_timeout, loaded.stall_timeout) == (1, 2, 3)
-    assert loaded.origin(settings.SETTINGS["ENROOT_STALL_TIMEOUT"]).endswith("penroot.yaml.d/10-site.yaml:1")
+    assert loaded.origin(SETTINGS["ENROOT_STALL_TIMEOUT"]).endswith("penroot.yaml.d/10-site.yaml:1")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/enroot.conf").write_text("ENROOT_STALL_TIMEOUT 4\n")
     own = {**environ, "ENROOT_CONFIG_PATH": str(tmp_path / "mine")}

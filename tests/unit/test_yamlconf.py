@@ -4,7 +4,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import yaml
-from enroot_py.config.settings import SETTINGS, Setting
+from enroot_py.config.table import SETTINGS, Setting
 
 
 def test_settings_by_name_with_their_lines() -> None:

@@ -1,0 +1,242 @@
+"""The settings that there are: one table, from which everything else is derived.
+
+On the start path: no typing, no re.
+"""
+
+from __future__ import annotations
+
+import os
+from _collections_abc import Mapping
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.config.words import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_YES = frozenset(("1", "y", "yes", "true", "t", "on"))
+_NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
+_LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
+
+
+class Setting:
+    """One row of the table: an attribute of Settings that knows its variable."""
+
+    kind = "str"
+
+    def __init__(self, default: str, doc: str) -> None:
+        self.default = default
+        self.doc = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.variable = "ENROOT_" + name.upper()
+
+    def parse(self, text: str) -> Any:
+        return text
+
+
+class Text(Setting):
+    def __get__(self, instance: Table, owner: type) -> str:
+        return instance.text(self)
+
+
+class Path(Text):
+    """An absolute path; a relative one is an error."""
+
+    kind = "path"
+
+    def parse(self, text: str) -> str:
+        if not text.startswith("/"):
+            raise ValueError("must be an absolute path")
+        if len(os.fsencode(text)) > _LONGEST:
+            raise ValueError(f"is longer than {_LONGEST} bytes")
+        return text.rstrip("/") or "/"
+
+
+class Choice(Text):
+    """One of some words."""
+
+    def __init__(self, default: str, doc: str, *words: str) -> None:
+        super().__init__(default, doc)
+        self.words = words
+        self.kind = "|".join(words)
+
+    def parse(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError("must be one of " + ", ".join(self.words))
+        return text
+
+
+class Bool(Setting):
+    kind = "bool"
+
+    def parse(self, text: str) -> bool:
+        word = text.lower()
+        if word not in _YES and word not in _NO:
+            raise ValueError("must be yes or no")
+        return word in _YES
+
+    def __get__(self, instance: Table, owner: type) -> bool:
+        return self.parse(instance.text(self))
+
+
+class Hosts(Setting):
+    """yes, no, or the hosts for which it is yes, which may be HOST:PORT; ``*`` is every host."""
+
+    kind = "bool|hosts"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        words = text.lower().replace(",", " ").split()
+        if len(words) < 2 and (not words or words[0] in _YES or words[0] in _NO):
+            return ("*",) if words and words[0] in _YES else ()
+        for word in words:
+            if "/" in word or word in _YES or word in _NO:
+                raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
+        return tuple(words)
+
+    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+        return self.parse(instance.text(self))
+
+
+class Int(Setting):
+    kind = "int"
+
+    def parse(self, text: str) -> int:
+        if not text.isdecimal():
+            raise ValueError("must be a whole number")
+        return int(text)
+
+    def __get__(self, instance: Table, owner: type) -> int:
+        return self.parse(instance.text(self))
+
+
+class Size(Setting):
+    """A number of bytes: 500M, 20G, 2T, powers of 1000."""
+
+    kind = "size"
+
+    def parse(self, text: str) -> int:
+        factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
+        digits = text[:-1] if factor > 1 else text
+        if not digits.isdecimal():
+            raise ValueError("must be a size such as 500M or 20G")
+        return int(digits) * factor
+
+    def __get__(self, instance: Table, owner: type) -> int:
+        return self.parse(instance.text(self))
+
+
+class Table:
+    """A row for each setting, with what it is set to and where that comes from."""
+
+    runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
+    config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
+    cache_path = Path("${XDG_CACHE_HOME}/enroot", "the store of layers and images")
+    cache_limit = Size("0", "size beyond which unused images leave the store, oldest first; 0: no limit")
+    store_form = Choice(
+        "auto",
+        "what an image is in the store: trees of files, or one squashfs file; auto: that on network file systems",
+        *("auto", "tree", "squashfs"),
+    )
+    unpack = Bool("no", "start a squashfs image from an unpacked copy in the store, which all its containers share")
+    shared_blobs = Text("", "directory where nodes share what they fetch; empty: each fetches for itself")
+    shared_blobs_for = Choice(
+        "everybody",
+        "who reads what nodes share: everybody who may enter its directory, the user's group, or the user on all nodes",
+        *("everybody", "group", "user"),
+    )
+    data_path = Path("${XDG_DATA_HOME}/enroot", "containers")
+    temp_path = Path("${TMPDIR}", "temporary files")
+    squash_options = Text("-comp lz4", "options given to mksquashfs")
+    max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
+    max_connections = Int("10", "parallel downloads")
+    connect_timeout = Int("30", "seconds to wait for a connection")
+    transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
+    transfer_retries = Int("3", "how often a failed transfer is tried again")
+    stall_timeout = Int("30", "seconds without a byte, or with less than 1 kB a second, after which a try has failed")
+    allow_http = Hosts(
+        "no",
+        "talk plain HTTP to registries that do not speak TLS: no, yes, or those alone that are named, HOST[:PORT],…",
+    )
+    login_shell = Bool("no", "run the command through a login shell of the image")
+    rootfs_writable = Bool("no", "make the root filesystem writable")
+    remap_root = Bool("no", "be root inside the container")
+    mount_home = Bool("no", "mount the home directory")
+    image_fstab = Choice(
+        "own",
+        "what the /etc/fstab of an image may mount: a tmpfs and its own directories, or whatever of the host it names",
+        *("own", "host"),
+    )
+    restrict_dev = Bool("no", "give the container a /dev of its own, with standard and selected devices only")
+    devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
+    unshare_pid = Bool("no", "give the container processes of its own, of which its command is number 1")
+    unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
+    unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
+    unshare_uts = Bool("no", "give the container a host name of its own")
+    mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
+    join = Choice(
+        "auto",
+        "share one container with equal starts by the same process while they run; auto: ranks of MPI do",
+        *("auto", "yes", "no"),
+    )
+    native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
+    allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
+    bundle_all = Bool("no", "let bundles take the user's configuration along")
+    bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
+    force_override = Bool("no", "overwrite what exists")
+
+    def __init__(self, values: dict[str, tuple[str, str]]) -> None:
+        self._values = values  # by name: text and origin
+
+    def text(self, setting: Setting) -> str:
+        return self._values[setting.name][0]
+
+    def origin(self, setting: Setting) -> str:
+        return self._values[setting.name][1]
+
+
+SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Table).values() if isinstance(s, Setting)}
+
+# What enroot has and penroot has no use for. Said nothing about: sites' files have them.
+UNUSED = {
+    "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
+    "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
+}
+# What only a variable says, and no file.
+_MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
+# Where penroot itself is: a file that it finds there cannot move it.
+_FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
+# Keys of enroot.conf that are not settings of ours but reach hooks and clients.
+_PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
+_PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
+
+
+def check_key(key: str, origin: str) -> None:
+    """Raises ConfigError for a key of enroot.conf that is none, or is nearly one of ours.
+
+    Other ENROOT_* are the site's own, for its hooks.
+    """
+    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES:
+        return
+    if key in _FIXED:
+        raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
+    if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
+        raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
+    if meant := _meant(key):
+        raise ConfigError(f"{origin}: unknown key {key!r}", hint=f"did you mean {meant}?")
+
+
+def slips(environ: Mapping[str, str]) -> list[str]:
+    """Variables that are none of ours and look as if they should be: one line each, for people."""
+    known = (*SETTINGS, *_MORE, *_FIXED)
+    unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
+    return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
+
+
+def _meant(key: str) -> str:
+    """The variable that ``key`` may be a slip of, or ""."""
+    prefix, _, word = key.partition("_")
+    name = nearest(word, [name.partition("_")[2] for name in (*SETTINGS, *_MORE) if name.startswith(prefix)])
+    return f"{prefix}_{name}" if name else ""

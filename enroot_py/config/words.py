@@ -1,0 +1,110 @@
+"""The words of settings: variables in them, the directories that they begin with, and the nearest to a slip.
+
+On the start path: no import but os.
+"""
+
+from __future__ import annotations
+
+import os
+from _collections_abc import Callable, Iterable, Mapping
+
+# Of the commands that sites write in enroot.conf, what needs no shell.
+COMMANDS: dict[str, Callable[[], object]] = {
+    "id -u": os.geteuid,
+    "id -g": os.getegid,
+    "id -un": lambda: _user_name(),
+    "whoami": lambda: _user_name(),
+    "nproc": lambda: len(os.sched_getaffinity(0)),
+    "hostname": lambda: os.uname().nodename,
+    "hostname -s": lambda: os.uname().nodename.partition(".")[0],
+}
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
+
+    An unset variable is the empty string, as in a shell. Raises ValueError
+    for any other ``$(command)``.
+    """
+    out = ""
+    while (at := text.find("$")) >= 0:
+        out, text = out + text[:at], text[at + 1 :]
+        if text.startswith("("):
+            command, close, text = text[1:].partition(")")
+            known = COMMANDS.get(" ".join(command.split()))
+            if not close or known is None:
+                raise ValueError(f"$({command}) is not run: only {', '.join(f'$({c})' for c in COMMANDS)} are known")
+            out += str(known())
+        elif text.startswith("{"):
+            inner, close, text = text[1:].partition("}")
+            if not close:
+                raise ValueError("'${' without '}'")
+            name, _, default = inner.partition(":-")
+            out += variables.get(name.removesuffix("-")) or expand(default, variables)
+        else:
+            end = 0
+            while end < len(text) and (text[end].isalnum() or text[end] == "_"):
+                end += 1
+            name, text = text[:end], text[end:]
+            out += variables.get(name, "") if name else "$"
+    return out + text
+
+
+def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
+    """XDG base directories and TMPDIR with their defaults (XDG base directory specification)."""
+    home = (environ.get("HOME") or _home()).rstrip("/")
+    tmp = environ.get("TMPDIR") or "/tmp"
+    run = environ.get("XDG_RUNTIME_DIR") or ""
+    if not run or not os.access(run, os.W_OK):
+        # A job brings the TMPDIR of the machine that it was sent from, which need not be here.
+        run = f"{tmp if os.access(tmp, os.W_OK) else '/tmp'}/penroot-{os.geteuid()}"
+    return {
+        "HOME": home or "/",
+        "TMPDIR": tmp,
+        "XDG_CONFIG_HOME": environ.get("XDG_CONFIG_HOME") or home + "/.config",
+        "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME") or home + "/.cache",
+        "XDG_DATA_HOME": environ.get("XDG_DATA_HOME") or home + "/.local/share",
+        "XDG_RUNTIME_DIR": run,
+        # Variables that a shell sets by itself.
+        "UID": str(os.getuid()),
+        "EUID": str(os.geteuid()),
+        "HOSTNAME": os.uname().nodename,
+    }
+
+
+def _home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _user_name() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
+    beyond = 3 if len(word) > 4 else 2
+    letters = set(word)
+    # A letter that is changed makes a difference of two to the sets, and counting those costs next to nothing.
+    alike = (name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5)
+    best = min(((_distance(word, name), name) for name in alike), default=(3, ""))
+    return best[1] if best[0] < beyond else ""
+
+
+def _distance(a: str, b: str) -> int:
+    """Letters to insert, remove or replace (Levenshtein)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
+    return row[-1]
