@@ -9,7 +9,7 @@
 
 static const char exact_mark[] = "# penroot-exact: ";
 
-/* "\n" and "\\" of imagefiles.environment(): values that one line cannot hold. */
+/* "\n" and "\\" of etc.write_environment(): values that one line cannot hold. */
 static void unescape(char *value)
 {
 	char *to = value;

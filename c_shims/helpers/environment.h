@@ -1,4 +1,4 @@
-/* Files of variables, lines KEY=VALUE, read as imagefiles.py and environ.py in enroot_py/runtime read them. */
+/* Files of variables, lines KEY=VALUE, read as etc.py and environ.py in enroot_py/runtime read them. */
 #ifndef PENROOT_ENVIRONMENT_H
 #define PENROOT_ENVIRONMENT_H
 

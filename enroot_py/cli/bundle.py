@@ -24,7 +24,7 @@ from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import environ, hooks, imagefiles, mounts, rc
+from enroot_py.runtime import environ, etc, hooks, mounts
 from enroot_py.store import making, squashfs
 
 PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
@@ -184,13 +184,13 @@ def _config(source: str, image: str, description: str, target: str) -> str:
         "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
         "secret_parts": " ".join(environ.SECRET_PARTS),
     }
-    script = rc.parse(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
+    script = etc.read_rc(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
     if script is not None:  # no shell is needed to know what it runs
         values["image_run"] = "y"
         values["image_workdir"] = script.workdir
-        values["image_entrypoint"] = " ".join(map(imagefiles.quote, script.entrypoint))
-        values["image_command"] = " ".join(map(imagefiles.quote, script.command))
-    return "".join(f"{key}={imagefiles.quote(value)}\n" for key, value in values.items())
+        values["image_entrypoint"] = " ".join(map(etc.quote, script.entrypoint))
+        values["image_command"] = " ".join(map(etc.quote, script.command))
+    return "".join(f"{key}={etc.quote(value)}\n" for key, value in values.items())
 
 
 def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
@@ -210,7 +210,7 @@ def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
         with open(hooks.STANDARD + "/common.sh", "rb") as f:
             _add(tar, "lib/common.sh", f.read(), 0o644)
         order, scripts = _hooks(settings, everything)
-        config += f"order={imagefiles.quote(' '.join(map(imagefiles.quote, order)))}\n"
+        config += f"order={etc.quote(' '.join(map(etc.quote, order)))}\n"
         _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
         for name, data in sorted(scripts.items()):
             _add(tar, name, data, 0o755)
@@ -240,7 +240,7 @@ def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, 
         lines = []
         for variable, setting in sorted(SETTINGS.items()):
             if settings.origin(setting) != "default" and setting.kind != "path":
-                value = imagefiles.quote(settings.text(setting))
+                value = etc.quote(settings.text(setting))
                 lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
         yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
     for place, directory, first in places:

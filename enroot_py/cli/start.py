@@ -16,8 +16,8 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
 from enroot_py.config.table import SETTINGS, slips
 from enroot_py.config.words import nearest
-from enroot_py.runtime import environ, mounts, namespaces, rootfs
-from enroot_py.runtime.enter import enter, image_script, make_scratch
+from enroot_py.runtime import environ, etc, mounts, namespaces, rootfs
+from enroot_py.runtime.enter import enter, make_scratch
 from enroot_py.runtime.execute import Container, wait
 from enroot_py.store import containers
 
@@ -208,7 +208,7 @@ def enter_shared(settings: Settings, options: Options) -> Container:
         return container
     variables, said = joined
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    image = image_script(root)
+    image = etc.of_image(root)
     origins = dict.fromkeys([*said, *own], "the launcher")
     return Container({**variables, **own}, origins, image, settings.login_shell)
 

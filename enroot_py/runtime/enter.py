@@ -11,7 +11,7 @@ from enroot_py.base import linux, log, paths, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.runtime import environ, execute, hooks, mounts, namespaces, rc, rootfs
+from enroot_py.runtime import environ, etc, execute, hooks, mounts, namespaces, rootfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def enter(
     before = dict(context.environ)
     if server is not None and (program or command):
         if not program:
-            image = image_script(root)
+            image = etc.of_image(root)
             program = image.argv(command)[0] if image else "/bin/sh"
         server.read_ahead(root, program, context.environ.get("PATH", ""))
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in user_mounts)
@@ -119,7 +119,7 @@ def enter(
     for mount in fstab:
         if mount.passno >= 0:
             mount.execute(root)
-    image = image_script(root)
+    image = etc.of_image(root)
     if image is not None and not paths.exists(root, image.workdir):
         make_workdir(root, image.workdir, user_mounts)
     shell = user.pw_shell if paths.exists(root, user.pw_shell) else "/bin/sh"
@@ -159,11 +159,6 @@ def _update(target: dict[str, str], origins: dict[str, str], new: Mapping[str, s
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str], origin: str) -> dict[str, str]:
     return {key: origin for key, value in now.items() if before.get(key) != value}
-
-
-def image_script(root: int) -> rc.Exec | None:
-    """What the image's /etc/rc runs, or None where only a shell can tell. Raises ContainerError."""
-    return rc.parse(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
 def make_workdir(root: int, path: str, user_mounts: list[mounts.Mount]) -> None:

@@ -13,7 +13,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.runtime.imagefiles import decode_environment
+from enroot_py.runtime.etc import read_environment
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
@@ -30,7 +30,7 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         host = _without_secrets(text, host)
-    found = decode_environment(text, lambda value: unquoted(substitute(value, host)))
+    found = read_environment(text, lambda value: unquoted(substitute(value, host)))
     return {key: value for key, value in found.items() if not key.startswith("ENROOT_")}
 
 

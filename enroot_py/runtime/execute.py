@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from enroot_py.runtime import rc
+    from enroot_py.runtime import etc
 
 _RC = ("/bin/sh", "/etc/rc")
 # For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
@@ -30,7 +30,7 @@ class Container:
         self,
         environ: dict[str, str],
         origins: dict[str, str],
-        image: rc.Exec | None,
+        image: etc.Exec | None,
         login_shell: bool,
         below: dict[str, str] | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from _collections_abc import Iterator, Mapping
+from _collections_abc import Iterable, Iterator, Mapping
 
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError
@@ -142,7 +142,7 @@ class Mount:
     def describe(self) -> str:
         """The mount as one line of fstab."""
         fields = (self.source, self.target, self.fstype, self.options or "defaults", "0", str(self.passno))
-        return " ".join(field.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011") for field in fields)
+        return " ".join(map(escape, fields))
 
     def execute(self, root: int) -> None:
         """Do it beneath the directory ``root``. Raises MountError, unless the line says nofail."""
@@ -400,6 +400,11 @@ def _is_options(field: str) -> bool:
     )
 
 
+def escape(field: str) -> str:
+    """A space and its like are written in octal, fstab(5); ``$`` too, as parse() replaces ``${VAR}``."""
+    return "".join(c if c > " " and c not in "\\$\x7f" else f"\\{ord(c):03o}" for c in field)
+
+
 def unescape(field: str) -> str:
     """``\\ooo``, three octal digits, is the byte of that number: fstab(5)."""
     if "\\" not in field:
@@ -434,6 +439,15 @@ def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
             raise ConfigError(f"{mount.origin}: an image may mount {_MOST} directories, no more", hint=_HOST)
         mount.confine()
         yield mount
+
+
+def write_image(volumes: Iterable[str]) -> str:
+    """The fstab of an image, as parse_image() reads it: each volume is a writable bind mount of itself."""
+    lines = []
+    for volume in sorted(volumes):
+        path = escape("/" + volume.strip("/"))
+        lines.append(f"${{ENROOT_ROOTFS}}{path} {path} none x-create=dir,bind,rw,nosuid,nodev\n")
+    return "".join(lines)
 
 
 def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:

@@ -418,8 +418,7 @@ def _compose(
     indexes: Sequence[Index],
 ) -> None:
     """Write everything of ``images/DIGEST`` into ``path``."""
-    from enroot_py.runtime import imagefiles
-    from enroot_py.runtime.rc import Exec
+    from enroot_py.runtime import etc, mounts
     from enroot_py.store import unpack
 
     stack = [f"layers/{name.partition(':')[2]}/fs" for name in names]
@@ -438,14 +437,14 @@ def _compose(
             workdir = os.path.normpath(workdir)
         if workdir.count("/") > unpack.MAX_DEPTH:
             raise ImageError(f"{reference}: a WorkingDir of more than {unpack.MAX_DEPTH} directories")
-        run = Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
-        variables = imagefiles.variables(_words(said.get("Env"), "Env"))
-        rc = imagefiles.rc(reference.uri(), {str(k): str(v) for k, v in labels.items()}, run).encode()
+        run = etc.Exec(workdir, entrypoint, command or (() if entrypoint else _DEFAULT_COMMAND))
+        variables = etc.variables(_words(said.get("Env"), "Env"))
+        rc = etc.write_rc(reference.uri(), {str(k): str(v) for k, v in labels.items()}, run).encode()
         files = {
             "rc": rc,
-            "rc.local": imagefiles.RC_LOCAL.encode(),
-            "fstab": imagefiles.fstab(volumes).encode(),
-            "environment": imagefiles.environment(variables).encode("utf-8", "surrogateescape"),
+            "rc.local": etc.RC_LOCAL.encode(),
+            "fstab": mounts.write_image(volumes).encode(),
+            "environment": etc.write_environment(variables).encode("utf-8", "surrogateescape"),
         }
     except (ValueError, UnicodeEncodeError) as e:
         raise ImageError(f"{reference}: the image config holds what is no text: {e}") from e
@@ -594,7 +593,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
     """
     from enroot_py.registry import reference
     from enroot_py.registry.sources import open_source
-    from enroot_py.runtime import rc
+    from enroot_py.runtime import etc
     from enroot_py.store import containers, squashfs
 
     if reference.is_uri(image):
@@ -618,11 +617,10 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
         texts = {name: squashfs.read(found.image, "etc/" + name) for name in ("rc", "rc.local", "environment")}
     else:
         texts = {name: _text(found.directory, f"/etc/{name}") for name in ("rc", "rc.local", "environment")}
-    run = rc.parse(texts["rc"], texts["rc.local"])
-    mark = "# enroot-provenance: "
+    run = etc.read_rc(texts["rc"], texts["rc.local"])
     return {
         "name": image,
-        "provenance": next((line[len(mark) :] for line in texts["rc"].splitlines() if line.startswith(mark)), ""),
+        "provenance": etc.provenance(texts["rc"]),
         "config": {
             "Env": [f"{key}={value}" for key, value in _environment(texts["environment"]).items()],
             "Entrypoint": list(run.entrypoint) if run else None,
@@ -633,9 +631,9 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
 
 
 def _environment(text: str) -> dict[str, str]:
-    from enroot_py.runtime.imagefiles import decode_environment
+    from enroot_py.runtime.etc import read_environment
 
-    return decode_environment(text)
+    return read_environment(text)
 
 
 def _text(directory: str, path: str) -> str:

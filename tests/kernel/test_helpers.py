@@ -12,7 +12,7 @@ import pytest
 from enroot_py import ENROOT_VERSION
 from enroot_py.config.settings import load
 from enroot_py.runtime import environ
-from enroot_py.runtime.imagefiles import decode_environment
+from enroot_py.runtime.etc import read_environment
 from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
@@ -200,7 +200,7 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
         meant = environ.of_site(load({**host, "ENROOT_CONFIG_PATH": "/nowhere"}), host)
     command = [LIBEXEC / "penroot-runfile", "environment", *words]
     done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
-    assert decode_environment(done.stdout) == meant
+    assert read_environment(done.stdout) == meant
     assert ("[s]" in meant.values()) == (kind == "site")
 
 

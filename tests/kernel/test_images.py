@@ -28,7 +28,7 @@ import pytest
 from enroot_py.config import settings
 from enroot_py.registry import tags
 from enroot_py.registry.reference import Reference, parse
-from enroot_py.runtime import imagefiles, rc
+from enroot_py.runtime import etc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -142,11 +142,11 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
 def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", f"docker://{registry.host}/test/one:1")
     image = user.home / "cache/images" / make().digest().removeprefix("sha256:")
-    etc = image / "head/fs/etc"
-    run = rc.parse((etc / "rc").read_text(), (etc / "rc.local").read_text())
+    directory = image / "head/fs/etc"
+    run = etc.read_rc((directory / "rc").read_text(), (directory / "rc.local").read_text())
     assert run is not None
     assert (run.workdir, run.entrypoint, run.command) == ("/work/dir", ("/bin/new", "it's"), ("a b",))
-    variables = imagefiles.decode_environment((etc / "environment").read_text())
+    variables = etc.read_environment((directory / "environment").read_text())
     assert [f"{key}={value}" for key, value in variables.items()] == SETTINGS["Env"]
     stack = (image / "stack").read_text().splitlines()
     assert stack[0] == f"images/{image.name}/head/fs" and len(stack) == 3

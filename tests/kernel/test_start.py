@@ -173,11 +173,11 @@ def test_home_is_made_or_mounted(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
-    from enroot_py.runtime import imagefiles, rc
+    from enroot_py.runtime import etc
 
-    run = rc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
-    (rootfs / "etc/rc").write_text(imagefiles.rc("docker://x", {}, run))
-    (rootfs / "etc/rc.local").write_text(imagefiles.RC_LOCAL)
+    run = etc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
+    (rootfs / "etc/rc").write_text(etc.write_rc("docker://x", {}, run))
+    (rootfs / "etc/rc.local").write_text(etc.RC_LOCAL)
     assert user.start("box") == "/opt/not yet there\ndefault\n"
     assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
 

@@ -10,14 +10,14 @@ import pytest
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.config import words
-from enroot_py.runtime import environ, imagefiles, mounts, rc
+from enroot_py.runtime import environ, etc, mounts
 
 pytestmark = pytest.mark.soak
 
 SEEDS = {
     "fstab": "/a /b none x-create=auto,rbind,ro,rslave 0 -1\ntmpfs /t tmpfs size=1m\n${HOME} \\040 bind,nofail\n",
-    "rc": imagefiles.rc("docker://x", {"k": "v"}, rc.Exec("/w", ("a b", "c'd"), ("e",))),
-    "environment": imagefiles.environment({"A": "1", "B": "two\nlines", "C": "${HOME}"}),
+    "rc": etc.write_rc("docker://x", {"k": "v"}, etc.Exec("/w", ("a b", "c'd"), ("e",))),
+    "environment": etc.write_environment({"A": "1", "B": "two\nlines", "C": "${HOME}"}),
     "setting": "ENROOT_X ${A:-${B}}$(id -u)$C\n",
 }
 
@@ -44,9 +44,9 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
                 for mount in mounts.parse_file(text, {"HOME": "/h"}, "fuzz"):
                     mount.describe()
             elif kind == "rc":
-                rc.parse(text, "")
+                etc.read_rc(text, "")
             elif kind == "environment":
-                imagefiles.decode_environment(text)
+                etc.read_environment(text)
                 environ.of_options(tuple(text.split("\n")[:1]), {})
             else:
                 words.expand(text, {"A": ""})
@@ -54,7 +54,7 @@ def test_mutated_text(kind: str, rng: random.Random, soak: bool) -> None:
             assert str(e)
 
 
-VOLUMES = imagefiles.fstab(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
+VOLUMES = mounts.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs /t tmpfs size=1m 0 0\n"
 
 
 def test_what_an_image_may_mount_is_its_own(rng: random.Random, soak: bool) -> None:

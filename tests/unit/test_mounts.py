@@ -110,3 +110,8 @@ def test_describe_reads_back() -> None:
 @pytest.mark.parametrize("text", mounts.SYSTEM.values(), ids=mounts.SYSTEM)
 def test_shipped_mounts_parse(text: str) -> None:
     assert list(mounts.parse_file(text, {}, "shipped"))
+
+
+def test_fstab_escapes_what_would_be_read_as_something_else() -> None:
+    assert mounts.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+    assert "/a\\040b\\134\\044{HOME} " in mounts.write_image(["/a b\\${HOME}"])

@@ -1,0 +1,249 @@
+"""What makes a root filesystem an enroot image: /etc/rc and /etc/environment in it, as they are written and read.
+
+/etc/rc is a shell script that says what the image runs. It is nearly always the one that an import
+wrote; then its meaning is read from it and no shell is started. Anything else runs in the image's /bin/sh.
+
+A value in /etc/environment stands as it is, with newlines made spaces. Where that, or what
+a start does to the line (it replaces ``${VAR}`` and strips outer quotes and spaces), changes
+the value, a comment that enroot skips comes first and says it exactly, with ``\\\\`` and
+``\\n`` for a backslash and a newline::
+
+    # penroot-exact: MOTD=one\\ntwo
+    MOTD=one two
+
+The comment counts only while the line after it is the one it came with, so that an edited
+line is believed. Sources: enroot(1), image format; OCI image specification, "Image Configuration".
+On the start path: no re, no json. The third file, /etc/fstab, is in mounts.py.
+"""
+
+from __future__ import annotations
+
+from enroot_py.base import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_PROVENANCE = "enroot-provenance: "
+_RC = """\
+mkdir -p {workdir} 2> /dev/null
+cd {workdir} && unset OLDPWD || exit 1
+
+if [ -s /etc/rc.local ]; then
+    . /etc/rc.local
+fi
+
+if [ $# -gt 0 ]; then
+    exec {entrypoint} "$@"
+else
+    exec {entrypoint} {command}
+fi
+"""
+RC_LOCAL = """\
+# Sourced by /etc/rc when the container starts: change the environment, the
+# positional parameters or the working directory of its command here.
+"""
+_EXACT = "# penroot-exact: "
+_LONGEST = 1 << 20  # characters of a script that is looked at: a kernel's limit of arguments is near
+
+
+class Exec:
+    """Working directory, entrypoint and command of an image (OCI image config, "config")."""
+
+    __slots__ = ("workdir", "entrypoint", "command")
+
+    def __init__(self, workdir: str, entrypoint: tuple[str, ...], command: tuple[str, ...]) -> None:
+        self.workdir = workdir
+        self.entrypoint = entrypoint
+        self.command = command
+
+    def argv(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        """What runs: the entrypoint, then ``arguments`` or else the image's command."""
+        if not self.entrypoint and arguments[:1] == ("--",):
+            arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
+        return self.entrypoint + (arguments or self.command)
+
+
+def write_rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:
+    """/etc/rc: provenance and labels as comments, then what the image runs, every word quoted.
+
+    Byte for byte what enroot writes, where that means what the config says.
+    """
+    comments = [_PROVENANCE + provenance, *(f"{key} {value}" for key, value in labels.items())]
+    script = _RC.format(
+        workdir=f'"{run.workdir}"' if not set(run.workdir) & set('"$`\\\n') else quote(run.workdir),
+        entrypoint=" ".join(map(quote, run.entrypoint)),
+        command=" ".join(map(quote, run.command)),
+    )
+    return "".join(f"# {_one_line(comment)}\n" for comment in comments) + "\n" + script
+
+
+def quote(word: str) -> str:
+    """One word for sh(1): single quotes, in which nothing is special but the quote itself."""
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def provenance(rc: str) -> str:
+    """The reference that write_rc() was given; "" where another script says none."""
+    mark = "# " + _PROVENANCE
+    return next((line.removeprefix(mark) for line in rc.splitlines() if line.startswith(mark)), "")
+
+
+def of_image(root: int) -> Exec | None:
+    """What the image beneath ``root``, a directory, runs; None where only a shell can tell. Raises ContainerError."""
+    return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
+
+
+def read_rc(rc: str, rc_local: str) -> Exec | None:
+    """The meaning of the script that an import writes, or None where it is another script.
+
+    None also where /etc/rc.local holds commands, or a word needs a shell, or it is far longer
+    than what an import writes.
+    """
+    if len(rc) > _LONGEST or len(rc_local) > _LONGEST or any(_statements(rc_local)):
+        return None
+    statements, form = _statements(rc), [line.strip() for line in _RC.splitlines() if line]
+    if len(statements) != len(form):
+        return None
+    fields = []
+    for statement, line in zip(statements, form, strict=True):
+        start, brace, rest = line.partition("{")
+        end = rest.rpartition("}")[2]
+        if not statement.startswith(start.rstrip()) or not statement.endswith(end) or not brace and statement != line:
+            return None
+        if brace:
+            fields.append(_words(statement[len(start) : len(statement) - len(end)]))
+    made, workdir, entrypoint, full = fields
+    if made is None or workdir is None or entrypoint is None or full is None:
+        return None
+    if len(workdir) != 1 or made != workdir or full[: len(entrypoint)] != entrypoint:
+        return None
+    return Exec(workdir[0], entrypoint, full[len(entrypoint) :])
+
+
+def _statements(script: str) -> list[str]:
+    """Lines that are neither blank nor comments; a quoted newline keeps a line going."""
+    out: list[str] = []
+    going: list[str] = []  # lines of one statement
+    quote = ""
+    for line in script.split("\n"):
+        if not going:
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+        going.append(line)
+        quote = _open_quote(line, quote)
+        if not quote:
+            out.append("\n".join(going))
+            going = []
+    return [*out, "\n".join(going)] if going else out
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """The quote that is open at the end of a line, where ``quote`` is at its beginning; "" for none."""
+    at = 0
+    while at < len(line):
+        c = line[at]
+        if quote == "'":
+            quote = "" if c == "'" else quote
+        elif c == "\\":
+            at += 1
+        elif quote == '"':
+            quote = "" if c == '"' else quote
+        elif c in "'\"":
+            quote = c
+        at += 1
+    return quote
+
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=+,@%^")
+
+
+def _words(text: str) -> tuple[str, ...] | None:
+    """Shell words, or None where more than quotes would be needed to know them."""
+    words: list[str] = []
+    word: str | None = None
+    at = 0
+    while at < len(text):
+        c = text[at]
+        at += 1
+        if c in " \t":
+            if word is not None:
+                words.append(word)
+            word = None
+        elif c == "'":
+            end = text.find("'", at)
+            if end < 0:
+                return None
+            word, at = (word or "") + text[at:end], end + 1
+        elif c == '"':
+            end = text.find('"', at)
+            inner = text[at:end]
+            if end < 0 or any(special in inner for special in "$`\\"):
+                return None
+            word, at = (word or "") + inner, end + 1
+        elif c == "\\" and text[at : at + 1] == "'":
+            word, at = (word or "") + "'", at + 1
+        elif c in _PLAIN:
+            word = (word or "") + c
+        else:
+            return None
+    if word is not None:
+        words.append(word)
+    return tuple(words)
+
+
+def read_environment(text: str, read: Callable[[str], str] | None = None) -> dict[str, str]:
+    """The variables of an image's /etc/environment; lines that are not ``KEY=VALUE`` mean nothing.
+
+    ``read`` makes of a value what it means, unless the comment before it says it exactly.
+    """
+    environ: dict[str, str] = {}
+    exact = ""
+    for line in text.split("\n"):
+        if line.startswith("#"):
+            exact = line[len(_EXACT) :] if line.startswith(_EXACT) else ""
+            continue
+        line = line.lstrip()
+        key, equals, value = line.partition("=")
+        if equals and key:
+            meant = _unescape(exact)
+            if meant.startswith(key + "=") and _flat(meant) == line:
+                environ[key] = meant[len(key) + 1 :]
+            else:
+                environ[key] = read(value) if read else value
+        exact = ""
+    return environ
+
+
+def write_environment(variables: Mapping[str, str]) -> str:
+    """/etc/environment, from which read_environment() reads ``variables`` back exactly."""
+    out = []
+    for key, value in variables.items():
+        line = f"{key}={value}"
+        if "${" in value or _flat(line) != line or value.strip() != value or value[:1] in ("'", '"'):
+            out.append(_EXACT + line.replace("\\", "\\\\").replace("\n", "\\n") + "\n")
+        out.append(_flat(line) + "\n")
+    return "".join(out)
+
+
+def _flat(line: str) -> str:
+    return line.replace("\n", " ")
+
+
+def _unescape(text: str) -> str:
+    return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
+
+
+def variables(env: Sequence[str]) -> dict[str, str]:
+    """``config.Env`` of an image config as a mapping. A word without ``=`` sets nothing."""
+    out = {}
+    for word in env:
+        key, equals, value = word.partition("=")
+        if equals and key and "\n" not in key:
+            out[key] = value
+    return out
