@@ -74,7 +74,7 @@ class Held:
         step = self.step
         if step.request.name is None:
             return None
-        for other, peer in step.registry.peers(step.name):
+        for other, peer in step.running.peers(step.name):
             channel = Channel(peer.socket)
             try:
                 channel.socket.settimeout(_PATIENCE)
@@ -102,7 +102,7 @@ class Held:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
         step = self.step
         source = step.prepare()
-        self.served = step.own_name if source.image else ""
+        self.served = step.job.step if source.image else ""
         source.shared = shared if step.settings.rootfs_writable else -1
         theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)

@@ -17,9 +17,9 @@ import sys
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError, RefusedError
-from pyxis_py import running
 from pyxis_py.channel import CONTROL, SOCKET, Channel, Client, numbers
 from pyxis_py.job import REFUSED, Job
+from pyxis_py.running import Peer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def hold(job: Job, channel: Channel) -> None:
         return
     step.begin()
     # Two steps with the same name at once: one makes the container, the other finds it.
-    with step.registry.lock(step.name):
+    with step.running.lock(step.name):
         try:
             container = Held(step)
-            listener = step.registry.listen(step.name, job)
+            listener = step.running.listen(step.name, job.step)
         except BaseException:
-            step.registry.remove(step.name, job)
+            step.running.forget(step.name, job.step)
             raise
     # What Slurm sends to every process of a step is for the programs: one that
     # writes a checkpoint on SIGTERM still needs its root file system.
@@ -158,7 +158,7 @@ class Service:
         first, controls, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
         if not first:  # slurmstepd is gone, and with it who could still ask
             step = self.container.step
-            step.registry.remove(step.name, step.job)
+            step.running.forget(step.name, step.job.step)
             os._exit(0)
         for _, _, data in controls:  # none where too many files are open: the task sees its socket closed
             self._welcome(numbers(data)[0], of_step=True)
@@ -166,7 +166,7 @@ class Service:
     def _stranger(self) -> None:
         fd: int = self.listener._accept()[0]  # type: ignore[attr-defined]  # of the C module
         try:
-            running.Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
+            Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
         except OSError:
             os.close(fd)
             return

@@ -64,6 +64,11 @@ class Job:
         return self.numbers["stepid"]
 
     @property
+    def step(self) -> str:
+        """JOB.STEP."""
+        return f"{self.jobid}.{self.stepid}"
+
+    @property
     def uid(self) -> int:
         return self.numbers["uid"]
 

@@ -22,8 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyxis_py.job import Job
-
 _NEW = ".new"  # behind the name of a socket that does not listen yet
 _TICK = 0.02  # seconds
 
@@ -89,8 +87,8 @@ def _connect(directory: int, name: str) -> _socket.socket:
     return socket
 
 
-class Registry:
-    """The running containers of one user on this node."""
+class RunningContainers:
+    """The containers of one user that run on this node. A step is named JOB.STEP."""
 
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}/running"
@@ -117,10 +115,9 @@ class Registry:
             except OSError as e:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
-    def listen(self, name: str, job: Job) -> _socket.socket:
+    def listen(self, name: str, step: str) -> _socket.socket:
         """A socket that says to others that a step runs the container ``name``. Raises PenrootError."""
         directory = f"{self.path}/{name}"
-        step = f"{job.jobid}.{job.stepid}"
         while True:
             listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
             try:
@@ -148,11 +145,8 @@ class Registry:
             except FileExistsError:
                 continue
 
-    def remove(self, name: str, job: Job) -> None:
-        """Forget it; what is gone already is gone."""
-        self._forget(name, f"{job.jobid}.{job.stepid}")
-
-    def _forget(self, name: str, step: str) -> None:
+    def forget(self, name: str, step: str) -> None:
+        """The step does not run the container any more; what is gone already is gone."""
         directory = f"{self.path}/{name}"
         sockets = (f"{directory}/{step}", f"{directory}/{step}{_NEW}") if step else ()
         for path in (*sockets, directory, self.path):
@@ -182,7 +176,7 @@ class Registry:
             except FileNotFoundError:
                 continue
             except (ConnectionRefusedError, ProcessLookupError):
-                self._forget(name, step)
+                self.forget(name, step)
                 continue
             except OSError as e:
                 raise PenrootError(
@@ -191,26 +185,26 @@ class Registry:
                 ) from e
             yield step, peer
 
-    def others(self, name: str, jobid: int, stepid: int) -> list[str]:
+    def others(self, name: str, step: str) -> list[str]:
         """The steps besides this one whose helpers hold the container ``name``. Raises PenrootError."""
-        found = []
-        for step, peer in self.peers(name):
+        others = []
+        for other, peer in self.peers(name):
             peer.close()
-            if step != f"{jobid}.{stepid}":
-                found.append(step)
-        return found
+            if other != step:
+                others.append(other)
+        return others
 
     def forget_job(self, jobid: int) -> None:
-        """Remove the links of all steps of a job."""
+        """Remove the sockets of all steps of a job."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return
         for name in names:
-            found = os.listdir(f"{self.path}/{name}") if os.path.isdir(f"{self.path}/{name}") else []
-            steps = {step.removesuffix(_NEW) for step in found if step.startswith(f"{jobid}.")}
+            sockets = os.listdir(f"{self.path}/{name}") if os.path.isdir(f"{self.path}/{name}") else []
+            steps = {socket.removesuffix(_NEW) for socket in sockets if socket.startswith(f"{jobid}.")}
             for step in steps or [""]:
-                self._forget(name, step)
+                self.forget(name, step)
 
 
 def _flock(fd: int, deadline: float | None) -> None:
@@ -226,44 +220,45 @@ def _flock(fd: int, deadline: float | None) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)
 
 
-def note(runtime_path: str, uid: int, container: str, directory: str) -> bool:
-    """Say, before it is made, that a step or a container of a job is to go with it: the epilog removes what is left.
+class Notes:
+    """What the epilog of a job removes if the job leaves it: links in RUNTIME_PATH/UID, made before what they name."""
 
-    ``directory`` is what goes with it, ``-`` for nothing but the link itself.
+    def __init__(self, runtime_path: str, uid: int) -> None:
+        self.path = f"{runtime_path}/{uid}"
 
-    Returns whether that is new. Raises PenrootError.
-    """
-    link = f"{runtime_path}/{uid}/{container}"
-    try:
-        os.symlink(directory, link)
-    except FileExistsError:
-        return False
-    except OSError as e:
-        raise PenrootError(f"cannot write {link}: {e.strerror}") from e
-    return True
+    def add(self, name: str, directory: str) -> bool:
+        """Note a step or a container, and the ``directory`` that goes with it: ``-`` where none does.
 
+        Returns whether that is new. Raises PenrootError.
+        """
+        link = f"{self.path}/{name}"
+        try:
+            os.symlink(directory, link)
+        except FileExistsError:
+            return False
+        except OSError as e:
+            raise PenrootError(f"cannot write {link}: {e.strerror}") from e
+        return True
 
-def erase(runtime_path: str, uid: int, container: str) -> None:
-    """The container is removed. Raises PenrootError."""
-    link = f"{runtime_path}/{uid}/{container}"
-    try:
-        os.unlink(link)
-    except FileNotFoundError:
-        return
-    except OSError as e:
-        raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
+    def erase(self, name: str) -> None:
+        """Nothing is left of it. Raises PenrootError."""
+        link = f"{self.path}/{name}"
+        try:
+            os.unlink(link)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise PenrootError(f"cannot remove {link}: {e.strerror}") from e
 
+    def of_job(self, jobid: int) -> list[str]:
+        """The names that a job has noted."""
+        prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
+        return [name for name in os.listdir(self.path) if name.startswith(prefixes)]
 
-def noted(runtime_path: str, uid: int, jobid: int) -> list[str]:
-    """The names under which a job has noted what it was to leave behind."""
-    prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
-    return [name for name in os.listdir(f"{runtime_path}/{uid}") if name.startswith(prefixes)]
-
-
-def noted_directory(runtime_path: str, uid: int, container: str) -> str:
-    """What was noted to go with it: note(). Raises PenrootError."""
-    link = f"{runtime_path}/{uid}/{container}"
-    try:
-        return os.readlink(link)
-    except OSError as e:
-        raise PenrootError(f"cannot read the link {link}: {e.strerror}") from e
+    def directory(self, name: str) -> str:
+        """The directory that goes with a name, or ``-``. Raises PenrootError."""
+        link = f"{self.path}/{name}"
+        try:
+            return os.readlink(link)
+        except OSError as e:
+            raise PenrootError(f"cannot read the link {link}: {e.strerror}") from e

@@ -20,9 +20,10 @@ from enroot_py.runtime import namespaces, pmix, processes, rootfs
 from enroot_py.runtime.enter import enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
-from pyxis_py import options, running, submit
+from pyxis_py import options, submit
 from pyxis_py import settings as plugin_settings
 from pyxis_py.job import REFUSED, RESOLVED
+from pyxis_py.running import BusyError, Notes, RunningContainers
 from pyxis_py.submit import is_file
 
 TYPE_CHECKING = False
@@ -71,10 +72,11 @@ class Step:
         }
         self.settings = self._settings()
         self.superuser = namespaces.privileged(self.settings)
-        self.registry = running.Registry(self.plugin.runtime_path, job.uid)
+        self.running = RunningContainers(self.plugin.runtime_path, job.uid)
+        self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self._takes_over = False  # from a helper of this step that was killed
-        self.name = f"pyxis_{scope}" + (self.request.name or f"{job.jobid}.{job.stepid}")
+        self.name = f"pyxis_{scope}" + (self.request.name or job.step)
         # Its directory, which other nodes see too where homes are shared.
         self.container = claims.of_this_node(self.name, self.settings.data_path)
 
@@ -279,18 +281,13 @@ class Step:
                 containers.remove_if_there(name, self.settings)
 
     @property
-    def own_name(self) -> str:
-        """JOB.STEP."""
-        return f"{self.job.jobid}.{self.job.stepid}"
-
-    @property
     def _step_name(self) -> str:
-        return f"pyxis_{self.own_name}"
+        return f"pyxis_{self.job.step}"
 
     def _note(self, what: str) -> bool:
         stays = what != self.name and not self._goes_with_steps
         path = "-" if stays else f"{self.settings.data_path}/{self.container}"
-        return running.note(self.plugin.runtime_path, self.job.uid, what, path)
+        return self.notes.add(what, path)
 
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self.job.cwd or "/", image)
@@ -447,17 +444,17 @@ class Step:
         if not self.request.wants_container:
             return
         if not self._goes_with_steps:
-            self.registry.remove(self.name, self.job)
+            self.running.forget(self.name, self.job.step)
             self._leave(failed, killed)
             return
         # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
         saves = self.request.save and not failed and not killed
         try:
-            lock = self.registry.lock(self.name, None if saves else _PATIENCE)
-        except running.BusyError as e:
+            lock = self.running.lock(self.name, None if saves else _PATIENCE)
+        except BusyError as e:
             # Whoever has it may be suspended with its job: the epilog removes the container, which is noted.
             log.warn(f"the container {self.name} is left to the end of the job: {e}")
-            self.registry.remove(self.name, self.job)
+            self.running.forget(self.name, self.job.step)
             return
         except PenrootError as e:
             log.warn(f"{e}: no other step has found this container since")
@@ -466,7 +463,7 @@ class Step:
         try:
             self._leave(failed, killed)
         finally:
-            self.registry.remove(self.name, self.job)
+            self.running.forget(self.name, self.job.step)
             os.close(lock)
 
     def _leave(self, failed: bool, killed: bool) -> None:
@@ -483,7 +480,7 @@ class Step:
                 from pyxis_py import importer
 
                 importer.release(self.plugin, self.host)
-            if self._goes_with_steps and not self.registry.others(self.name, self.job.jobid, self.job.stepid):
+            if self._goes_with_steps and not self.running.others(self.name, self.job.step):
                 _remove(self.container, self.settings)
             if failed and self.request.image:
                 from enroot_py.store.store import Store
@@ -491,7 +488,7 @@ class Step:
                 Store(self.settings.cache_path).sweep()  # of an import that was killed
             if self.directory_id() is None:
                 claims.forget(self.container, self.settings.data_path, made=False)
-            running.erase(self.plugin.runtime_path, self.job.uid, self._step_name)
+            self.notes.erase(self._step_name)
 
     @property
     def _goes_with_steps(self) -> bool:
@@ -563,24 +560,25 @@ def clean_up(job: Job) -> None:
     from enroot_py.store import making
 
     plugin = plugin_settings.load(job.arguments)
-    registry = running.Registry(plugin.runtime_path, job.uid)
+    steps = RunningContainers(plugin.runtime_path, job.uid)
+    notes = Notes(plugin.runtime_path, job.uid)
     failures = _Failures()
     trash: list[containers.Trash] = []
     places: set[str] = set()
     with failures:
-        registry.forget_job(job.jobid)
-    for name in running.noted(plugin.runtime_path, job.uid, job.jobid):
+        steps.forget_job(job.jobid)
+    for name in notes.of_job(job.jobid):
         with failures:
-            path = running.noted_directory(plugin.runtime_path, job.uid, name)
+            path = notes.directory(name)
             if path.startswith("/"):
                 directory, container = os.path.split(path)
                 places.add(directory)
                 held = container.removesuffix(f"@{os.uname().nodename}")
-                if not registry.others(held, job.jobid, -1):  # of another job, which has noted it too
+                if not steps.others(held, ""):  # of another job, which has noted it too
                     found = containers.set_aside(container, directory)
                     claims.forget(container, directory, made=found is not None)
                     trash += [found] if found else []
-            running.erase(plugin.runtime_path, job.uid, name)
+            notes.erase(name)
     for each in trash:
         with failures:
             each.delete()
