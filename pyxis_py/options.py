@@ -6,47 +6,26 @@ makes the SPANK plugin's table of it. On the step path: no typing, no re.
 
 from __future__ import annotations
 
+import os
+
 from enroot_py.base.errors import UsageError
+from pyxis_py import mounts
+from pyxis_py.mounts import PATH_MAX, bounded, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-PATH_MAX = 4096  # limits.h, with the final NUL
+    from enroot_py.runtime.mounts import Mount
+    from pyxis_py.mounts import MountEntry
+
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
 NAME_LIMIT = 255 - len("pyxis_4294967295_")
 NAME_MODES = ("auto", "create", "exec", "no_exec")
 NAMESPACES = ("net", "ipc", "uts")
 YES = ("1", "true", "yes", "y")
 NO = ("0", "false", "no", "n")
-
-# What a mount gets without being asked, by its kind of source.
-_BIND_FLAGS = ("x-create=auto", "rbind")
-_SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
-
-
-class MountEntry:
-    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options."""
-
-    __slots__ = ("source", "target", "flags")
-
-    def __init__(self, source: str, target: str, flags: tuple[str, ...]) -> None:
-        self.source = source
-        self.target = target
-        self.flags = flags
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MountEntry) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __repr__(self) -> str:
-        return f"MountEntry({self.source!r}, {self.target!r}, {self.flags!r})"
-
-    def _key(self) -> tuple[str, str, tuple[str, ...]]:
-        return self.source, self.target, self.flags
 
 
 class Request:
@@ -90,6 +69,18 @@ class Request:
         """True when an image or a name says which container; else there is none, whatever else is said."""
         return self.image is not None or self.name is not None
 
+    def is_file(self, cwd: str) -> bool:
+        """Whether the image is a path on the node; what ends as such files do is one if it is one word, or is there."""
+        image = self.image or ""
+        if image.startswith(("/", ".")):
+            return True
+        # The file may be missing, or not be written yet; an image of that name in a registry is docker://x.sqsh.
+        return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
+
+    def fstab(self) -> list[Mount]:
+        """The mounts as lines of fstab(5). Raises ConfigError for a flag that none has."""
+        return [mount.fstab(self.origins["mounts"]) for mount in self.mounts]
+
 
 def _image(text: str) -> str:
     if text.startswith(("/", ".", "~", "$")):
@@ -107,13 +98,7 @@ def _path(text: str) -> str:
     if text.startswith(("~", "$")):
         hint = f"write the path out; a file of that name is ./{text}"
         raise ValueError(f"no shell has replaced the {text[0]}", hint)
-    return _bounded(text)
-
-
-def _bounded(text: str) -> str:
-    if len(text.encode(errors="surrogateescape")) >= PATH_MAX:
-        raise ValueError(f"is longer than {PATH_MAX - 1} bytes, the limit of a path")
-    return text
+    return bounded(text)
 
 
 def _is_directory_name(path: str) -> bool:
@@ -142,7 +127,7 @@ def _name(text: str) -> tuple[str, str]:
 
 
 def _environ_entries(text: str) -> tuple[str, ...]:
-    entries = [entry.replace("\\,", ",") for entry in _split(text, ",")]
+    entries = [entry.replace("\\,", ",") for entry in split(text, ",")]
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not name:
@@ -192,107 +177,6 @@ def _unshare(text: str) -> tuple[str, ...]:
         if name not in NAMESPACES:
             raise ValueError(f"unknown namespace {name!r}", "namespaces are " + ", ".join(NAMESPACES))
     return tuple(dict.fromkeys(names))
-
-
-def _mounts(text: str) -> tuple[MountEntry, ...]:
-    return tuple(dict.fromkeys(_mount(entry) for entry in _split(text, ",")))
-
-
-def _mount(entry: str) -> MountEntry:
-    fields = _split(entry, ":", 2)
-    source = _unescape(fields[0])
-    target = _unescape(fields[1]) if len(fields) > 1 else source
-    flags = fields[2].split("+") if len(fields) > 2 and fields[2] else []
-    if not source:
-        raise ValueError(f"the source is empty in {entry!r}")
-    if not target:
-        raise ValueError(f"the target is empty in {entry!r}")
-    for flag in flags:
-        if not flag or any(c in " \t\n:,\\" for c in flag):
-            raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
-    words = (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags)
-    mount = MountEntry(_bounded(source), _beneath_root(_bounded(target)), words)
-    _check_paths(mount)
-    return mount
-
-
-def _beneath_root(target: str) -> str:
-    """A target that begins with a dot is taken from the root of the container, as ./data alone has the target /data."""
-    plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
-    return "/" + target.removeprefix("./") if plain else target
-
-
-def _check_paths(mount: MountEntry, variable: str = "$") -> None:
-    """Raise ValueError for what cannot be; a path that begins with a ``variable`` is looked at again in the step."""
-    source, target = mount.source, mount.target
-    if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS:
-        hint = f"a relative path begins with a dot: ./{source}"
-        if source.startswith("~"):
-            hint = "no shell has replaced the ~: write $HOME"
-        raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
-    if target.startswith(".."):
-        why = f"the target {target!r} leads out of the container: Invalid cross-device link"
-        raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
-    if not target.startswith(("/", variable)):
-        hint = f"write {source}:/PATH/IN/THE/CONTAINER"
-        if source == target and source.startswith("."):
-            hint += ", or $PWD for the same path inside"
-        raise ValueError(f"the target {target!r} is not an absolute path", hint)
-
-
-def _expand(text: str, environ: Mapping[str, str]) -> str:
-    """``text`` with the values of $NAME and ${NAME}; a backslash before the $ keeps it.
-
-    No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
-    """
-    parts = text.split("$")
-    done = parts[0]
-    for before, part in zip(parts, parts[1:], strict=False):
-        if before.endswith("\\"):
-            done = done[:-1] + "$" + part
-            continue
-        if part.startswith("{") and "}" in part:
-            name, _, after = part[1:].partition("}")
-        else:
-            length = 0
-            while length < len(part) and (part[length] == "_" or part[length].isalnum() and part[length].isascii()):
-                length += 1
-            name, after = part[:length], part[length:]
-        if not name.isidentifier():
-            done += "$" + part  # as a shell leaves it
-        elif name in environ:
-            done += environ[name] + after
-        else:
-            hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
-            raise ValueError(f"${name} is not set in the job's environment", hint)
-    return done
-
-
-# A backslash quotes what would separate; before anything else it is a plain character.
-_QUOTED = ",: "
-
-
-def _split(text: str, separator: str, limit: int = -1) -> list[str]:
-    """``text`` cut at ``separator``, at most ``limit`` times, where no backslash quotes it."""
-    parts = [""]
-    at = 0
-    while at < len(text):
-        if text[at] == "\\" and text[at + 1 : at + 2] in _QUOTED and at + 1 < len(text):
-            parts[-1] += text[at : at + 2]
-            at += 2
-        elif text[at] == separator and len(parts) - 1 != limit:
-            parts.append("")
-            at += 1
-        else:
-            parts[-1] += text[at]
-            at += 1
-    return parts
-
-
-def _unescape(text: str) -> str:
-    for character in _QUOTED:
-        text = text.replace("\\" + character, character)
-    return text
 
 
 class Option:
@@ -363,7 +247,7 @@ OPTIONS = (
         "container-mounts",
         "mounts",
         "what to mount in the container; SRC is a path, tmpfs or umount; flags are those of fstab joined with '+'",
-        parse=_mounts,
+        parse=mounts.parse,
         arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
         example="/data:/data:ro,tmpfs:/scratch",
     ),
@@ -439,9 +323,12 @@ def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str
     for option in OPTIONS:
         if option.variable and option.variable in environ and option.sets not in said:
             _say(option, option.from_variable(environ[option.variable]), option.variable, values, origins)
-    if cwd:
-        origin = origins.get("mounts", "")
-        values["mounts"] = tuple(_resolve(mount, cwd, environ, origin) for mount in values.get("mounts", ()))
+    if cwd and "mounts" in values:
+        try:
+            values["mounts"] = tuple(mount.resolved(cwd, environ) for mount in values["mounts"])
+        except ValueError as e:
+            why, hint = e.args
+            raise UsageError(f"{origins['mounts']}: {why}", hint=hint) from None
     return Request(values, origins)
 
 
@@ -459,19 +346,6 @@ def _say(option: Option, value: object, origin: str, values: dict[str, Any], ori
         )
         raise UsageError(f"{origin} is given twice with different values", hint=hint)
     raise UsageError(f"{before} and {origin} contradict each other", hint="give only one of them")
-
-
-def _resolve(mount: MountEntry, cwd: str, environ: Mapping[str, str], origin: str) -> MountEntry:
-    try:
-        if "$" in mount.source or "$" in mount.target:
-            mount = MountEntry(_expand(mount.source, environ), _expand(mount.target, environ), mount.flags)
-            _check_paths(mount, "/")
-    except ValueError as e:
-        why, hint = e.args
-        raise UsageError(f"{origin}: {why}", hint=hint) from None
-    if mount.source.startswith("."):
-        return MountEntry(f"{cwd.rstrip('/')}/{mount.source}", mount.target, mount.flags)
-    return mount
 
 
 def ignored(request: Request) -> list[str]:

@@ -20,11 +20,10 @@ from enroot_py.runtime import namespaces, pmix, processes, rootfs
 from enroot_py.runtime.enter import enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
-from pyxis_py import options, submit
+from pyxis_py import options
 from pyxis_py import settings as plugin_settings
 from pyxis_py.job import REFUSED, RESOLVED
 from pyxis_py.running import BusyError, Notes, RunningContainers
-from pyxis_py.submit import is_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ class Step:
         return f"the container {name} is none of a step, whose names begin so: penroot create --name pyxis_{name}"
 
     def _from_image(self, image: str) -> rootfs.Source:
-        if is_file(image, self.job.cwd):
+        if self.request.is_file(self.job.cwd):
             return self._from_file(image)
         return self._from_importer(image) if self.plugin.importer else self._from_reference(image)
 
@@ -351,7 +350,7 @@ class Step:
             claims.refuse_changed(source)
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
-        mounts = submit.mounts(self.request)
+        mounts = self.request.fstab()
         # Slurm's own come last, so that no tmpfs of the user hides them.
         if self.job.script:
             flags = "x-create=file,bind,ro,nosuid,nodev,private"
@@ -476,7 +475,7 @@ class Step:
                     )
                 self._save(self.request.save)
         finally:
-            if self.plugin.importer and self.request.image and not is_file(self.request.image, self.job.cwd):
+            if self.plugin.importer and self.request.image and not self.request.is_file(self.job.cwd):
                 from pyxis_py import importer
 
                 importer.release(self.plugin, self.host)

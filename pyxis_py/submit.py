@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from enroot_py.registry.reference import Reference
-    from enroot_py.runtime.mounts import Mount
     from pyxis_py.job import Job
     from pyxis_py.options import Request
 
@@ -37,9 +36,8 @@ def check(job: Job) -> Request:
         return request
     for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)
-    if request.mounts:
-        mounts(request)
-    if request.image is not None and not is_file(request.image, job.cwd):
+    request.fstab()  # for errors in its flags
+    if request.image is not None and not request.is_file(job.cwd):
         from enroot_py.base.errors import ImageReferenceError
         from enroot_py.registry import reference
 
@@ -63,23 +61,12 @@ def slips(environ: Mapping[str, str]) -> list[str]:
     return said + table.slips(environ)
 
 
-def mounts(request: Request) -> list[Mount]:
-    """The entries of --container-mounts as lines of fstab. Raises ConfigError for a flag that none has."""
-    from enroot_py.runtime.mounts import Mount
-
-    origin = request.origins.get("mounts", "")
-    return [
-        Mount(each.source, each.target, "tmpfs" if each.source == "tmpfs" else "none", ",".join(each.flags), 0, origin)
-        for each in request.mounts
-    ]
-
-
 def tag(job: Job, request: Request) -> Reference | None:
     """The tag that is to be resolved for all nodes of a step; None where there is none."""
     plugin = settings.load(job.arguments)
     if job.context != "srun" or request.image is None or plugin.importer or not plugin.resolve_tags:
         return None
-    if is_file(request.image, job.cwd) or job.resolved(request.image):
+    if request.is_file(job.cwd) or job.resolved(request.image):
         return None
     from enroot_py.registry import reference
 
@@ -116,11 +103,3 @@ def one_component() -> bool:
     with open(f"/proc/{os.getppid()}/cmdline", "rb") as f:
         words = f.read().split(b"\0")
     return b":" not in words and not any(word.startswith((b"--het-group", b"--pack-group")) for word in words)
-
-
-def is_file(image: str, cwd: str) -> bool:
-    """Whether an image is a path on the node; what ends as such files do is one if it is one word, or is there."""
-    if image.startswith(("/", ".")):
-        return True
-    # The file may be missing, or not be written yet; an image of that name in a registry is docker://x.sqsh.
-    return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))

@@ -11,7 +11,8 @@ import pytest
 from enroot_py.base.errors import UsageError
 from pyxis_py import options
 from pyxis_py.header import c_header
-from pyxis_py.options import OPTIONS, MountEntry, ignored, parse
+from pyxis_py.mounts import MountEntry
+from pyxis_py.options import OPTIONS, ignored, parse
 
 BIND = ("x-create=auto", "rbind")
 
@@ -239,7 +240,7 @@ def test_c_header_has_every_option_at_its_index() -> None:
 def test_importing_costs_no_heavy_module() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = (
-        f"import sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
+        f"import os, sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
         "import pyxis_py.options, pyxis_py.settings\n"
         "print(*sorted(set(sys.modules) - before))"
     )
@@ -250,6 +251,7 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.base",
         "enroot_py.base.errors",
         "pyxis_py",
+        "pyxis_py.mounts",
         "pyxis_py.options",
         "pyxis_py.settings",
     }

@@ -1,0 +1,161 @@
+"""--container-mounts: a grammar of its own, with quotes, flags and variables of the job. On the step path."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from enroot_py.runtime.mounts import Mount
+
+PATH_MAX = 4096  # limits.h, with the final NUL
+# What a mount gets without being asked, by its kind of source.
+_BIND_FLAGS = ("x-create=auto", "rbind")
+_SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
+
+
+class MountEntry:
+    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options."""
+
+    __slots__ = ("source", "target", "flags")
+
+    def __init__(self, source: str, target: str, flags: tuple[str, ...]) -> None:
+        self.source = source
+        self.target = target
+        self.flags = flags
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MountEntry) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"MountEntry({self.source!r}, {self.target!r}, {self.flags!r})"
+
+    def _key(self) -> tuple[str, str, tuple[str, ...]]:
+        return self.source, self.target, self.flags
+
+    def fstab(self, origin: str) -> Mount:
+        """The mount as a line of fstab(5). Raises ConfigError for a flag that none has."""
+        from enroot_py.runtime.mounts import Mount
+
+        kind = "tmpfs" if self.source == "tmpfs" else "none"
+        return Mount(self.source, self.target, kind, ",".join(self.flags), 0, origin)
+
+    def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
+        """The mount in a job that runs in ``cwd``, with the values of its variables. Raises ValueError."""
+        source, target = self.source, self.target
+        if "$" in source or "$" in target:
+            source, target = _expand(source, environ), _expand(target, environ)
+            MountEntry(source, target, self.flags).check("/")
+        if source.startswith("."):
+            source = f"{cwd.rstrip('/')}/{source}"
+        return MountEntry(source, target, self.flags)
+
+    def check(self, variable: str = "$") -> None:
+        """Raise ValueError for what cannot be. A path that begins with ``variable`` is checked again in the job."""
+        source, target = self.source, self.target
+        if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS:
+            hint = f"a relative path begins with a dot: ./{source}"
+            if source.startswith("~"):
+                hint = "no shell has replaced the ~: write $HOME"
+            raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
+        if target.startswith(".."):
+            why = f"the target {target!r} leads out of the container: Invalid cross-device link"
+            raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
+        if not target.startswith(("/", variable)):
+            hint = f"write {source}:/PATH/IN/THE/CONTAINER"
+            if source == target and source.startswith("."):
+                hint += ", or $PWD for the same path inside"
+            raise ValueError(f"the target {target!r} is not an absolute path", hint)
+
+
+def parse(text: str) -> tuple[MountEntry, ...]:
+    """The value of the option. Raises ValueError with what is wrong, and perhaps a hint."""
+    return tuple(dict.fromkeys(_mount(entry) for entry in split(text, ",")))
+
+
+def _mount(entry: str) -> MountEntry:
+    fields = split(entry, ":", 2)
+    source = _unescape(fields[0])
+    target = _unescape(fields[1]) if len(fields) > 1 else source
+    flags = fields[2].split("+") if len(fields) > 2 and fields[2] else []
+    if not source:
+        raise ValueError(f"the source is empty in {entry!r}")
+    if not target:
+        raise ValueError(f"the target is empty in {entry!r}")
+    for flag in flags:
+        if not flag or any(c in " \t\n:,\\" for c in flag):
+            raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
+    words = (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags)
+    mount = MountEntry(bounded(source), _beneath_root(bounded(target)), words)
+    mount.check()
+    return mount
+
+
+def _beneath_root(target: str) -> str:
+    """A target that begins with a dot is taken from the root of the container, as ./data alone has the target /data."""
+    plain = target.startswith(".") and not target.startswith("..") and target.strip("./")
+    return "/" + target.removeprefix("./") if plain else target
+
+
+def _expand(text: str, environ: Mapping[str, str]) -> str:
+    """``text`` with the values of $NAME and ${NAME}; a backslash before the $ keeps it.
+
+    No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
+    """
+    parts = text.split("$")
+    done = parts[0]
+    for before, part in zip(parts, parts[1:], strict=False):
+        if before.endswith("\\"):
+            done = done[:-1] + "$" + part
+            continue
+        if part.startswith("{") and "}" in part:
+            name, _, after = part[1:].partition("}")
+        else:
+            length = 0
+            while length < len(part) and (part[length] == "_" or part[length].isalnum() and part[length].isascii()):
+                length += 1
+            name, after = part[:length], part[length:]
+        if not name.isidentifier():
+            done += "$" + part  # as a shell leaves it
+        elif name in environ:
+            done += environ[name] + after
+        else:
+            hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
+            raise ValueError(f"${name} is not set in the job's environment", hint)
+    return done
+
+
+# A backslash quotes what would separate; before anything else it is a plain character.
+_QUOTED = ",: "
+
+
+def split(text: str, separator: str, limit: int = -1) -> list[str]:
+    """``text`` cut at ``separator``, at most ``limit`` times, where no backslash quotes it."""
+    parts = [""]
+    at = 0
+    while at < len(text):
+        if text[at] == "\\" and text[at + 1 : at + 2] in _QUOTED and at + 1 < len(text):
+            parts[-1] += text[at : at + 2]
+            at += 2
+        elif text[at] == separator and len(parts) - 1 != limit:
+            parts.append("")
+            at += 1
+        else:
+            parts[-1] += text[at]
+            at += 1
+    return parts
+
+
+def _unescape(text: str) -> str:
+    for character in _QUOTED:
+        text = text.replace("\\" + character, character)
+    return text
+
+
+def bounded(text: str) -> str:
+    if len(text.encode(errors="surrogateescape")) >= PATH_MAX:
+        raise ValueError(f"is longer than {PATH_MAX - 1} bytes, the limit of a path")
+    return text
