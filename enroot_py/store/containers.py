@@ -20,6 +20,7 @@ from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import mounts
 from enroot_py.runtime.rootfs import Source
+from enroot_py.store import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
         return Source(name, image=found["squashfs"], upper=upper, work=work)
     if "image" not in found:
         raise _damaged(path)
-    file = found["image"] + "/image.sqsh"
+    file = f"{found['image']}/{layout.SQUASHFS}"
     if os.path.exists(file):
         return Source(name, image=file, upper=upper, work=work)
     return Source(name, lowerdirs=lowerdirs(found["image"], name), upper=upper, work=work)
@@ -150,10 +151,10 @@ def _not_ours(path: str) -> ContainerError:
 
 
 def lowerdirs(image: str, name: str) -> tuple[str, ...]:
-    """Layer trees of a stored image, from top to bottom: the lines of its file ``stack``."""
-    from enroot_py.store.store import is_usable, read_stack
+    """Layer trees of a stored image, from top to bottom."""
+    from enroot_py.store.store import is_usable
 
-    store = os.path.dirname(os.path.dirname(image))
+    store = layout.root_of(image)
     try:
         trusted.place(store)
     except PermissionError as e:
@@ -168,14 +169,15 @@ def lowerdirs(image: str, name: str) -> tuple[str, ...]:
             hint="import it again: the container keeps its changes",
         )
     try:
-        stack = read_stack(image)
+        directories = layout.lowerdirs(image)
     except OSError as e:
         raise ContainerError(
             f"the image of {name} is gone: {image}", hint="import it again, or remove the container"
         ) from e
-    if not stack:
-        raise ContainerError(f"the image of {name} is damaged: {image}/stack", hint="penroot cache verify --repair")
-    return tuple(f"{store}/{line}" for line in stack)
+    if not directories:
+        hint = "penroot cache verify --repair"
+        raise ContainerError(f"the image of {name} is damaged: {image}/{layout.STACK}", hint=hint)
+    return directories
 
 
 def check_place(data_path: str, name: str = "") -> None:
@@ -220,14 +222,14 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
     """
     from enroot_py.store.store import Store
 
-    store = Store(os.path.dirname(os.path.dirname(image)))
+    store = Store(layout.root_of(image))
     return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
     """Make the container ``name`` over the squashfs image of ``source``, or its shared copy. Raises ContainerError."""
     if source.lowerdirs:
-        return create(name, os.path.dirname(os.path.dirname(source.lowerdirs[0])), settings, source.name)
+        return create(name, layout.image_over(source.lowerdirs), settings, source.name)
     return _make(name, f"squashfs {source.image}\n", settings)
 
 

@@ -27,6 +27,7 @@ from operator import itemgetter
 
 from enroot_py.base.compression import crc32, crc32_of_zeros
 from enroot_py.base.errors import ImageError
+from enroot_py.store.layout import INDEX, SUMS, TREE
 from enroot_py.store.overlayfs import is_opaque, is_whiteout, look
 
 _VERSION = b"penroot-index 1"
@@ -37,11 +38,11 @@ def write(directory: str, lines: Iterable[bytes], known: Mapping[int, bytes] | N
 
     Raises OSError.
     """
-    with open(directory + "/index", "xb") as f:
+    with open(f"{directory}/{INDEX}", "xb") as f:
         f.write(_VERSION + b"\n")
         f.writelines(lines)
-    with open(directory + "/sums", "xb") as f:
-        f.writelines(sums(directory + "/fs", known))
+    with open(f"{directory}/{SUMS}", "xb") as f:
+        f.writelines(sums(f"{directory}/{TREE}", known))
 
 
 # ---------------------------------------------------------------------------
@@ -59,10 +60,10 @@ class Index:
 
 def read(directory: str) -> Index:
     """The index beside the tree in ``directory``. Raises ImageError, OSError."""
-    with open(directory + "/index", "rb") as f:
+    with open(f"{directory}/{INDEX}", "rb") as f:
         first, *lines = f.read().split(b"\n")
     if first != _VERSION:
-        raise ImageError(f"{directory}/index: not of this version", hint="remove the store and import again")
+        raise ImageError(f"{directory}/{INDEX}: not of this version", hint="remove the store and import again")
     opaque, modes, implicit = False, dict[str, int](), set[str]()
     for line in lines:
         kind, _, rest = line.partition(b" ")
@@ -79,7 +80,7 @@ def read(directory: str) -> Index:
 def size(directory: str) -> int:
     """Bytes of the tar that the tree in ``directory`` was, 0 where it is not there."""
     try:
-        with open(directory + "/index", "rb") as f:
+        with open(f"{directory}/{INDEX}", "rb") as f:
             f.readline()
             words = f.readline().split()
     except FileNotFoundError:
@@ -118,7 +119,7 @@ def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
     """
     for number, directory in enumerate(lowerdirs):
         parent, name = os.path.split(directory)
-        if name != "fs" or not os.path.isfile(parent + "/index"):
+        if name != TREE or not os.path.isfile(f"{parent}/{INDEX}"):
             continue
         for path, mode in read(parent).modes.items():
             shown = look(lowerdirs, path)
@@ -175,12 +176,12 @@ def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[byte
 def differences(directory: str) -> Iterator[str]:
     """What differs between the tree in ``directory`` and its sums, in words. Raises OSError."""
     try:
-        with open(directory + "/sums", "rb") as f:
+        with open(f"{directory}/{SUMS}", "rb") as f:
             before = dict(_by_path(f))
     except FileNotFoundError:
         yield "its sums are missing: it was made by an older version"
         return
-    now = dict(_by_path(sums(directory + "/fs")))
+    now = dict(_by_path(sums(f"{directory}/{TREE}")))
     for name in sorted(before.keys() | now.keys()):
         path = "/" + name.decode("utf-8", "backslashreplace")
         if name not in now:
@@ -193,7 +194,7 @@ def differences(directory: str) -> Iterator[str]:
 
 def whiteouts(directory: str) -> set[str]:
     """The directories of the tree in ``directory`` that hold whiteouts. Raises OSError."""
-    with open(directory + "/sums", "rb") as f:
+    with open(f"{directory}/{SUMS}", "rb") as f:
         paths = {path for path, _ in _by_path(line for line in f if line.startswith(b"w "))}
     return {os.fsdecode(os.path.dirname(_unescape(path))) for path in paths}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from hashlib import sha256
 
-from enroot_py.base import trees
+from enroot_py.base import digests, trees
 from enroot_py.store import index
 from enroot_py.store.index import Index
+from enroot_py.store.layout import TREE
 from enroot_py.store.overlayfs import is_opaque, is_plain, is_whiteout
 
 # All in one page of options on kernels before 6.7, as /proc/self/fd/NUMBER: rootfs.overlay_by_mount().
@@ -24,7 +24,7 @@ def chain_id(diff_ids: Sequence[str]) -> str:
     """The name of layers together, from bottom to top."""
     chain = diff_ids[0]
     for diff_id in diff_ids[1:]:
-        chain = "sha256:" + sha256(f"{chain} {diff_id}".encode()).hexdigest()
+        chain = digests.of(f"{chain} {diff_id}".encode())
     return chain
 
 
@@ -33,7 +33,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
     ``name`` is the chain-id and ``size`` the bytes of the layers' tars. Raises OSError.
     """
-    root = directory + "/fs"
+    root = f"{directory}/{TREE}"
     os.mkdir(root, 0o755)
     for lowerdir, its in zip(reversed(lowerdirs), reversed(indexes), strict=True):
         _add(lowerdir, root, "", its.implicit)

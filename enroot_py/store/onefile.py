@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import filesystems, log, trusted
+from enroot_py.base import digests, filesystems, log, trusted
 from enroot_py.base.errors import ImageError
-from enroot_py.store.store import SQUASHFS, Image, Name, Store, cannot_write
+from enroot_py.store import layout
+from enroot_py.store.store import Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
     except ImageError as e:
         raise ImageError(str(e), hint=e.hint.replace("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH")) from e
     try:
-        squashfs.write(image.lowerdirs, f"{path}/{SQUASHFS}", inner)
-        for record in ("manifest", "config"):
+        squashfs.write(image.lowerdirs, f"{path}/{layout.SQUASHFS}", inner)
+        for record in (layout.MANIFEST, layout.CONFIG):
             shutil.copyfile(f"{image.path}/{record}", f"{path}/{record}")
-        with open(f"{path}/sum", "w") as f:
-            f.write(squashfs.checksum(f"{path}/{SQUASHFS}"))
+        with open(f"{path}/{layout.SUM}", "w") as f:
+            f.write(squashfs.checksum(f"{path}/{layout.SQUASHFS}"))
     except (OSError, ImageError) as e:
         cause = e.__cause__ if isinstance(e, ImageError) else e
         if isinstance(cause, OSError):
@@ -82,7 +83,7 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
 
 
 def identity(path: str) -> str:
-    """What tells a squashfs file from others, and from what it was before it was changed, as 64 hex digits.
+    """What tells a squashfs file from others, and from what it was before it was changed, as a digest.
 
     Device, inode, size, time, and a checksum of the superblock, which knows when it was made. Raises OSError.
     """
@@ -92,7 +93,8 @@ def identity(path: str) -> str:
         found = os.fstat(f.fileno())
         check = crc32(f.read(_SUPERBLOCK))
     numbers = (found.st_dev & 0xFFFFFFFF, 4), (found.st_ino, 8), (found.st_size, 8), (found.st_mtime_ns, 8), (check, 4)
-    return b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers).hex()
+    data = b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers)
+    return digests.of_encoded(data.hex())
 
 
 def unpacked(path: str, settings: Settings) -> Image:
@@ -100,7 +102,7 @@ def unpacked(path: str, settings: Settings) -> Image:
     store = Store(settings.cache_path, create=True)
     while True:
         try:
-            name = "sha256:" + identity(path)
+            name = identity(path)
         except OSError as e:
             raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
         image = store.image(name) or _unpack(store, path, name, settings)
@@ -114,17 +116,16 @@ def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | N
     store.sweep()
     lock = store.lock()
     try:
-        with store.build("images", name) as build:
+        with store.build(layout.IMAGES, name) as build:
             if store.image(name) is None:
                 _unpack_layer(store, path, name, settings)
                 if not build.done:
-                    head = build.path + "/head"
-                    os.makedirs(head + "/fs", 0o755)
-                    hexadecimal = name.partition(":")[2]
+                    head = f"{build.path}/{layout.HEAD}"
+                    os.makedirs(f"{head}/{layout.TREE}", 0o755)
                     index.write(head, ())
                     for file, text in (
-                        ("file", os.fsencode(path) + b"\n"),
-                        ("stack", f"images/{hexadecimal}/head/fs\nlayers/{hexadecimal}/fs\n".encode()),
+                        (layout.FILE, os.fsencode(path) + b"\n"),
+                        (layout.STACK, layout.stack(name, [name])),
                     ):
                         with open(f"{build.path}/{file}", "wb") as f:
                             f.write(text)
@@ -147,14 +148,14 @@ def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> Non
 
     from enroot_py.store import index, squashfs
 
-    with store.build("layers", name) as build:
+    with store.build(layout.LAYERS, name) as build:
         if build.done:
             return
         log.info(f"unpacking {path} for all containers of it on this node")
-        root = build.path + "/fs"
+        root = f"{build.path}/{layout.TREE}"
         os.mkdir(root, 0o755)
         squashfs.unpack(path, root, settings)
-        if "sha256:" + identity(path) != name:
+        if identity(path) != name:
             raise ImageError(f"{path} was changed while it was unpacked", hint="try again when it is complete")
         size, pending = 0, [root]
         while pending:

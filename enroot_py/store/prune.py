@@ -19,14 +19,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
-from enroot_py.base import filesystems, log, trees
+from enroot_py.base import digests, filesystems, log, trees
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
-from enroot_py.store import containers, index
-from enroot_py.store.store import LOCK_EX, LOCK_NB, SQUASHFS, Store, changed_files, flock, is_unchanged, read_stack
+from enroot_py.store import containers, index, layout
+from enroot_py.store.store import LOCK_EX, LOCK_NB, Store, changed_files, flock, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
@@ -52,23 +51,23 @@ def images(store: Store) -> list[Stored]:
         if known.text:
             names.setdefault(known.digest, set()).add(known.text.rpartition("+")[0])  # one of each architecture
     found = []
-    for name in _directories(store, "images"):
-        path = f"{store.root}/images/{name}"
+    for name in layout.names(store.root, layout.IMAGES):
+        path = layout.directory(store.root, layout.IMAGES, name)
         held = tuple(dict.fromkeys(_layers_of(path)))
-        file = _file_size(f"{path}/{SQUASHFS}")
+        file = _file_size(f"{path}/{layout.SQUASHFS}")
         size = file + sum(layer_size(store, layer) for layer in held)
         try:
             used = os.stat(path).st_mtime
         except FileNotFoundError:
             continue
-        digest = f"sha256:{name}"
+        digest = layout.digest_of(path)
         found.append(Stored(digest, tuple(sorted(names.get(digest, ()))), held, size, used, file))
     return sorted(found, key=lambda image: image.used, reverse=True)
 
 
 def total(store: Store) -> tuple[int, int, int]:
     """How many images and layers a store holds, and how many bytes they are."""
-    found, held = images(store), _directories(store, "layers")
+    found, held = images(store), layout.names(store.root, layout.LAYERS)
     size = sum(image.file for image in found) + sum(layer_size(store, layer) for layer in held)
     return len(found), len(held), size
 
@@ -82,26 +81,15 @@ def _file_size(path: str) -> int:
 
 def layer_size(store: Store, layer: str) -> int:
     """Bytes of a layer's tar, 0 where it is not stored."""
-    return index.size(f"{store.root}/layers/{layer}")
+    return index.size(layout.directory(store.root, layout.LAYERS, layer))
 
 
-def _directories(store: Store, kind: str) -> list[str]:
+def _layers_of(image: str) -> list[str]:
+    """The names of an image's layers."""
     try:
-        return sorted(name for name in os.listdir(f"{store.root}/{kind}") if len(name) == 64)  # not .nfs0000…
+        return [os.path.basename(path) for path in layout.layers_of(image)]
     except FileNotFoundError:
         return []
-
-
-def _layers_of(image: str) -> Iterator[str]:
-    """The layers in an image's stack."""
-    try:
-        lines = read_stack(image)
-    except FileNotFoundError:
-        return
-    for line in lines:
-        kind, _, rest = line.partition("/")
-        if kind == "layers":
-            yield rest.partition("/")[0]
 
 
 # ---------------------------------------------------------------------------
@@ -111,8 +99,8 @@ def _layers_of(image: str) -> Iterator[str]:
 def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
     """Digest of each image that the record of a container names -> the container's directory."""
     records = {settings.data_path + f"/{name}{_CONTAINER}" for name in _listing(settings.data_path)}
-    for name in _directories(store, "users"):
-        link = f"{store.root}/users/{name}"
+    for name in layout.names(store.root, layout.USERS):
+        link = layout.directory(store.root, layout.USERS, name)
         try:
             record = os.readlink(link)
         except OSError as e:  # whatever it is, no record of ours
@@ -129,7 +117,7 @@ def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
         for line in containers.read_record(record).splitlines():
             key, _, value = line.partition(" ")
             if key == "image":
-                found["sha256:" + os.path.basename(value)] = os.path.dirname(record)
+                found[layout.digest_of(value)] = os.path.dirname(record)
     return found
 
 
@@ -142,13 +130,12 @@ def _listing(directory: str) -> list[str]:
 
 def leased(store: Store, digest: str, lease: float) -> str:
     """Another node that has started an image of a shared store within ``lease`` seconds, in words; or ""."""
-    for name in _listing(store.root + "/leases"):
-        image, _, host = name.partition(".")
-        if image != digest.partition(":")[2] or host == os.uname().nodename:
+    for path, image, node in layout.leases(store.root):
+        if image != digest or node == os.uname().nodename:
             continue  # of our own we see the mounts
         try:
-            if time.time() - os.stat(f"{store.root}/leases/{name}").st_mtime < lease:
-                return f"a start on {host}"
+            if time.time() - os.stat(path).st_mtime < lease:
+                return f"a start on {node}"
         except FileNotFoundError:
             continue
     return ""
@@ -156,9 +143,9 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 def _has_leases(store: Store) -> bool:
     """Whether all that may run has a lease; a store from before there were any gets them from now on."""
-    since = store.root + "/leases/.since"
-    if not os.path.isdir(store.root + "/leases"):
-        os.mkdir(store.root + "/leases", 0o700)
+    since = layout.leases_since(store.root)
+    if not os.path.isdir(os.path.dirname(since)):
+        os.mkdir(os.path.dirname(since), 0o700)
         with open(since, "x"):
             return False
     try:
@@ -169,11 +156,10 @@ def _has_leases(store: Store) -> bool:
 
 def _forget_leases(store: Store) -> None:
     """Leases of images that are gone."""
-    for name in _listing(store.root + "/leases"):
-        image = name.partition(".")[0]
-        if image and not os.path.isdir(f"{store.root}/images/{image}"):
+    for path, image, _ in layout.leases(store.root):
+        if not os.path.isdir(layout.image(store.root, image)):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{store.root}/leases/{name}")
+                os.unlink(path)
 
 
 def used_by_mounts() -> dict[str, str]:
@@ -197,8 +183,10 @@ def used_by_mounts() -> dict[str, str]:
             kind, _, options = line.partition(b" - ")[2].partition(b" ")
             if kind != b"overlay":
                 continue
-            for digest in _digests(options):
+            for digest in layout.images_in(options):
                 found.setdefault(digest, f"process {pid}")
+            if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
+                found.setdefault("", f"process {pid}")  # a long path: rootfs.overlay() gave a descriptor instead
     return {**found, **_used_by_servers()}
 
 
@@ -212,21 +200,9 @@ def _used_by_servers() -> dict[str, str]:
         except OSError:
             continue
         for word in words[1:]:
-            path, slash, name = os.fsdecode(word).rpartition("/")
-            if name == SQUASHFS and os.path.basename(os.path.dirname(path)) == "images":
-                found["sha256:" + os.path.basename(path)] = f"process {pid}"
+            if digest := layout.image_in(os.fsdecode(word)):
+                found[digest] = f"process {pid}"
     return found
-
-
-def _digests(options: bytes) -> Iterator[str]:
-    at = options.find(b"/images/")
-    while at >= 0:
-        name, slash, rest = options[at + len(b"/images/") :].partition(b"/")
-        if rest.startswith(b"head/fs") and len(name) == 64:
-            yield "sha256:" + name.decode("ascii", "replace")
-        at = options.find(b"/images/", at + 1)
-    if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
-        yield ""  # a path too long for fsconfig(2): rootfs.overlay() gave a descriptor instead
 
 
 # ---------------------------------------------------------------------------
@@ -269,7 +245,7 @@ def prune(
         candidates: list[Stored] = []
         kept: list[tuple[str, str]] = []
         for image in reversed(there):
-            if locks.take("images", image.digest.partition(":")[2]):
+            if locks.take(layout.IMAGES, digests.encoded(image.digest)):
                 candidates.append(image)
             else:
                 kept.append((image.digest, "a start"))
@@ -289,20 +265,20 @@ def prune(
                 freed += image.file + sum(layer_size(store, layer) for layer in set(image.layers) - needed)
         if not dry:
             for image in list(gone):
-                name = image.digest.partition(":")[2]
-                locks.discard("images", name)
+                name = digests.encoded(image.digest)
+                locks.discard(layout.IMAGES, name)
                 user = leased(store, image.digest, lease)
                 if user:  # since we looked: whoever looks for it now waits for its name to come back
-                    locks.restore("images", name)
+                    locks.restore(layout.IMAGES, name)
                     gone.remove(image)
                     keeping[image.digest] = image
                     kept.append((image.digest, user))
         needed = {layer for image in keeping.values() for layer in image.layers}
-        stray = [name for name in _directories(store, "layers") if name not in needed]
+        stray = [name for name in layout.names(store.root, layout.LAYERS) if name not in needed]
         size = sum(layer_size(store, layer) for layer in stray) + sum(image.file for image in gone)
         if not dry:
             for name in stray:
-                locks.discard("layers", name)
+                locks.discard(layout.LAYERS, name)
             _forget_leases(store)
             for known in store.names():
                 if store.image(known.digest) is None:
@@ -324,7 +300,7 @@ class _Locks:
 
     def take(self, kind: str, name: str) -> bool:
         """Whether nobody else holds a directory; nobody does until the end then."""
-        fd = os.open(f"{self._store.root}/{kind}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(layout.directory(self._store.root, kind, name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.append(fd)
         try:
             flock(fd, LOCK_EX | LOCK_NB)
@@ -335,16 +311,16 @@ class _Locks:
 
     def discard(self, kind: str, name: str) -> None:
         """Take a directory out of the store at once."""
-        if kind == "layers":
+        if kind == layout.LAYERS:
             self.take(kind, name)  # against those who sweep
-        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
-        os.rename(f"{self._store.root}/{kind}/{name}", trash)
+        trash = layout.trash(self._store.root, kind, name)
+        os.rename(layout.directory(self._store.root, kind, name), trash)
         self._trash.append(trash)
 
     def restore(self, kind: str, name: str) -> None:
         """Put back what was discarded."""
-        trash = f"{self._store.root}/tmp/trash-{kind}-{name}"
-        os.rename(trash, f"{self._store.root}/{kind}/{name}")
+        trash = layout.trash(self._store.root, kind, name)
+        os.rename(trash, layout.directory(self._store.root, kind, name))
         self._trash.remove(trash)
 
     def __exit__(self, *_: object) -> None:
@@ -391,49 +367,49 @@ def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str,
 
 
 def _verify(store: Store, wanted: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    names = [digest.partition(":")[2] for digest in wanted] or _directories(store, "images")
+    names = [digests.encoded(digest) for digest in wanted] or layout.names(store.root, layout.IMAGES)
     for name in names:
         for what in _verify_image(store, name):
-            yield "images", name, what
-    some = {layer for name in names for layer in _layers_of(f"{store.root}/images/{name}")}
-    for name in sorted(some) if wanted else _directories(store, "layers"):
-        for what in _verify_layer(f"{store.root}/layers/{name}"):
-            yield "layers", name, what
+            yield layout.IMAGES, name, what
+    some = {layer for name in names for layer in _layers_of(layout.directory(store.root, layout.IMAGES, name))}
+    for name in sorted(some) if wanted else layout.names(store.root, layout.LAYERS):
+        for what in _verify_layer(layout.directory(store.root, layout.LAYERS, name)):
+            yield layout.LAYERS, name, what
 
 
 def _verify_image(store: Store, name: str) -> Iterator[str]:
-    path = f"{store.root}/images/{name}"
+    path = layout.directory(store.root, layout.IMAGES, name)
     for file in changed_files(path):
-        if file not in ("manifest", "config"):  # these have digests
+        if file not in (layout.MANIFEST, layout.CONFIG):  # these have digests
             yield f"its {file} was changed"
-    if os.path.exists(path + "/file"):  # the copy of a squashfs file, which is all in its layer
-        yield from index.differences(path + "/head")
+    if os.path.exists(f"{path}/{layout.FILE}"):  # the copy of a squashfs file, which is all in its layer
+        yield from index.differences(f"{path}/{layout.HEAD}")
         return
     try:
-        with open(path + "/manifest", "rb") as f:
+        with open(f"{path}/{layout.MANIFEST}", "rb") as f:
             manifest = f.read()
-        with open(path + "/config", "rb") as f:
+        with open(f"{path}/{layout.CONFIG}", "rb") as f:
             config = f.read()
     except FileNotFoundError as e:
         yield f"{e.filename} is missing"
         return
-    if sha256(manifest).hexdigest() != name:
+    if digests.of(manifest) != layout.digest_of(path):
         yield "its manifest was changed"
         return
-    if json.loads(manifest)["config"]["digest"] != "sha256:" + sha256(config).hexdigest():
+    if json.loads(manifest)["config"]["digest"] != digests.of(config):
         yield "its config was changed"
-    if os.path.exists(f"{path}/{SQUASHFS}"):
+    if os.path.exists(f"{path}/{layout.SQUASHFS}"):
         if not is_unchanged(path):
-            yield f"its {SQUASHFS} was changed"
+            yield f"its {layout.SQUASHFS} was changed"
         return
     for layer in _layers_of(path):
-        if not os.path.isdir(f"{store.root}/layers/{layer}"):
+        if not os.path.isdir(layout.directory(store.root, layout.LAYERS, layer)):
             yield f"its layer {layer} is missing"
-    yield from index.differences(path + "/head")
+    yield from index.differences(f"{path}/{layout.HEAD}")
 
 
 def _verify_layer(path: str) -> Iterator[str]:
-    for name in ("fs", "index"):
+    for name in (layout.TREE, layout.INDEX):
         if not os.path.exists(f"{path}/{name}"):
             yield f"its {name} is missing"
             return
@@ -448,23 +424,23 @@ def repair(store: Store, settings: Settings, damaged: Mapping[tuple[str, str], o
     Raises PenrootError where something uses one of them.
     """
     with _Locks(store) as locks:
-        bad_layers = {name for kind, name in damaged if kind == "layers"}
+        bad_layers = {name for kind, name in damaged if kind == layout.LAYERS}
         bad = [
             image
             for image in images(store)
-            if ("images", image.digest.partition(":")[2]) in damaged or bad_layers & set(image.layers)
+            if (layout.IMAGES, digests.encoded(image.digest)) in damaged or bad_layers & set(image.layers)
         ]
         for image in bad:
-            free = locks.take("images", image.digest.partition(":")[2])
+            free = locks.take(layout.IMAGES, digests.encoded(image.digest))
             user = used_by_mounts().get(image.digest) if free else "a start"
             if user:
                 raise PenrootError(
                     f"the image {image.digest} is damaged, but {user} uses it", hint="stop its containers first"
                 )
         for image in bad:
-            locks.discard("images", image.digest.partition(":")[2])
-        for name in bad_layers & set(_directories(store, "layers")):
-            locks.discard("layers", name)
+            locks.discard(layout.IMAGES, digests.encoded(image.digest))
+        for name in bad_layers & set(layout.names(store.root, layout.LAYERS)):
+            locks.discard(layout.LAYERS, name)
     # By digest: a tag may have moved, and containers want the image that they were made from.
     return [
         name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"

@@ -11,6 +11,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference, parse
+from enroot_py.store import layout
 from enroot_py.store.store import Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False
@@ -92,7 +93,7 @@ def _check_platform(image: Image, reference: AnyImage, arch: str | None) -> None
 
     Raises ImageError in the first case, or for another system; warns in the second: an emulator may be at hand.
     """
-    with open(image.path + "/config", "rb") as f:
+    with open(f"{image.path}/{layout.CONFIG}", "rb") as f:
         config = _config(f.read(), f"{reference} in the store")
     system, said = config.get("os"), config.get("architecture")
     if system and system != "linux":
@@ -161,7 +162,7 @@ def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest
     store.sweep()
     lock = store.lock()  # so that no layer goes before the image that it is for is there
     try:
-        with store.build("images", manifest.digest) as build:
+        with store.build(layout.IMAGES, manifest.digest) as build:
             image = store.image(manifest.digest)
             if image is not None and image.hold():  # another import made it while we waited
                 return image
@@ -314,7 +315,7 @@ def _task(
             )
 
     def fetch() -> None:
-        with store.build("layers", diff_id) as build:
+        with store.build(layout.LAYERS, diff_id) as build:
             if build.done:  # by another import, while we waited for it
                 return
             use = settings
@@ -421,9 +422,7 @@ def _compose(
     from enroot_py.runtime import etc, mounts
     from enroot_py.store import unpack
 
-    stack = [f"layers/{name.partition(':')[2]}/fs" for name in names]
-    lowerdirs = [f"{store.root}/{lower}" for lower in stack]
-
+    lowerdirs = [f"{layout.layer(store.root, name)}/{layout.TREE}" for name in names]
     said = document.get("config") or {}
     labels = said.get("Labels") or {}
     volumes = said.get("Volumes") or {}
@@ -450,10 +449,9 @@ def _compose(
         raise ImageError(f"{reference}: the image config holds what is no text: {e}") from e
 
     try:
-        _head(path + "/head", lowerdirs, indexes, workdir, files, _created(document))
-        head = os.path.relpath(f"{store.root}/images/{manifest.digest.partition(':')[2]}", store.root) + "/head/fs"
-        lines = "".join(f"{line}\n" for line in (head, *stack))
-        records = {"manifest": manifest.data, "config": config, "stack": lines.encode()}
+        _head(f"{path}/{layout.HEAD}", lowerdirs, indexes, workdir, files, _created(document))
+        stack = layout.stack(manifest.digest, names)
+        records = {layout.MANIFEST: manifest.data, layout.CONFIG: config, layout.STACK: stack}
         for name, data in records.items():
             with open(f"{path}/{name}", "wb") as f:
                 f.write(data)
@@ -463,14 +461,14 @@ def _compose(
 
 def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> str:
     """One layer in the store that shows what several do, top first; returns its name."""
-    from enroot_py.store import merge, prune
+    from enroot_py.store import index, merge
 
     name = merge.chain_id(diff_ids[::-1])
-    with store.build("layers", name) as build:
+    with store.build(layout.LAYERS, name) as build:
         if not build.done:
-            names = [diff_id.partition(":")[2] for diff_id in diff_ids]
-            size = sum(prune.layer_size(store, each) for each in names)
-            lowerdirs = [f"{store.root}/layers/{each}/fs" for each in names]
+            directories = [layout.layer(store.root, diff_id) for diff_id in diff_ids]
+            size = sum(map(index.size, directories))
+            lowerdirs = [f"{path}/{layout.TREE}" for path in directories]
             try:
                 merge.merge(lowerdirs, indexes, build.path, name, size)
             except OSError as e:
@@ -509,7 +507,7 @@ def _head(
     from enroot_py.store import index, merge
     from enroot_py.store.overlayfs import look, real_path
 
-    root = path + "/fs"
+    root = f"{path}/{layout.TREE}"
     os.makedirs(root, 0o755)
     made = {root: (0o755, created)}
     modes: dict[str, int] = {}
@@ -605,9 +603,9 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
         return _described(str(parsed), manifest.data, config, manifest.named)
     found = containers.find(image, settings)
     if found.lowerdirs:
-        stored = os.path.dirname(os.path.dirname(found.lowerdirs[0]))
+        stored = layout.image_over(found.lowerdirs)
         try:
-            with open(stored + "/manifest", "rb") as f, open(stored + "/config", "rb") as g:
+            with open(f"{stored}/{layout.MANIFEST}", "rb") as f, open(f"{stored}/{layout.CONFIG}", "rb") as g:
                 return _described(image, f.read(), g.read())
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
             raise ImageError(

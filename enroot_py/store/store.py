@@ -1,22 +1,9 @@
-"""The store: layers and images by digest, each there whole or not at all.
+"""The store: layers and images by digest, each there whole or not at all. What lies where is said in layout.py.
 
-Beneath its root, which only its owner can enter::
-
-    layers/DIFF-ID/{fs,index,sums}  a layer's tree, what the tree cannot hold, and its checksums (index.py)
-    layers/DIFF-ID/boot             while it may not be on the disk yet, then ``checked``: see below; images have it too
-    images/DIGEST/manifest,config   as the registry sent them
-    images/DIGEST/head/fs           topmost tree: the files that make it an enroot image
-    images/DIGEST/stack             lower directories, relative to the root, top first, one a line
-    images/DIGEST/image.sqsh,sum    instead of head and stack, where files are one: forms.py
-    refs/NAME+ARCH                  what a name meant last: see Name
-    leases/DIGEST.HOST              in a store that nodes share: its time is that of the last start there (cache.py)
-    users/HASH                      a symbolic link to the record of a container over one of the images
-    tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it
-
-The temporary directory is the lock: it is renamed into place, so no lock file is left
-over, and a killed maker's lock is free at once. Two more locks keep things from being
-pruned: importers hold the root's, shared, and who is about to mount an image holds that
-image's, shared, until its mount can be seen in /proc (Image.hold, cache.py).
+What is made has a temporary directory, which is the lock: it is renamed into place, so no
+lock file is left over, and a killed maker's lock is free at once. Two more locks keep
+things from being pruned: importers hold the root's, shared, and who is about to mount an
+image holds that image's, shared, until its mount can be seen in /proc (Image.hold, prune.py).
 
 An import waits for no disk: it would take as long again as all the rest. What it made has a
 mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
@@ -35,9 +22,8 @@ import os
 from enroot_py.base import digests, linux, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import architecture
+from enroot_py.store import layout
 
-_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-SQUASHFS = "image.sqsh"
 _USE_STEP = 3600  # seconds
 LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4  # flock(2); the module fcntl is not for every start
 
@@ -99,13 +85,8 @@ def flock(fd: int, how: int) -> None:
 
 def _lease(image: str) -> None:
     """Tell other nodes, which do not see our locks and mounts, that this one uses an image."""
-    images, name = os.path.split(image)
     try:
-        fd = os.open(
-            f"{os.path.dirname(images)}/leases/{name}.{os.uname().nodename}",
-            os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
-            0o600,
-        )
+        fd = os.open(layout.lease(image, os.uname().nodename), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
             return  # a store of this node alone, or one that is not ours to write to
@@ -163,26 +144,26 @@ class Store:
         except OSError as e:
             raise _refused(root, e, create=create) from e
         self._owner = found.st_uid
-        for directory in (root, root + "/refs"):
+        for directory in (root, f"{root}/{layout.REFS}"):
             if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
                 continue
             raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)
         if create:
-            if not os.path.isdir(root + "/layers"):
+            if not os.path.isdir(f"{root}/{layout.LAYERS}"):
                 from enroot_py.base import filesystems
 
                 if filesystems.kind(root) in filesystems.NETWORK:
-                    _make_directory(root + "/leases")
-            for name in ("layers", "images", "refs", "users", "tmp"):
+                    _make_directory(f"{root}/{layout.LEASES}")
+            for name in (layout.LAYERS, layout.IMAGES, layout.REFS, layout.USERS, layout.TMP):
                 _make_directory(f"{root}/{name}")
 
     # -- reading
 
     def layer_path(self, diff_id: str) -> str | None:
         """The directory of a layer, or None where it is not stored."""
-        path = f"{self.root}/layers/{digests.encoded(diff_id)}"
+        path = layout.layer(self.root, diff_id)
         return path if _is_whole(path) else None
 
     def image(self, digest: str) -> Image | None:
@@ -190,21 +171,20 @@ class Store:
 
         Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
         """
-        path = f"{self.root}/images/{digests.encoded(digest)}"
+        path = layout.image(self.root, digest)
         if not is_usable(path):
             return None
         try:
-            stack = read_stack(path)
+            lowerdirs = layout.lowerdirs(path)
         except FileNotFoundError:
-            return Image(digest, path, (), f"{path}/{SQUASHFS}")
-        if not stack:
+            return Image(digest, path, (), f"{path}/{layout.SQUASHFS}")
+        if not lowerdirs:
             return None
         if self._owner != os.geteuid():
             raise ImageError(
                 f"the store {self.root} belongs to uid {self._owner} and has trees of files, which only he can use",
                 hint="who fills it for others sets ENROOT_STORE_FORM=squashfs; or set ENROOT_CACHE_PATH to your own",
             )
-        lowerdirs = tuple(f"{self.root}/{line}" for line in stack)
         for lowerdir in lowerdirs:
             # A lower directory that is gone does not fail at mount time in every case: it would read as empty.
             if not os.path.isdir(lowerdir):
@@ -213,41 +193,21 @@ class Store:
 
     def known(self, reference: object, arch: str | None = None) -> Name | None:
         """What a reference meant when it was last asked for, or None. Asks no registry."""
-        return _read_name(self._ref_path(reference, arch))
+        return _read_name(layout.ref(self.root, _text(reference, arch)))
 
     def names(self) -> list[Name]:
         """All that is known of any reference."""
-        found = []
-        try:
-            files = sorted(os.listdir(self.root + "/refs"))
-        except FileNotFoundError:
-            return []
-        for name in files:
-            known = None if name.endswith("~") else _read_name(f"{self.root}/refs/{name}")
-            if known is not None:
-                found.append(known)
-        return found
-
-    def _ref_path(self, reference: object, arch: str | None) -> str:
-        return self._name_path(f"{reference}+{architecture(arch)}")
-
-    def _name_path(self, name: str) -> str:
-        escaped = "".join(c if c in _SAFE else f"%{ord(c):02X}" for c in name)
-        if len(escaped) > 200:
-            from hashlib import sha256
-
-            escaped = sha256(name.encode()).hexdigest()
-        return f"{self.root}/refs/{escaped}"
+        return [known for path in layout.refs(self.root) if (known := _read_name(path)) is not None]
 
     # -- writing
 
     def name(self, reference: object, arch: str | None, known: Name) -> None:
         """Remember what a reference means."""
-        path = self._ref_path(reference, arch)
-        new = f"{path}.{os.getpid()}~"
+        text = _text(reference, arch)
+        path = layout.ref(self.root, text)
+        new = layout.new_ref(path)
         try:
             with open(new, "wb") as f:
-                text = f"{reference}+{architecture(arch)}"
                 f.write(os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
             os.rename(new, path)
         except OSError as e:
@@ -256,7 +216,7 @@ class Store:
     def forget(self, known: Name) -> None:
         """Drop a name."""
         try:
-            os.unlink(self._name_path(known.text))
+            os.unlink(layout.ref(self.root, known.text))
         except FileNotFoundError:
             return
 
@@ -265,9 +225,7 @@ class Store:
 
         A store that is not ours to write to is pruned by age alone.
         """
-        from hashlib import sha256
-
-        link = f"{self.root}/users/{sha256(os.fsencode(record)).hexdigest()}"
+        link = layout.user(self.root, record)
         try:
             os.makedirs(os.path.dirname(link), 0o700, exist_ok=True)
             if os.path.lexists(link):
@@ -277,7 +235,7 @@ class Store:
         except OSError as e:
             if e.errno in (errno.EACCES, errno.EROFS, errno.EEXIST):
                 return
-            raise cannot_write(f"write {self.root}/users", self.root, e) from e
+            raise cannot_write(f"write {os.path.dirname(link)}", self.root, e) from e
 
     def lock(self, *, exclusive: bool = False, wait: bool = True) -> int:
         """A descriptor that holds the store's own lock: importers share it, a pruner has it alone.
@@ -295,25 +253,25 @@ class Store:
 
     def build(self, kind: str, digest: str) -> Build:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
-        return Build(self.root, kind, digests.encoded(digest))
+        return Build(self.root, kind, digest)
 
     def settle(self, digest: str) -> None:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
-        path = f"{self.root}/images/{digests.encoded(digest)}"
+        path = layout.image(self.root, digest)
         try:
             fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 linux.syncfs(fd)
             finally:
                 os.close(fd)
-            for marked in (path, *_layers_of(path)):
+            for marked in (path, *layout.layers_of(path)):
                 _unmark(marked)
         except OSError as e:
             raise cannot_write(f"write to the store {self.root}", self.root, e) from e
 
     def sweep(self) -> None:
         """Remove what killed makers left behind."""
-        directory = self.root + "/tmp"
+        directory = f"{self.root}/{layout.TMP}"
         if not os.access(directory, os.R_OK | os.W_OK):
             return  # a shared store that is not ours to clean
         for name in os.listdir(directory):
@@ -341,10 +299,11 @@ class Build:
     there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
     """
 
-    def __init__(self, root: str, kind: str, name: str) -> None:
+    def __init__(self, root: str, kind: str, digest: str) -> None:
+        name = digests.encoded(digest)
         self._root = root
-        self.target = f"{root}/{kind}/{name}"
-        self.path = f"{root}/tmp/{kind}-{name}"
+        self.target = layout.directory(root, kind, name)
+        self.path = layout.making(root, kind, name)
         self.done = False
         self._fd = -1
 
@@ -389,7 +348,7 @@ class Build:
     def publish(self) -> None:
         """Rename it into place: from here on it is in the store, whole."""
         try:
-            with open(self.path + "/boot", "w") as f:
+            with open(f"{self.path}/{layout.BOOT}", "w") as f:
                 f.writelines((linux.boot_id() + "\n", *_checksums(self.path)))
             os.rename(self.path, self.target)
         except OSError as e:
@@ -418,7 +377,7 @@ def is_usable(image: str) -> bool:
     log.info(f"{image} may not have been on the disk when the node went down: checking it")
     if not _survived(image):
         return False
-    layers = _layers_of(image)
+    layers = layout.layers_of(image)
     if not all(_is_whole(layer) or os.path.isdir(layer) and _survived(layer) for layer in layers):
         return False
     for marked in (image, *layers):
@@ -426,33 +385,10 @@ def is_usable(image: str) -> bool:
     return True
 
 
-def _layers_of(image: str) -> list[str]:
-    """The directories of an image's layers."""
-    root = os.path.dirname(os.path.dirname(image))
-    if os.path.exists(f"{image}/{SQUASHFS}"):
-        return []
-    stack = read_stack(image)
-    return [f"{root}/{os.path.dirname(lower)}" for lower in stack if lower.startswith("layers/")]
-
-
-def read_stack(image: str) -> list[str]:
-    """The lower directories of an image, relative to the root; none where its record is damaged. Raises OSError."""
-    with open(image + "/stack", "rb") as f:
-        lines = os.fsdecode(f.read()).splitlines()
-    return lines if all(map(_is_lower, lines)) else []
-
-
-def _is_lower(line: str) -> bool:
-    """Whether a line is ``layers/NAME/fs`` or ``images/NAME/head/fs``."""
-    kind, _, rest = line.partition("/")
-    name, _, tree = rest.partition("/")
-    return (kind, tree) in (("layers", "fs"), ("images", "head/fs")) and digests.is_digest(digests.of_encoded(name))
-
-
 def _is_whole(path: str) -> bool:
     """Whether something is there, and has not the mark of another boot."""
     try:
-        with open(path + "/boot", errors="replace") as f:
+        with open(f"{path}/{layout.BOOT}", errors="replace") as f:
             return f.readline().rstrip("\n") == linux.boot_id()
     except FileNotFoundError:
         return os.path.isdir(path)
@@ -463,11 +399,11 @@ def _checksums(path: str) -> list[str]:
     from zlib import crc32
 
     lines = []
-    for directory in ("", "head/"):
+    for directory in ("", f"{layout.HEAD}/"):
         if os.path.isdir(f"{path}/{directory}"):
             for name in sorted(os.listdir(f"{path}/{directory}")):
                 file = f"{path}/{directory}{name}"
-                if name not in ("boot", "checked", SQUASHFS) and os.path.isfile(file):
+                if name not in (layout.BOOT, layout.CHECKED, layout.SQUASHFS) and os.path.isfile(file):
                     with open(file, "rb") as f:
                         lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
     return lines
@@ -479,15 +415,15 @@ def _survived(path: str) -> bool:
 
     if changed_files(path):
         return False
-    if os.path.exists(f"{path}/{SQUASHFS}"):
+    if os.path.exists(f"{path}/{layout.SQUASHFS}"):
         return is_unchanged(path)
-    tree = path if os.path.isdir(path + "/fs") else path + "/head"
+    tree = path if os.path.isdir(f"{path}/{layout.TREE}") else f"{path}/{layout.HEAD}"
     return next(index.differences(tree), None) is None
 
 
 def changed_files(path: str) -> list[str]:
     """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
-    for mark in ("boot", "checked"):
+    for mark in (layout.BOOT, layout.CHECKED):
         try:
             with open(f"{path}/{mark}", errors="replace") as f:
                 before, now = f.read().splitlines()[1:], [line.rstrip("\n") for line in _checksums(path)]
@@ -501,13 +437,13 @@ def is_unchanged(image: str) -> bool:
     """Whether the squashfs file of an image is what it was when it was written. Raises OSError."""
     from enroot_py.store import squashfs
 
-    with open(image + "/sum") as f:
-        return f.read() == squashfs.checksum(f"{image}/{SQUASHFS}")
+    with open(f"{image}/{layout.SUM}") as f:
+        return f.read() == squashfs.checksum(f"{image}/{layout.SQUASHFS}")
 
 
 def _unmark(path: str) -> None:
     try:
-        os.rename(path + "/boot", path + "/checked")
+        os.rename(f"{path}/{layout.BOOT}", f"{path}/{layout.CHECKED}")
     except OSError as e:  # another was quicker, or it is not ours: then each of us looks
         if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -546,6 +482,11 @@ def _empty(path: str) -> None:
             _remove(entry.path)
         else:
             os.unlink(entry.path)
+
+
+def _text(reference: object, arch: str | None) -> str:
+    """What the name of a reference is for an architecture."""
+    return f"{reference}+{architecture(arch)}"
 
 
 def _read_name(path: str) -> Name | None:

@@ -21,6 +21,7 @@ from enroot_py.base import filesystems, log, trees
 from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
 from enroot_py.store import index
+from enroot_py.store.layout import TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
 
@@ -57,8 +58,8 @@ def layer(stream: Stream, directory: str, *, progress: Callable[[int], None] | N
     path = b""
     umask = os.umask(0)  # what is made has its mode at once
     try:
-        os.mkdir(directory + "/fs", 0o755)
-        with Tree(directory + "/fs") as tree, Tar(stream, progress) as tar:
+        os.mkdir(f"{directory}/{TREE}", 0o755)
+        with Tree(f"{directory}/{TREE}") as tree, Tar(stream, progress) as tar:
             for entry in tar.entries():
                 path = entry.path
                 tree.add(entry, tar)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base import filesystems
+from enroot_py.base.digests import is_digest
 from enroot_py.config import settings
 from enroot_py.store import onefile
 
@@ -48,7 +49,7 @@ def test_file_that_changes_is_another(tmp_path: Path) -> None:
     file.write_bytes(b"hsqs" + bytes(200))
     os.utime(file, ns=(10, 10))
     first = onefile.identity(str(file))
-    assert len(first) == 64
+    assert is_digest(first)
     assert onefile.identity(str(file)) == first
     file.write_bytes(b"hsqs" + b"\1" + bytes(199))  # the same size, another superblock
     os.utime(file, ns=(10, 10))
