@@ -36,13 +36,13 @@ def plan(context: Context) -> Edits:
             kind, name = cdi.split_name(word)
             if kind != "nvidia.com/gpu":
                 kinds.setdefault(kind, []).append(name)
-    registry = cdi.Registry(host, context.settings.cache_path) if kinds else None
+    specifications = cdi.Specifications(host, context.settings.cache_path) if kinds else None
     for kind, names in kinds.items():
-        assert registry is not None
-        known = registry.names(kind)
+        assert specifications is not None
+        known = specifications.names(kind)
         wanted = known if "all" in names and "all" not in known else names
-        folders = registry.add(edits, kind, wanted or names)
-        if missing := registry.stale(kind, wanted):
+        folders = specifications.add(edits, kind, wanted or names)
+        if missing := specifications.stale(kind, wanted):
             from enroot_py.base import log
 
             log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")

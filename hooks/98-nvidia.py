@@ -229,24 +229,24 @@ def by_cdi(
     from enroot_py.devices import nvidia
     from enroot_py.devices.edits import shown
 
-    registry = cdi.Registry(host, context.settings.cache_path)
-    names = registry.names(KIND)
+    specifications = cdi.Specifications(host, context.settings.cache_path)
+    names = specifications.names(KIND)
     if "all" in words:
         words = ["all"] if "all" in names else names
     words = [nvidia.also_named(word, known, names) for word in words]
     missing = [word for word in words if word not in names]
-    stale = "" if missing else registry.stale(KIND, words)
+    stale = "" if missing else specifications.stale(KIND, words)
     if not names or missing or stale:
         why = f"there is no device {KIND}={shown(missing[0])}" if missing else f"{stale} does not exist"
         if not names:
             why = f"there is no specification of {KIND}"
-        why = "; ".join([why, *registry.failures()])
+        why = "; ".join([why, *specifications.failures()])
         if mode == "cdi":
             raise HookError(f"CDI: {why}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
         if stale and driver.version:
             log.warn(f"the CDI specification of {KIND} is out of date: {why}; the driver is used as it is found")
         return False
-    folders = registry.add(edits, KIND, words)
+    folders = specifications.add(edits, KIND, words)
     nvidia.hide_others(edits, host, known, set(edits.nodes), nvidia.cap_nodes(host))
     driver.link(edits, folders)
     return True

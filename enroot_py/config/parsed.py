@@ -1,80 +1,82 @@
-"""penroot.yaml as a start reads it: the result of the last parse, where that can be trusted.
+"""What files said when they were parsed last, where that can be trusted: settings of penroot.yaml, devices of CDI.
 
-Importing yaml costs more than a start. So what a file said is kept in a directory of the
-user's own, in his runtime directory, and believed while the file is the same one: device,
-inode, size, times of change. Nobody else may be able to write there. On the start path.
+Importing a parser costs more than a start. So what it made of a file is kept in a directory of the
+user's own, and believed while the file is the same one: device, inode, size, times of change.
+Nobody else may be able to write there. On the start path.
 """
 
 from __future__ import annotations
 
+import marshal
 import os
-from _collections_abc import Iterator
+from _collections_abc import Callable
 
 from enroot_py.base import trusted
 from enroot_py.config import files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Entries = list[tuple[str, int, str]]
+    from typing import Any, TypeVar
 
-_FORM = "penroot-settings 1"
+    Parsed = TypeVar("Parsed")
+    State = tuple[str, str, int, int, int, int, int]
+
+_FORM = "penroot-parsed 1"
 # A change so soon after a parse may not show in the file's times.
 _SETTLED = 100_000_000  # ns
 
 
-def read(path: str, directory: str) -> Entries:
-    """(variable, line, text) of each setting of the file ``path``. Raises ConfigError."""
-    f = files.opened(path)
-    if f is None:
-        return []
-    with f:
-        now = _state(path, os.fstat(f.fileno()))
-        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `now` tells those apart that share their end
-        kept = _trusted(cached, directory)
-        if kept is not None and kept[:1] == [now]:
-            return list(_entries(kept[1:]))
-        from enroot_py.config import yaml
+def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Parsed | None:
+    """What ``parse`` makes of the file ``path``, of plain types; None where there is no file.
 
-        found = yaml.parse(path, files.limited(f, path))
-        _keep(cached, directory, now, found)
-        return found
+    It is kept in ``directory``, or nowhere if that is "". Raises ConfigError for a file that
+    cannot be read, and what ``parse`` raises.
+    """
+    file = files.opened(path)
+    if file is None:
+        return None
+    with file:
+        state = _state(path, os.fstat(file.fileno()))
+        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # `state` tells those apart that share their end
+        kept = _kept(cached, directory) if directory else ()
+        if len(kept) == 2 and kept[0] == state:
+            parsed: Parsed = kept[1]
+        else:
+            parsed = parse(path, files.limited(file, path))
+            if directory:
+                _keep(cached, directory, state, parsed)
+    return parsed
 
 
-def _state(path: str, s: os.stat_result) -> str:
-    return f"{_FORM} {s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {path}"
+def _state(path: str, info: os.stat_result) -> State:
+    return _FORM, path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-def _trusted(cached: str, directory: str) -> list[str] | None:
-    """The records of a cache that nobody but this user can have written."""
+def _kept(cached: str, directory: str) -> tuple[Any, ...]:
+    """State and content of a file, as nobody but this user can have written them; nothing where that is not so."""
     try:
         if os.path.islink(directory) or trusted.place(directory, strict=True).st_uid != os.geteuid():
-            return None
-        with open(trusted.file(cached), "rb") as f:
-            return os.fsdecode(f.read()).split("\0")[:-1]
-    except OSError:
-        return None
+            return ()
+        with open(trusted.file(cached), "rb") as file:
+            kept = marshal.load(file)
+    except (OSError, EOFError, ValueError, TypeError):
+        return ()
+    return kept if isinstance(kept, tuple) else ()
 
 
-def _entries(records: list[str]) -> Iterator[tuple[str, int, str]]:
-    for at in range(0, len(records) - 2, 3):
-        yield records[at], int(records[at + 1]), records[at + 2]
-
-
-def _keep(cached: str, directory: str, now: str, found: Entries) -> None:
+def _keep(cached: str, directory: str, state: State, parsed: Any) -> None:
     """Write the cache, whole or not at all; a place that is not ours is left alone."""
     import time
 
-    changed = max(map(int, now.split(" ")[5:7]))
-    if time.time_ns() - changed < _SETTLED or any("\0" in text for _, _, text in found):
+    if time.time_ns() - max(state[-2:]) < _SETTLED:
         return
-    records = [now, *(word for key, line, text in found for word in (key, str(line), text))]
     temporary = f"{cached}.{os.getpid()}"
     try:
+        data = marshal.dumps((state, parsed))
         if trusted.place(directory, make=True, strict=True).st_uid != os.geteuid():
             return
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as f:
-            f.write(b"".join(os.fsencode(record) + b"\0" for record in records))
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
         os.rename(temporary, cached)
-    except OSError:
+    except (OSError, ValueError):  # of types that are not plain
         return  # the next start parses it again

@@ -149,9 +149,15 @@ def _in_files(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[t
 
 
 def _in_yaml(path: str, runtime: str) -> Iterable[Entry]:
+    """The settings in a penroot.yaml."""
     from enroot_py.config import parsed
 
-    return parsed.read(path, runtime + "/penroot-settings")
+    def parse(path: str, data: bytes) -> list[Entry]:
+        from enroot_py.config import yaml
+
+        return yaml.parse(path, data)
+
+    return parsed.read(path, runtime + "/penroot-settings", parse) or ()
 
 
 def _in_conf(path: str) -> Iterator[Entry]:

@@ -11,7 +11,7 @@ maps variables for hooks and clients to values, such as NVIDIA_* and proxies::
       MELLANOX_VISIBLE_DEVICES: all
 
 A key that is none, a key that comes twice and a value of the wrong kind are errors with
-file and line. Off the start path: yamlcache.py keeps what this returns.
+file and line. Off the start path: parsed.py keeps what this returns.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config import parsed
+from enroot_py.config import parsed, settings, yaml
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -39,8 +40,13 @@ def kept(directory: pathlib.Path) -> list[pathlib.Path]:
 def forge(directory: pathlib.Path) -> pathlib.Path:
     """Change what is kept, so that it shows whether it is believed."""
     (path,) = kept(directory)
-    path.write_bytes(path.read_bytes().replace(b"\x003\x00", b"\x009\x00"))
+    state, _ = marshal.loads(path.read_bytes())
+    path.write_bytes(marshal.dumps((state, [("ENROOT_MAX_CONNECTIONS", 1, "9")])))
     return path
+
+
+def read(conf: pathlib.Path, directory: pathlib.Path | str) -> list[tuple[str, int, str]] | None:
+    return parsed.read(str(conf), str(directory), yaml.parse)
 
 
 def test_the_second_read_is_the_kept_one(
@@ -48,9 +54,9 @@ def test_the_second_read_is_the_kept_one(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
     forge(directory)
-    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "9")]
+    assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, "9")]
 
 
 @pytest.mark.parametrize("change", ["content", "time", "replaced"])
@@ -59,7 +65,7 @@ def test_a_changed_file_is_parsed_again(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    parsed.read(str(conf), str(directory))
+    read(conf, directory)
     forge(directory)
     if change == "content":
         write(conf, "max_connections: 44\n")
@@ -70,7 +76,7 @@ def test_a_changed_file_is_parsed_again(
         write(other, "max_connections: 5\n")
         os.rename(other, conf)
     value = {"content": "44", "time": "3", "replaced": "5"}[change]
-    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, value)]
+    assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, value)]
 
 
 @pytest.mark.parametrize("how", ["open directory", "open file", "link", "link to the directory"])
@@ -79,7 +85,7 @@ def test_what_others_can_write_is_not_believed(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    parsed.read(str(conf), str(directory))
+    read(conf, directory)
     path = forge(directory)
     if how == "open directory":
         directory.chmod(0o777)
@@ -91,7 +97,7 @@ def test_what_others_can_write_is_not_believed(
     else:
         directory.rename(tmp_path / "planted")
         directory.symlink_to(tmp_path / "planted")
-    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
@@ -101,22 +107,22 @@ def test_what_belongs_to_others_is_not_believed(
 ) -> None:
     settle(monkeypatch)
     directory = tmp_path / "run"
-    parsed.read(str(conf), str(directory))
+    read(conf, directory)
     path = forge(directory)
     os.chown(directory if what == "directory" else path, 27002, 27002)
-    assert parsed.read(str(conf), str(directory)) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 def test_a_file_that_changed_just_now_is_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Its times may stay the same over the next change."""
     directory = tmp_path / "run"
     os.utime(conf, ns=(4 * 10**18, 4 * 10**18))  # the future is as good as now
-    parsed.read(str(conf), str(directory))
+    read(conf, directory)
     assert kept(directory) == []
 
 
 def test_a_place_that_cannot_be_written_does_no_harm(conf: pathlib.Path) -> None:
-    assert parsed.read(str(conf), "/proc/nowhere") == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
+    assert read(conf, "/proc/nowhere") == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 def test_mistakes_are_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,19 +130,31 @@ def test_mistakes_are_not_kept(conf: pathlib.Path, tmp_path: pathlib.Path, monke
     write(conf, "max_connections: 3\nno_such_key: 1\n")
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"penroot\.yaml:2"):
-            parsed.read(str(conf), str(tmp_path / "run"))
+            read(conf, tmp_path / "run")
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", marshal.dumps(1), marshal.dumps((1,)), marshal.dumps((1, []))])
+def test_what_is_no_kept_parse_is_passed_by(
+    conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    settle(monkeypatch)
+    read(conf, tmp_path / "run")
+    forge(tmp_path / "run").write_bytes(data)
+    assert read(conf, tmp_path / "run") == [("ENROOT_MAX_CONNECTIONS", 1, "3")]
 
 
 def test_a_kept_parse_imports_no_yaml(
     conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
-    parsed.read(str(conf), str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(0o700)
+    environ = {"HOME": "/home/x", "XDG_RUNTIME_DIR": f"{tmp_path}/run", "ENROOT_SYSCONF_PATH": str(conf.parent)}
+    assert settings.load(environ).max_connections == 3
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.config import parsed; "
-        "assert parsed.read(*sys.argv[2:]); print(*sys.modules)"
+        "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.config import settings; "
+        "assert settings.load().max_connections == 3; print(*sys.modules)"
     )
-    command = [sys.executable, "-IS", "-c", code, str(ROOT), str(conf), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "yaml" not in done.stdout.split()
-    assert "enroot_py.config.yaml" not in done.stdout.split()
+    command = [sys.executable, "-IS", "-c", code, str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    assert "enroot_py.config.parsed" in done.stdout.split()
+    assert not {"yaml", "enroot_py.config.yaml"} & set(done.stdout.split())
