@@ -55,7 +55,6 @@ OPEN = {
     },
     "names of two classes": {
         "Blob",
-        "Registry",
         "Source",
         "_Names",
     },
