@@ -16,6 +16,7 @@ import stat
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAXSYMLINKS = 40  # path_resolution(7)
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+IRREGULAR = "is not a regular file"
 _EVERYBODY = 0o002
 _GROUP = 0o020
 
@@ -170,7 +171,7 @@ def regular(fd: int, path: str) -> int:
     """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
+        raise OSError(errno.EINVAL, IRREGULAR, path)
     return fd
 
 

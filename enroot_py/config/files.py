@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _LARGEST = 16 << 20  # bytes
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_TEXT = "it is to be a file of text"
 _PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OURS = LIBRARY + "/"
 
@@ -27,20 +29,29 @@ _OURS = LIBRARY + "/"
 def opened(path: str) -> BinaryIO | None:
     """The file ``path``, or None where there is none. Raises ConfigError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        fd = os.open(path, _READ)
     except OSError as e:
         if isinstance(e, (FileNotFoundError, NotADirectoryError)) and not os.path.islink(path):
             return None
         raise _unreadable(path, e) from e
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) and not mode & stat.S_IWOTH or os.path.realpath(path) == os.devnull:
-        return open(fd, "rb")
-    os.close(fd)
-    if stat.S_ISDIR(mode):
+    try:
+        _check_settings(os.fstat(fd), path)
+    except ConfigError:
+        os.close(fd)
+        raise
+    return open(fd, "rb")
+
+
+def _check_settings(info: os.stat_result, path: str) -> None:
+    """Raises ConfigError for what is no file of settings, or one that others can write."""
+    if stat.S_ISDIR(info.st_mode):
         raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    if stat.S_ISREG(mode):
-        raise ConfigError(f"{path} can be written by others (mode {mode & 0o7777:o})", hint=f"chmod o-w {path}")
-    raise ConfigError(f"{path} is not a regular file", hint="a file of settings is text")
+    if not stat.S_ISREG(info.st_mode):
+        if os.path.realpath(path) != os.devnull:
+            raise _irregular(path)
+    elif info.st_mode & stat.S_IWOTH:
+        message = f"{path} can be written by others (mode {stat.S_IMODE(info.st_mode):o})"
+        raise ConfigError(message, hint=f"chmod o-w {path}")
 
 
 def content(path: str) -> bytes | None:
@@ -53,45 +64,55 @@ def content(path: str) -> bytes | None:
 
 
 def limited(file: BinaryIO, path: str) -> bytes:
-    """What is in a file of text that people write: nobody writes so much that it fills the memory."""
-    regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    if not regular or os.fstat(file.fileno()).st_size <= _LARGEST:
-        data = file.read() if regular else file.read(_LARGEST + 1)
-        if len(data) <= _LARGEST:
-            return data
-    raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB", hint="it is to be a file of text")
+    """What is in a file that people write, or in a pipe or device. Raises ConfigError, OSError."""
+    info = os.fstat(file.fileno())
+    if stat.S_ISREG(info.st_mode):
+        check_regular(info, path)
+        return file.read()
+    data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise _too_large(path)
+    return data
 
 
-def check_regular(path: str) -> None:
-    """Raises ConfigError for what no text is in, OSError where there is nothing."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-        raise ConfigError(f"{path} is not a regular file of up to {_LARGEST >> 20} MiB", hint="it is to be text")
+def check_regular(info: os.stat_result, path: str) -> None:
+    """Raises ConfigError for what no text is in: nobody writes so much that it fills the memory."""
+    if not stat.S_ISREG(info.st_mode):
+        raise _irregular(path)
+    if info.st_size > _LARGEST:
+        raise _too_large(path)
+
+
+def _irregular(path: str) -> ConfigError:
+    return ConfigError(f"{path} {trusted.IRREGULAR}", hint=_TEXT)
+
+
+def _too_large(path: str) -> ConfigError:
+    return ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB", hint=_TEXT)
 
 
 def script(path: str) -> bytes:
     """A file that the user has named: regular, or a pipe of a shell's own, as of ``<(command)``. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    fd = os.open(path, _READ)
+    if os.path.isdir(path) or not path.startswith(_PIPES) and os.path.realpath(path) != os.devnull:
+        trusted.regular(fd, path)
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode) and os.path.realpath(path) != os.devnull:
-            if os.path.isdir(path) or not path.startswith(_PIPES):
-                raise OSError(errno.EINVAL, "is not a regular file", path)
-            os.set_blocking(fd, True)
+        os.set_blocking(fd, True)
         return limited(file, path)
 
 
 def names(directory: str) -> list[str]:
     """What is in ``directory``: nothing where there is none. Raises ConfigError."""
     try:
-        found = os.listdir(directory)
+        listed = os.listdir(directory)
     except OSError as e:
         # In a place that is closed to us, as another user's home, it is not known to be there.
         if isinstance(e, PermissionError) and os.path.isdir(directory):
             raise _unreadable(directory, e) from e
         return []
-    if found:
+    if listed:
         check(directory)
-    return found
+    return listed
 
 
 def check(directory: str) -> None:
@@ -111,8 +132,8 @@ def check(directory: str) -> None:
 
 def _is_installers(directory: str) -> bool:
     """Whether it belongs, and to him alone, to whoever has installed penroot: as a site's account for software."""
-    found = os.stat(directory)
-    return found.st_uid == os.stat(__file__).st_uid and not found.st_mode & 0o002
+    info = os.stat(directory)
+    return info.st_uid == os.stat(__file__).st_uid and not info.st_mode & 0o002
 
 
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
@@ -136,9 +157,9 @@ def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, s
     same name, so that a site changes a default without deleting ours.
     """
     for index, directory in enumerate(directories):
-        found = {name for name in names(directory) if name.endswith(suffix)}
-        for name in sorted(found | set(shipped) if index == 0 else found):
-            if name in found:
+        there = {name for name in names(directory) if name.endswith(suffix)}
+        for name in sorted(there | set(shipped) if index == 0 else there):
+            if name in there:
                 path = f"{directory}/{name}"
                 if (data := content(path)) is not None:
                     yield path, os.fsdecode(data)

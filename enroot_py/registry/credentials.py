@@ -24,7 +24,7 @@ from enroot_py.config.words import base_directories
 from enroot_py.registry.reference import DOCKER_HUB, Reference
 
 _HUB_KEY = "https://index.docker.io/v1/"
-_LARGEST = 4 << 20  # bytes of a file, and of a program's answer
+_LARGEST = 4 << 20  # bytes of a program's answer
 _PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
 
 
@@ -296,14 +296,11 @@ def _read(path: str) -> tuple[str, bool]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
             status = os.fstat(f.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path} is not a regular file")
-            if status.st_size > _LARGEST:
-                raise ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB")
+            files.check_regular(status, path)
             if stat.S_IMODE(status.st_mode) & 0o077:
                 log.debug(f"{path} holds secrets and can be read by others: chmod 600 {path}")
             safe = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
-            return f.read(_LARGEST), safe
+            return f.read(), safe
     except (OSError, UnicodeDecodeError) as e:
         files.refuse_unless_absent(path, e)
         return "", False

@@ -218,7 +218,7 @@ def _load(path: str) -> Callable[[Context], None]:
     # does not take names such as 10-home.
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
-        files.check_regular(path)
+        files.check_regular(os.stat(path), path)
         code = SourceFileLoader(path, path).get_code(path)
         assert code is not None
         exec(code, module)
