@@ -49,7 +49,7 @@ test-gpu: $(VENV)/done ## what needs a GPU
 prerequisites:
 	@tests/prerequisites
 
-$(VENV)/done: pyproject.toml setup.py c_shims/linux.h c_shims/linux_build.py c_shims/seccomp.h
+$(VENV)/done: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --editable '.[test]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Builds enroot_py.base._linux, the man-page calls of linux.h, as a cffi API module."""
+"""Builds enroot_py.base._linux, the calls of linux.h and seccomp.h, as a cffi API module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    '#include "linux.h"',
+    '#include "seccomp.h"',
     include_dirs=[HERE],
     depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h")],
     define_macros=[("_GNU_SOURCE", None)],

@@ -1,6 +1,6 @@
-/* The system call filter of every container, shared by the cffi module, the SPANK plugin and the static helpers.
+/* What a container's process gives up last, for Python, the SPANK plugin and the static helpers.
  *
- * A container has one user: chown(2), setuid(2) and their relatives cannot
+ * The system call filter: a container has one user: chown(2), setuid(2) and their relatives cannot
  * work, and package managers stop where they fail. So they do nothing and
  * report success. Everything else is allowed: the filter is no sandbox.
  * See seccomp(2).
@@ -8,14 +8,11 @@
 #ifndef PENROOT_SECCOMP_H
 #define PENROOT_SECCOMP_H
 
+#include "linux.h"
+
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 enum { PENROOT_ARCHITECTURES = 3, PENROOT_CALLS = 20 };
 
@@ -51,7 +48,7 @@ static const uint16_t penroot_calls[PENROOT_CALLS][PENROOT_ARCHITECTURES] = {
 #define PENROOT_RETURN(action) BPF_STMT(BPF_RET | BPF_K, (action))
 
 /* Returns 0, or -1 with errno. The caller has set PR_SET_NO_NEW_PRIVS. */
-static int penroot_install_filter(void)
+static inline int penroot_install_filter(void)
 {
 	struct sock_filter filter[PENROOT_ARCHITECTURES * (PENROOT_CALLS + 4) + 2];
 	struct sock_fprog program = {.filter = filter};
@@ -75,6 +72,17 @@ static int penroot_install_filter(void)
 	/* SPEC_ALLOW: this filter isolates nothing, so it should not cost the
 	 * program its speculation (kernels before 5.16 disable it by default). */
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
+}
+
+/* Root of the user namespace keeps his, as that is what he asks for: --root, --container-remap-root. */
+static inline int penroot_drop_capabilities(void)
+{
+	if (geteuid() == 0)
+		return 0;
+	for (unsigned long capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
+		if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
+			return -1;
+	return linux_capset(0, 0, 0);
 }
 
 #endif

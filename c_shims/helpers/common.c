@@ -1,12 +1,14 @@
 #include "common.h"
 
+#include "../linux.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/capability.h>
+#include <linux/openat2.h>
 #include <net/if.h>
 #include <poll.h>
 #include <sched.h>
@@ -19,24 +21,10 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#ifndef CLONE_NEWCGROUP
-#define CLONE_NEWCGROUP 0x02000000
-#endif
-#ifndef CLONE_NEWTIME
-#define CLONE_NEWTIME 0x00000080
-#endif
-
-enum {
-	NR_openat2 = 437,
-	RESOLVE_IN_ROOT_ = 0x10,
-	RESOLVE_NO_SYMLINKS_ = 0x04,
-	MAX_SYMLINKS = 40, /* path_resolution(7) */
-	LARGEST = 64 << 20,
-};
+enum { MAX_SYMLINKS = 40 /* path_resolution(7) */, LARGEST = 64 << 20 };
 
 void close_fd(int *fd)
 {
@@ -207,17 +195,14 @@ void enter_namespaces(int flags)
 /* Capabilities survive exec only as ambient ones, unless the caller is root inside. capabilities(7) */
 void keep_capabilities(void)
 {
-	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-	struct __user_cap_data_struct data[2];
+	uint64_t all;
 
-	if (syscall(SYS_capget, &header, data) < 0)
+	if (linux_capget_permitted(&all) < 0)
 		err(EXIT_FAILURE, "cannot read capabilities");
-	data[0].inheritable = data[0].permitted;
-	data[1].inheritable = data[1].permitted;
-	if (syscall(SYS_capset, &header, data) < 0)
+	if (linux_capset(all, all, all) < 0)
 		err(EXIT_FAILURE, "cannot set capabilities");
 	for (unsigned int n = 0; n < 64; n++)
-		if (data[n / 32].permitted & 1U << n % 32 && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, n, 0, 0) < 0)
+		if (all & 1ULL << n && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, n, 0, 0) < 0)
 			err(EXIT_FAILURE, "cannot set capabilities");
 }
 
@@ -315,94 +300,20 @@ int open_root(const char *path)
 
 	if (fd < 0)
 		err(EXIT_FAILURE, "cannot open %s", path);
+	if (linux_mount_setattr(-1, "", 0, 0, 0, 0) < 0 && errno == ENOSYS)
+		errx(EXIT_FAILURE, "this kernel is too old: Linux " PENROOT_FLOOR " or later is needed");
 	return fd;
-}
-
-/* openat2(2) RESOLVE_IN_ROOT by hand, for kernels before 5.6 and filters that do not know it. The directories
- * passed so far are kept in a stack: ".." and an absolute symlink go back in it, never to what the kernel calls "..". */
-static int walk_in(int root, const char *path, int flags)
-{
-	AUTO_FREE rest = strdup(path);
-	int stack[PATH_MAX / 2], depth = 0, links = 0, found = -1;
-
-	if (!rest)
-		return -1;
-	stack[0] = openat(root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	while (stack[depth] >= 0) {
-		char link[PATH_MAX];
-		size_t skip = strspn(rest, "/"), n = strcspn(rest + skip, "/");
-		AUTO_FREE name = strndup(rest + skip, n);
-		ssize_t length;
-
-		memmove(rest, rest + skip + n, strlen(rest + skip + n) + 1);
-		if (n == 0) {
-			AUTO_FREE self = text("/proc/self/fd/%d", stack[depth]);
-
-			found = flags & O_PATH ? fcntl(stack[depth], F_DUPFD_CLOEXEC, 0) : open(self, flags | O_CLOEXEC);
-			break;
-		}
-		if (!strcmp(name, "."))
-			continue;
-		if (!strcmp(name, "..")) {
-			if (depth > 0)
-				close(stack[depth--]);
-			continue;
-		}
-		length = readlinkat(stack[depth], name, link, sizeof(link) - 1);
-		if (length >= 0) {
-			char *joined;
-
-			if (++links > MAX_SYMLINKS) {
-				errno = ELOOP;
-				break;
-			}
-			link[length] = '\0';
-			while (*link == '/' && depth > 0)
-				close(stack[depth--]);
-			joined = text("%s/%s", link, rest);
-			free(rest);
-			rest = joined;
-			continue;
-		}
-		if (depth + 1 == (int)LENGTH(stack)) {
-			errno = ENAMETOOLONG;
-			break;
-		}
-		stack[depth + 1] = openat(stack[depth], name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-		depth++;
-	}
-	for (int error = errno; depth >= 0; depth--) {
-		if (stack[depth] >= 0)
-			close(stack[depth]);
-		errno = error;
-	}
-	return found;
 }
 
 static int resolve_in(int root, const char *path, int flags, uint64_t resolve)
 {
-	struct {
-		uint64_t flags, mode, resolve;
-	} how = {(uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT_ | resolve};
-	int fd, tries = 0;
-
 	path += strspn(path, "/");
-	if (!*path)
-		path = ".";
-	/* A ".." gives EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to try again. */
-	do {
-		fd = (int)syscall(NR_openat2, root, path, &how, sizeof(how));
-	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
-	return fd;
+	return linux_openat2(root, *path ? path : ".", (uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT | resolve);
 }
 
 int open_in(int root, const char *path, int flags)
 {
-	int fd = resolve_in(root, path, flags, 0);
-
-	if (fd < 0 && (errno == ENOSYS || errno == EPERM))
-		return walk_in(root, *path ? path : ".", flags);
-	return fd;
+	return resolve_in(root, path, flags, 0);
 }
 
 /* What proc(5) says of a mount, in the words of its line of /proc/self/mountinfo. */
@@ -481,7 +392,7 @@ bool is_own(int root, int fd)
 /* No symlink on the way: this is where the user, or the site, had the tree mounted. */
 static bool is_named(int root, const char *path)
 {
-	AUTO_CLOSE fd = resolve_in(root, path, O_PATH, RESOLVE_NO_SYMLINKS_);
+	AUTO_CLOSE fd = resolve_in(root, path, O_PATH, RESOLVE_NO_SYMLINKS);
 
 	return fd >= 0;
 }

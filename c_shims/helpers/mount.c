@@ -7,6 +7,8 @@
  */
 #include "common.h"
 
+#include "../linux.h"
+
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,18 +17,13 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-/* Numbers and flags of the mount API of Linux 5.2 and 5.12, for C libraries older than it. */
+/* open_tree(2), move_mount(2) and mount_setattr(2), for C libraries that do not know them. */
 enum {
-	NR_open_tree = 428,
-	NR_move_mount = 429,
-	NR_mount_setattr = 442,
-	OPEN_TREE_CLONE_ = 1,
-	F_EMPTY_PATH = 0x04,
-	T_EMPTY_PATH = 0x40,
+	TREE_CLONE = 0x01,
+	FROM_EMPTY_PATH = 0x04,
+	TO_EMPTY_PATH = 0x40,
 	RECURSIVE = 0x8000,
 	ATTR_RDONLY = 0x01,
 	ATTR_NOSUID = 0x02,
@@ -35,6 +32,7 @@ enum {
 	ATTR_NOATIME = 0x10,
 	ATTR_STRICTATIME = 0x20,
 	ATTR_NODIRATIME = 0x80,
+	ATTR_ATIME = 0x70, /* the three values of a field */
 };
 
 enum { MAX_FIELDS = 6, MAX_OF_IMAGE = 1000 };
@@ -292,90 +290,28 @@ static void free_entry(struct entry *e)
 	free(e->data);
 }
 
-static int set_attributes(int fd, unsigned int flags, uint64_t attributes, unsigned long propagation)
+static int set_attributes(const struct entry *e, int fd, bool recursive)
 {
-	struct {
-		uint64_t set, clear, propagation, userns;
-	} change = {attributes, 0, propagation & ~(unsigned long)MS_REC, 0};
+	uint64_t clear = e->attributes & (ATTR_NOATIME | ATTR_STRICTATIME) ? ATTR_ATIME : 0;
 
-	if (attributes & (ATTR_NOATIME | ATTR_STRICTATIME))
-		change.clear = 0x70; /* MOUNT_ATTR__ATIME is a field, mount_setattr(2) */
-	return (int)syscall(NR_mount_setattr, fd, "", AT_EMPTY_PATH | flags, &change, sizeof(change));
+	return linux_mount_setattr(fd, "", AT_EMPTY_PATH | (recursive ? RECURSIVE : 0), e->attributes, clear,
+				   e->propagation & ~(unsigned long)MS_REC);
 }
 
-/* A bind remount must repeat the flags that a parent namespace locked, or it fails: mount_namespaces(7). */
-static unsigned long locked_flags(const char *path)
-{
-	static const struct {
-		unsigned long shown, flag;
-	} pairs[] = {
-		{ST_RDONLY, MS_RDONLY},	  {ST_NOSUID, MS_NOSUID},	  {ST_NODEV, MS_NODEV},	      {ST_NOEXEC, MS_NOEXEC},
-		{ST_NOATIME, MS_NOATIME}, {ST_NODIRATIME, MS_NODIRATIME}, {ST_RELATIME, MS_RELATIME},
-	};
-	unsigned long flags = 0;
-	struct statvfs is;
-
-	if (statvfs(path, &is) == 0)
-		for (size_t i = 0; i < LENGTH(pairs); i++)
-			if (is.f_flag & pairs[i].shown)
-				flags |= pairs[i].flag;
-	return flags;
-}
-
-static int change_existing(const struct entry *e, int target)
-{
-	AUTO_FREE path = text("/proc/self/fd/%d", target);
-	unsigned int recursive = e->is[RBIND] || e->propagation & MS_REC ? RECURSIVE : 0;
-
-	if (set_attributes(target, recursive, e->attributes, e->propagation) == 0)
-		return 0;
-	if (errno != ENOSYS)
-		return -1;
-	if (e->is[REMOUNT] && mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | e->flags | locked_flags(path), NULL) < 0)
-		return -1;
-	return e->propagation ? mount(NULL, path, NULL, e->propagation, NULL) : 0;
-}
-
-/* After a mount(2) on a directory, an older descriptor still means what is beneath. */
-static int reopen(int root, const struct entry *e)
-{
-	return open_in(root, e->target, O_PATH);
-}
-
-static int bind_old(const struct entry *e, const char *source, int root, int target)
-{
-	AUTO_FREE under = text("/proc/self/fd/%d", target);
-	AUTO_CLOSE top = -1;
-	AUTO_FREE path = NULL;
-
-	if (mount(source, under, NULL, MS_BIND | (e->is[RBIND] ? MS_REC : 0), NULL) < 0)
-		return -1;
-	top = reopen(root, e);
-	path = text("/proc/self/fd/%d", top);
-	if (top < 0)
-		return -1;
-	if (e->flags && mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | e->flags | locked_flags(path), NULL) < 0)
-		return -1;
-	return e->propagation ? mount(NULL, path, NULL, e->propagation, NULL) : 0;
-}
-
-/* With the newer calls read-only covers what is mounted beneath, too. */
-static int bind_source(const struct entry *e, const char *source, int root, int target)
+/* Read-only covers what is mounted beneath, too. */
+static int bind_source(const struct entry *e, const char *source, int target)
 {
 	unsigned int recursive = e->is[RBIND] ? RECURSIVE : 0;
-	AUTO_CLOSE tree = -1;
+	AUTO_CLOSE tree = linux_open_tree(AT_FDCWD, source, TREE_CLONE | O_CLOEXEC | recursive);
 
-	tree = (int)syscall(NR_open_tree, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
 	if (tree < 0 && errno == EINVAL && !recursive) {
 		/* Submounts that the parent namespace locked cannot be left out. */
 		recursive = RECURSIVE;
-		tree = (int)syscall(NR_open_tree, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC | recursive);
+		tree = linux_open_tree(AT_FDCWD, source, TREE_CLONE | O_CLOEXEC | recursive);
 	}
-	if (tree < 0)
-		return errno == ENOSYS ? bind_old(e, source, root, target) : -1;
-	if ((e->attributes || e->propagation) && set_attributes(tree, recursive, e->attributes, e->propagation) < 0)
-		return errno == ENOSYS ? bind_old(e, source, root, target) : -1;
-	return (int)syscall(NR_move_mount, tree, "", target, "", F_EMPTY_PATH | T_EMPTY_PATH);
+	if (tree < 0 || ((e->attributes || e->propagation) && set_attributes(e, tree, recursive) < 0))
+		return -1;
+	return linux_move_mount(tree, "", target, "", FROM_EMPTY_PATH | TO_EMPTY_PATH);
 }
 
 static int open_target(const struct entry *e, const char *source, int root)
@@ -438,16 +374,17 @@ static int execute(const struct entry *e, int root)
 	if (e->is[DETACH])
 		return umount2(path, MNT_DETACH);
 	if (e->is[REMOUNT])
-		return change_existing(e, target);
+		return set_attributes(e, target, e->is[RBIND] || e->propagation & MS_REC);
 	if (e->is[MOVE])
 		return mount(source, path, NULL, MS_MOVE, NULL);
 	if (e->is[BIND] || e->is[RBIND])
-		return bind_source(e, source, root, target);
+		return bind_source(e, source, target);
 	if (!strcmp(e->type, "none"))
-		return change_existing(e, target);
+		return set_attributes(e, target, e->is[RBIND] || e->propagation & MS_REC);
 	if (mount(e->source, path, e->type, e->flags, e->data) < 0)
 		return -1;
-	top = reopen(root, e);
+	/* The older descriptor still means what is beneath. */
+	top = open_in(root, e->target, O_PATH);
 	if (top < 0 || !e->propagation)
 		return top < 0 ? -1 : 0;
 	free(path);

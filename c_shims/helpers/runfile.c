@@ -15,6 +15,8 @@
  *   check                      whether this host can run bundles
  */
 #include "common.h"
+
+#include "../linux.h"
 #include "environment.h"
 #include "squashfs.h"
 
@@ -34,16 +36,11 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#ifndef CLONE_NEWCGROUP
-#define CLONE_NEWCGROUP 0x02000000
-#endif
-
-enum { NR_pidfd_open = 434, SPARE = 64 << 20, ABANDONED = 3600, POLL_MS = 200, NONE = 3 };
+enum { SPARE = 64 << 20, ABANDONED = 3600, NONE = 3 };
 
 static const char prefix[] = "penroot-bundle.", live[] = "live";
 
@@ -90,27 +87,20 @@ static void delete_directory(const char *path)
 		warn("cannot delete %s", path);
 }
 
-static void await(int pidfd, pid_t pid)
+static void await(int pidfd)
 {
 	struct pollfd waiting = {.fd = pidfd, .events = POLLIN};
 
-	if (pidfd >= 0) {
-		while (poll(&waiting, 1, -1) < 0 && errno == EINTR)
-			;
-		return;
-	}
-	while (kill(pid, 0) == 0) /* Linux before 5.3 */
-		poll(NULL, 0, POLL_MS);
+	while (poll(&waiting, 1, -1) < 0 && errno == EINTR)
+		;
 }
 
 /* A process that outlives a killed guard, to end the container and delete its directory. */
 static void watch(const char *directory, pid_t child)
 {
-	pid_t guard = getpid(), middle;
-	int guard_fd = (int)syscall(NR_pidfd_open, guard, 0), child_fd = (int)syscall(NR_pidfd_open, child, 0);
-	int null;
+	int guard_fd = linux_pidfd_open(getpid()), child_fd = linux_pidfd_open(child), null;
+	pid_t middle = guard_fd < 0 || child_fd < 0 ? -1 : fork();
 
-	middle = fork();
 	if (middle < 0)
 		err(EXIT_FAILURE, "cannot fork");
 	if (middle > 0) {
@@ -131,11 +121,11 @@ static void watch(const char *directory, pid_t child)
 		dup2(null, fd);
 	if (chdir("/") < 0)
 		_exit(EXIT_FAILURE);
-	await(guard_fd, guard);
+	await(guard_fd);
 	if (access(directory, F_OK) < 0)
 		_exit(EXIT_SUCCESS);
 	kill(child, SIGKILL);
-	await(child_fd, child);
+	await(child_fd);
 	delete_directory(directory);
 	_exit(EXIT_SUCCESS);
 }
@@ -470,7 +460,7 @@ static int enter(char **argv)
 		}
 		if (served && mount("overlay", "mnt/root", "overlay", MS_NOSUID | MS_NODEV,
 				    "lowerdir=mnt/lower,upperdir=upper,workdir=ovl,userxattr,xino=off") < 0)
-			served = false; /* before Linux 5.11, or a file system that cannot hold an upper directory */
+			served = false; /* a file system that cannot hold an upper directory */
 		if (!served) {
 			AUTO_CLOSE directory = -1;
 
@@ -666,7 +656,7 @@ static int check(void)
 
 	report("User and mount namespaces", user, "required: see user_namespaces(7)");
 	report("System call filter", filter, "required: CONFIG_SECCOMP_FILTER");
-	report("Overlay file system in a user namespace", try(try_overlay), "optional: Linux 5.11");
+	report("Overlay file system in a user namespace", try(try_overlay), "optional");
 	report("/dev/fuse", try(try_fuse), "optional: starts without extracting");
 	report("squashfuse", low_level || high_level, "optional: starts without extracting");
 	return user && filter ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
-#include <linux/capability.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +20,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef CLONE_NEWCGROUP
-#define CLONE_NEWCGROUP 0x02000000
-#endif
 
 /* On stdout and with success also where arguments are missing: as enroot's. */
 static void __attribute__((noreturn)) usage(void)
@@ -64,13 +59,13 @@ static void switch_root(const char *rootfs)
 
 	if (old < 0 || chdir(rootfs) < 0)
 		err(EXIT_FAILURE, "cannot enter %s", rootfs);
-	if (syscall(SYS_pivot_root, ".", ".") < 0) {
+	if (linux_pivot_root(".", ".") < 0) {
 		/* It must be a mount point, and not one that propagates. */
 		new = (errno == EINVAL || errno == EBUSY) ? open(".", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 		if (new < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 		    mount(".", ".", NULL, MS_BIND | MS_REC, NULL) < 0 || chdir("..") < 0 || chdir(rootfs) < 0)
 			err(EXIT_FAILURE, "cannot make %s a mount point", rootfs);
-		if (syscall(SYS_pivot_root, ".", ".") < 0)
+		if (linux_pivot_root(".", ".") < 0)
 			err(EXIT_FAILURE, "cannot make %s the root", rootfs);
 	}
 	if (fchdir(old) < 0 || mount(NULL, ".", NULL, MS_REC | MS_SLAVE, NULL) < 0 || umount2(".", MNT_DETACH) < 0 ||
@@ -82,17 +77,10 @@ static void switch_root(const char *rootfs)
 
 static void drop_privileges(void)
 {
-	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-	struct __user_cap_data_struct none[2] = {0};
-
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		err(EXIT_FAILURE, "cannot give up privileges");
-	if (geteuid() != 0) {
-		for (unsigned long n = 0; prctl(PR_CAPBSET_DROP, n, 0, 0, 0) == 0; n++)
-			;
-		if (syscall(SYS_capset, &header, none) < 0)
-			err(EXIT_FAILURE, "cannot drop capabilities");
-	}
+	if (penroot_drop_capabilities() < 0)
+		err(EXIT_FAILURE, "cannot drop capabilities");
 	if (penroot_install_filter() < 0)
 		err(EXIT_FAILURE, "cannot install the system call filter");
 }

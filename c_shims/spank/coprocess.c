@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
+#include "linux.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -12,7 +14,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -139,7 +140,7 @@ static int place_fds(int socket, int control, int log)
 		if (dup2(from[i], i) < 0)
 			return -1;
 	}
-	return (int)syscall(SYS_close_range, FIRST_FREE_FD, ~0U, 0);
+	return linux_close_range(FIRST_FREE_FD, ~0U, 0);
 }
 
 /* End here where a call has failed. */
@@ -225,7 +226,7 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 	if (pid < 0)
 		return -1;
 	if (!detached) {
-		process->end = (int)syscall(SYS_pidfd_open, pid, 0);
+		process->end = linux_pidfd_open(pid);
 		process->pid = pid;
 		if (process->end >= 0)
 			return 0;
@@ -242,7 +243,7 @@ int coprocess_wait(const struct coprocess *process)
 	bool in_time = coprocess_await(process, process->end, POLLIN) == 0 || poll(&end, 1, 0) > 0;
 
 	if (!in_time) {
-		(void)syscall(SYS_pidfd_send_signal, process->end, SIGKILL, NULL, 0);
+		(void)linux_pidfd_send_signal(process->end, SIGKILL);
 		(void)poll(&end, 1, LAST_WAIT);
 	}
 	/* One that still waits for a file system that does not answer ends with that. */
@@ -272,7 +273,7 @@ static unsigned long long started(pid_t pid)
 
 static int open_process(const struct identity *who)
 {
-	cleanup(close_fd) int fd = (int)syscall(SYS_pidfd_open, who->pid, 0);
+	cleanup(close_fd) int fd = linux_pidfd_open(who->pid);
 	if (fd < 0)
 		return -1;
 	unsigned long long began = started(who->pid);

@@ -5,11 +5,9 @@
 #include "seccomp.h"
 
 #include <errno.h>
-#include <linux/capability.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 
 /* In the order in which they can be joined, setns(2): the user namespace gives the capabilities for the others. */
 static const struct {
@@ -40,22 +38,6 @@ static int sort(const struct answer *answer, int fds[LENGTH(kinds)])
 		fds[kind] = answer->fds[used++];
 	}
 	return 0;
-}
-
-/* As `penroot start` does. Root of the namespace keeps its capabilities, as that is what
- * --container-remap-root asks for. */
-static int drop_capabilities(void)
-{
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = { { 0 } };
-
-	if (geteuid() == 0)
-		return 0;
-	for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++) {
-		if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
-			return -1;
-	}
-	return (int)syscall(SYS_capset, &header, none);
 }
 
 /* A task that is asked into a container must not stay where it is, whatever is handed to it. */
@@ -92,7 +74,7 @@ int enter(const struct answer *answer)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fail("prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
-	if (drop_capabilities() < 0)
+	if (penroot_drop_capabilities() < 0)
 		return fail("drop capabilities: %s", strerror(errno));
 	return penroot_install_filter() < 0 ? fail("seccomp: %s", strerror(errno)) : 0;
 }

@@ -12,6 +12,8 @@ import sys
 
 from enroot_py.base._linux import ffi, lib
 
+FLOOR = "5.12"  # which Linux we need: its mount_setattr(2) is the newest call that nothing stands in for
+
 _NULL = ffi.NULL
 _ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
 

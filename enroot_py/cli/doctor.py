@@ -41,6 +41,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
 
 def machine() -> Iterator[Finding]:
     """What containers need of the kernel and of /dev/fuse, with Slurm and without."""
+    yield kernel()
     yield from namespace_limits()
     yield overlay()
     yield from selinux()
@@ -64,6 +65,17 @@ def _sysctl(name: str) -> int | None:
             return int(file.read())
     except (OSError, ValueError):
         return None  # this kernel has it not
+
+
+def kernel() -> Finding:
+    """Whether it has the newest system call that we need; distributions add calls to older versions."""
+    release = os.uname().release
+    try:
+        linux.mount_setattr(-1, "", 0, 0, 0, 0)
+    except OSError as e:
+        if e.errno == errno.ENOSYS:
+            return Finding("bad", f"the kernel is Linux {release}, and containers need {linux.FLOOR}", "a newer kernel")
+    return Finding("ok", f"the kernel is Linux {release}")
 
 
 def namespace_limits() -> Iterator[Finding]:
@@ -109,7 +121,7 @@ def overlay() -> Finding:
     return Finding(
         "bad",
         f"an ordinary user cannot mount an overlay in a user namespace: {why or 'killed'}",
-        "Linux 5.11 or later, modprobe overlay, and what is said above of user namespaces; "
+        "modprobe overlay, and what is said above of the kernel and of user namespaces; "
         "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
     )
 

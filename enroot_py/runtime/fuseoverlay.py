@@ -38,7 +38,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
     if not program:
         raise ContainerError(
             f"ENROOT_NATIVE_OVERLAYFS=no, but fuse-overlayfs is not installed on {os.uname().nodename}",
-            hint="install the package fuse-overlayfs, or leave overlays to the kernel, 5.11 or later",
+            hint="install the package fuse-overlayfs, or leave overlays to the kernel",
         )
     lowerdirs = (source.directory,) if source.directory else source.lowerdirs
     upper, work = source.upper, source.work

@@ -208,7 +208,7 @@ def _advice(error: OSError, upper: str) -> str:
     if error.errno == errno.ENODEV:
         return f"the kernel of {os.uname().nodename} has no overlayfs: modprobe overlay"
     if error.errno == errno.EPERM:
-        return f"overlayfs needs Linux 5.11 or later without root; this is {os.uname().release}"
+        return f"overlayfs needs Linux {linux.FLOOR} or later without root; this is {os.uname().release}"
     if error.errno == errno.EINVAL:
         return f"{upper} cannot hold changes (NFS and Lustre cannot): set ENROOT_DATA_PATH to a local file system"
     if error.errno in (errno.ENOENT, errno.ESTALE):

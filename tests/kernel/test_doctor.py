@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+from enroot_py.base import linux
 from tests.kernel.conftest import User, require
 
 
@@ -29,3 +30,9 @@ def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
     assert "bad  squashfuse is not installed: squashfs images cannot be mounted\n     fix: install squashfuse" in out
     assert "warn mksquashfs is not installed" in out
     user.penroot("start", str(image), prefix=hide, status=1)  # as it said
+
+
+def test_an_old_kernel_is_told(user: User) -> None:
+    prefix = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=mount_setattr:error=ENOSYS")
+    out = user.penroot("doctor", prefix=prefix, status=1).stdout
+    assert f"bad  the kernel is Linux {os.uname().release}, and containers need {linux.FLOOR}\n" in out
