@@ -8,6 +8,7 @@ import os
 import select
 import sys
 
+from enroot_py.base import log
 from pyxis_py.job import Job
 
 TYPE_CHECKING = False
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 SOCKET, CONTROL = 3, 4
 _LIMIT = 64 << 20  # bytes in one message
 _FDS = 8
+
+
+def tell(text: str) -> None:
+    """A line for the user as it is, without the node's name: what others read."""
+    log.sink("TELL", text)
 
 
 class Channel:

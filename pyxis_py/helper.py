@@ -50,12 +50,14 @@ def main() -> None:
         elif verb in ("finish", "epilog"):
             # The plugin gave this process another real group, so that nobody can trace it: become() in coprocess.c.
             os.setresgid(os.getegid(), os.getegid(), os.getegid())
-            from pyxis_py import step
+            from pyxis_py import leave
 
             if verb == "finish":
-                step.Step(job).finish(**job.ending)
+                from pyxis_py.step import Step
+
+                leave.finish(Step(job), **job.ending)
             else:
-                step.clean_up(job)
+                leave.clean_up(job)
             channel.send((("ok", ""),))
         else:
             raise PenrootError(f"the plugin asks for {verb!r}", hint="plugin and package differ: pyxis-py install")
@@ -203,6 +205,8 @@ class Service:
 
     def _finish(self, asked: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which waits for the end of this process too."""
+        from pyxis_py import leave
+
         # Another step that is about to attach has to see that this one ends: it holds the lock of the name, and
         # finish() may have to wait for that.
         self.listener.close()
@@ -216,7 +220,7 @@ class Service:
         try:
             if self.container.attached:
                 step.take_back(self.container.spaces)
-            step.finish(**asked.ending)
+            leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)

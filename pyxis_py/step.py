@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 from enroot_py import __version__
@@ -20,10 +19,11 @@ from enroot_py.runtime import namespaces, pmix, processes, rootfs
 from enroot_py.runtime.enter import enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
-from pyxis_py import options
+from pyxis_py import leave, options
 from pyxis_py import settings as plugin_settings
+from pyxis_py.channel import tell
 from pyxis_py.job import REFUSED, RESOLVED
-from pyxis_py.running import BusyError, Notes, RunningContainers
+from pyxis_py.running import Notes, RunningContainers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,16 +35,7 @@ if TYPE_CHECKING:
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _OF_TASKS = ("SLURM_", "PMI_", "PMIX_")
-_BOOT = ".step"  # in a container that goes with a step: the node and its boot
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
-_NAME_MAX = 255  # bytes: limits.h
-_PATIENCE = 2  # seconds that the end of a step waits for another one
-_TOLD = 10  # failures of the epilog
-
-
-def tell(text: str) -> None:
-    """A line for the user as it is, without the node's name: what others read."""
-    log.sink("TELL", text)
 
 
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
@@ -202,15 +193,14 @@ class Step:
         if request.name is not None and self.plugin.container_scope == "job":
             self._note(self.name)
         ours: tuple[list[str], ...] = ([], [self.job.node])
-        if request.name is None and self._takes_over and self._mark(self.container).split()[:1] in ours:
+        if request.name is None and self._takes_over and leave.maker(self.container, self.settings)[:1] in ours:
             # A helper of this very step made it and was killed. The lock of the name was that one's too.
-            _remove(self.container, self.settings)
+            leave.remove(self.container, self.settings)
             self._claim_name()
         source = self._from_image(request.image)
         if request.name is None and self._leaves_a_directory:
-            with open(f"{self.settings.data_path}/{self.container}/{_BOOT}", "w") as f:
-                f.write(f"{self.job.node} {linux.boot_id()}\n")
-            self._sweep()
+            leave.mark(self)
+            leave.sweep(self)
         return source
 
     def _other_name(self, name: str) -> str:
@@ -245,16 +235,12 @@ class Step:
         after the last task changes the status with which srun exits, and the work would be lost.
         """
         namespaces.hide()  # from other processes of the user
-        if self.request.save and self.request.wants_container:
-            from enroot_py.store import squashfs
-
-            self._check_save(self.request.save)
-            squashfs.check_options(self.settings)
-        if self.request.wants_container:
-            self._claim_name()
-            self._takes_over = not self._note(self._step_name)
-            # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
-            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+        if self.request.save:
+            leave.Save(self).check()
+        self._claim_name()
+        self._takes_over = not self._note(self.own_note)
+        # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:
         """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""
@@ -266,25 +252,13 @@ class Step:
         """When this process began. Together with its PID that tells it from all others."""
         return processes.started(os.getpid())
 
-    def _sweep(self) -> None:
-        """Remove what steps of this node have left that a reboot ended: nothing else knows of them then."""
-        for name in containers.names(self.settings):
-            job, _, step = name.removeprefix("pyxis_").partition("@")[0].rpartition("_")[2].partition(".")
-            if not (name.startswith("pyxis_") and job.isdecimal() and step.isdecimal()):
-                continue
-            try:
-                node, boot = self._mark(name).split()
-            except (OSError, ValueError):
-                continue  # another user's idea of a name, or removed in this moment
-            if node == self.job.node and boot != linux.boot_id():
-                containers.remove_if_there(name, self.settings)
-
     @property
-    def _step_name(self) -> str:
+    def own_note(self) -> str:
+        """Under which name the step is noted, whatever its container is called."""
         return f"pyxis_{self.job.step}"
 
     def _note(self, what: str) -> bool:
-        stays = what != self.name and not self._goes_with_steps
+        stays = what != self.name and not self.goes_with_steps
         path = "-" if stays else f"{self.settings.data_path}/{self.container}"
         return self.notes.add(what, path)
 
@@ -434,177 +408,7 @@ class Step:
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
         return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
 
-    def finish(self, *, failed: bool, killed: bool) -> None:
-        """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
-
-        ``failed``: not every task of the node has entered, so there is nothing to save. ``killed``: there is no time
-        to save it.
-        """
-        if not self.request.wants_container:
-            return
-        if not self._goes_with_steps:
-            self.running.forget(self.name, self.job.step)
-            self._leave(failed, killed)
-            return
-        # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
-        saves = self.request.save and not failed and not killed
-        try:
-            lock = self.running.lock(self.name, None if saves else _PATIENCE)
-        except BusyError as e:
-            # Whoever has it may be suspended with its job: the epilog removes the container, which is noted.
-            log.warn(f"the container {self.name} is left to the end of the job: {e}")
-            self.running.forget(self.name, self.job.step)
-            return
-        except PenrootError as e:
-            log.warn(f"{e}: no other step has found this container since")
-            self._leave(failed, killed)
-            return
-        try:
-            self._leave(failed, killed)
-        finally:
-            self.running.forget(self.name, self.job.step)
-            os.close(lock)
-
-    def _leave(self, failed: bool, killed: bool) -> None:
-        try:
-            if self.request.save and not failed:
-                if killed:
-                    raise ImageError(
-                        f"--container-save={self.request.save}: the container is not saved: its step was killed",
-                        hint="it is saved when the last task ends by itself",
-                    )
-                self._save(self.request.save)
-        finally:
-            if self.plugin.importer and self.request.image and not self.request.is_file(self.job.cwd):
-                from pyxis_py import importer
-
-                importer.release(self.plugin, self.host)
-            if self._goes_with_steps and not self.running.others(self.name, self.job.step):
-                _remove(self.container, self.settings)
-            if failed and self.request.image:
-                from enroot_py.store.store import Store
-
-                Store(self.settings.cache_path).sweep()  # of an import that was killed
-            if self.directory_id() is None:
-                claims.forget(self.container, self.settings.data_path, made=False)
-            self.notes.erase(self._step_name)
-
     @property
-    def _goes_with_steps(self) -> bool:
+    def goes_with_steps(self) -> bool:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
-        return self.request.name is None or bool(self._mark(self.container))
-
-    def _mark(self, name: str) -> str:
-        """The node and boot of the step that a container goes with, else "". Raises OSError."""
-        if containers.record(name, self.settings) is None:
-            return ""  # its root may hold a file of that name
-        return containers.read_record(f"{self.settings.data_path}/{name}/{_BOOT}")
-
-    def _check_save(self, save: str) -> None:
-        from enroot_py.base import filesystems, memory
-
-        directory = os.path.dirname(os.path.join(self.job.cwd or "/", save))
-        file = os.path.join(directory, os.path.basename(save))
-        if os.path.isdir(file):
-            why, hint = f"{file} is a directory", "name the file"
-        elif not os.path.isdir(directory):
-            why, hint = f"no such directory: {directory}", f"it must be there on the node {self.job.node}"
-        elif not os.access(directory, os.W_OK | os.X_OK):
-            why, hint = f"the directory is not writable for you: {directory}", "save to a directory of your own"
-        elif len(os.fsencode(os.path.basename(file))) > _NAME_MAX:
-            why, hint = f"the name has more than {_NAME_MAX} bytes", "give a shorter name"
-        elif e := _try_to_write(directory):
-            why, hint = f"{directory}: {e.strerror}", filesystems.way_out(e, directory)
-        elif refused := memory.refusal():
-            why, hint = refused
-        else:
-            return
-        raise ImageError(f"--container-save={save}: {why}", hint=hint)
-
-    def _save(self, save: str) -> None:
-        output = os.path.join(self.job.cwd or "/", save)
-        try:
-            containers.export(self.container, output, self.settings.replace("option", force_override=True))
-        except PenrootError as e:
-            why = f"--container-save={save}: the container is not saved: {e}"
-            status = "srun exits as its tasks did, whatever becomes of the file"
-            raise ImageError(why, hint=f"{e.hint}; {status}" if e.hint else status) from e
-        tell(f"exported container {self.container} to {save}")
-        # Slurm goes to /tmp where the directory of the job is missing on a node.
-        submitted = self.job.environ.get("PWD", "")
-        if submitted and os.path.realpath(submitted) != os.path.realpath(self.job.cwd) and not save.startswith("/"):
-            log.warn(f"--container-save={save} is {output}")
-
-
-def _try_to_write(directory: str) -> OSError | None:
-    """Why not a megabyte can be written there: the disk is full, or a quota used up."""
-    try:
-        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError as e:
-        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None  # NFS has no O_TMPFILE, open(2)
-    try:
-        os.posix_fallocate(fd, 0, 1 << 20)
-    except OSError as e:
-        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None
-    finally:
-        os.close(fd)
-    return None
-
-
-def clean_up(job: Job) -> None:
-    """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
-
-    What takes time comes last: if this process is killed then, what is left of a container has no name any more.
-    """
-    from enroot_py.store import making
-
-    plugin = plugin_settings.load(job.arguments)
-    steps = RunningContainers(plugin.runtime_path, job.uid)
-    notes = Notes(plugin.runtime_path, job.uid)
-    failures = _Failures()
-    trash: list[containers.Trash] = []
-    places: set[str] = set()
-    with failures:
-        steps.forget_job(job.jobid)
-    for name in notes.of_job(job.jobid):
-        with failures:
-            path = notes.directory(name)
-            if path.startswith("/"):
-                directory, container = os.path.split(path)
-                places.add(directory)
-                held = container.removesuffix(f"@{os.uname().nodename}")
-                if not steps.others(held, ""):  # of another job, which has noted it too
-                    found = containers.set_aside(container, directory)
-                    claims.forget(container, directory, made=found is not None)
-                    trash += [found] if found else []
-            notes.erase(name)
-    for each in trash:
-        with failures:
-            each.delete()
-    for directory in places:
-        with failures:
-            making.sweep(directory)
-    if failures.lines:
-        raise PenrootError("\n".join(failures.lines[:_TOLD]))
-
-
-class _Failures:
-    """Collects failures: of several things in a ``with`` each, one is done whether the others fail or not."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, (PenrootError, OSError)):
-            self.lines.append(str(error))
-            return True
-        return False
-
-
-def _remove(name: str, settings: Settings) -> None:
-    """Delete a container of a step, and what was killed while it made or deleted one. Raises PenrootError."""
-    containers.remove_if_there(name, settings)
-    containers.sweep(settings)
+        return self.request.name is None or bool(leave.maker(self.container, self.settings))

@@ -29,7 +29,6 @@ OPEN = {
         "enroot_py.registry.repository",
         "enroot_py.store.pull",
         "enroot_py.store.store",
-        "pyxis_py.step",
     },
     "functions that are too long": {
         "enroot_py.base.run run",
