@@ -1,6 +1,6 @@
 """Where images come from: a registry, an OCI layout, an archive, or a container engine.
 
-All speak as Registry does, so that one pipeline serves them. Sources: OCI image
+All are asked alike, so that one pipeline serves them. Sources: OCI image
 specification, "Image Layout"; Docker's image specification v1.2, "Combined Image JSON +
 Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
 """
@@ -25,7 +25,7 @@ from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference, parse
 
 if TYPE_CHECKING:
-    from enroot_py.registry.repository import Registry
+    from enroot_py.registry.repository import Repository
 
 _T = TypeVar("_T")
 _MAX_DOCUMENT = 8 << 20  # bytes of an index, manifest or config
@@ -62,15 +62,15 @@ def open_source(
 ) -> Source:
     """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError.
 
-    ``heard``: see Registry.
+    ``heard``: see Repository.
     """
     if isinstance(reference, Reference):
         from enroot_py.registry import site
-        from enroot_py.registry.repository import Registry
+        from enroot_py.registry.repository import Repository
 
         mirrors = site.site(reference.registry, settings).mirrors
         places = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
-        every = [Registry(place, settings, heard) for place in places]
+        every = [Repository(place, settings, heard) for place in places]
         return Mirrored(every) if mirrors else every[0]
     if reference.scheme == "oci:":
         return Layout(reference, _Directory(reference.place))
@@ -265,10 +265,10 @@ def _json(files: _Files, name: str, reference: LocalImage) -> Any:
 class Mirrored:
     """A registry and its mirrors, which are asked first: the first that has the manifest serves all of the image."""
 
-    def __init__(self, places: list[Registry]) -> None:
+    def __init__(self, places: list[Repository]) -> None:
         self._places = places
 
-    def _first(self, ask: Callable[[Registry], _T]) -> _T:
+    def _first(self, ask: Callable[[Repository], _T]) -> _T:
         while len(self._places) > 1:
             try:
                 return ask(self._places[0])

@@ -18,9 +18,10 @@ import pytest
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.config import settings
-from enroot_py.registry import addresses, repository
+from enroot_py.registry import addresses, http, site
 from enroot_py.registry.manifests import Descriptor
 from enroot_py.registry.reference import Reference
+from enroot_py.registry.repository import Repository
 
 pytestmark = pytest.mark.soak
 
@@ -173,18 +174,18 @@ def test_mutated_answers(
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: look_up(host, port, 0, 1, **numeric))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
     known = seeds(server.host, other.host)
-    asks: list[Callable[[repository.Registry], object]] = [
+    asks: list[Callable[[Repository], object]] = [
         lambda client: client.manifest("amd64"),
         lambda client: client.digest(),
         lambda client: client.blob(Descriptor("", D, 9, (f"https://{other.host}/x",))).read(100),
         lambda client: client.config(client.manifest("amd64")),
     ]
     context = ssl.create_default_context()
+    monkeypatch.setattr(site, "tls", lambda: context)  # to read the authorities takes longer than all the rest
     for _ in range(20_000 if soak else 300):
         replies = [mutate(rng.choice(known), rng) for _ in range(rng.randint(1, 4))]
         server.reply = lambda asked, replies=replies: rng.choice(replies)  # type: ignore[misc]
-        client = repository.Registry(Reference(server.host, "team/app", "1"), found)
-        client._context = context  # to read the authorities takes longer than all the rest
+        client = Repository(Reference(server.host, "team/app", "1"), found)
         began = time.monotonic()
         try:
             rng.choice(asks)(client)
@@ -223,5 +224,5 @@ def test_mutated_lists_of_no_proxy(rng: random.Random, soak: bool) -> None:
 
 def test_mutated_retry_after(rng: random.Random, soak: bool) -> None:
     for _ in range(100_000 if soak else 2_000):
-        wait = repository._retry_after(mutate(b"Wed, 21 Oct 2015 07:28:00 GMT", rng).decode("latin-1"))
+        wait = http.retry_after(mutate(b"Wed, 21 Oct 2015 07:28:00 GMT", rng).decode("latin-1"))
         assert wait is None or wait >= 0

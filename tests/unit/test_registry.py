@@ -10,7 +10,7 @@ import pytest
 
 from enroot_py.base import digests
 from enroot_py.base.errors import ImageError, PenrootError
-from enroot_py.registry import manifests, repository
+from enroot_py.registry import authorization, http, manifests, refusals
 from enroot_py.registry.platforms import Platform
 from enroot_py.registry.reference import Reference, parse
 
@@ -33,13 +33,13 @@ D = "sha256:" + "0" * 64
     ],
 )
 def test_challenges(header: str, meaning: list[tuple[str, dict[str, str]]]) -> None:
-    assert list(repository.challenges(header)) == meaning
+    assert list(authorization.challenges(header)) == meaning
 
 
 def test_challenges_of_any_kind_come_to_an_end() -> None:
     source = random.Random(1)
     for _ in range(5000):
-        list(repository.challenges("".join(source.choice('ab=", \\') for _ in range(source.randrange(20)))))
+        list(authorization.challenges("".join(source.choice('ab=", \\') for _ in range(source.randrange(20)))))
 
 
 def platform(name: str, number: int = 0) -> dict[str, Any]:
@@ -194,12 +194,12 @@ def test_a_registry_without_an_image_is_recognized(name: str, way_out: str) -> N
     """What #SBATCH leaves of REGISTRY#IMAGE: a name of Docker Hub."""
     reference = parse(name)
     assert isinstance(reference, Reference)
-    hint = repository._meant(reference)
+    hint = refusals.meant(reference)
     assert way_out in hint and bool(way_out) == bool(hint)
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    assert repository._retry_after("7") == 7
-    assert repository._retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert repository._retry_after("soon") is None
-    assert repository._retry_after("Wed, 21 Oct 2015 07:28:9999999999999999999999 GMT") is None
+    assert http.retry_after("7") == 7
+    assert http.retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert http.retry_after("soon") is None
+    assert http.retry_after("Wed, 21 Oct 2015 07:28:9999999999999999999999 GMT") is None

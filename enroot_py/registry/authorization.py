@@ -1,0 +1,168 @@
+"""Who we are to one repository: nobody, a login, or a token that its registry sends us for.
+
+Sources: Docker's "Token Authentication Specification"; RFC 6750, RFC 7617; RFC 9110 for challenges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import urlencode
+
+from enroot_py.base import log
+from enroot_py.base.errors import RefusedError, RegistryError
+from enroot_py.config.settings import Settings
+from enroot_py.registry import addresses, credentials, refusals, site
+from enroot_py.registry.addresses import Address
+from enroot_py.registry.credentials import Credential
+from enroot_py.registry.http import Client, Response
+from enroot_py.registry.reference import Reference
+
+_MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
+
+
+class Authorization:
+    """What requests to the repository of ``reference`` say of us: nothing, until the registry wants to know.
+
+    ``heard`` is called with True before a program is asked for a login, and with False after. Methods
+    raise RegistryError, and Transient.
+    """
+
+    def __init__(self, reference: Reference, settings: Settings, client: Client, heard: Callable[[bool], None]) -> None:
+        self.headers: dict[str, str] = {}
+        self._reference = reference
+        self._settings = settings
+        self._client = client
+        self._heard = heard
+        self._credential: Credential | None = None
+        self._stranger = ""  # who hands out tokens and is not known to: it got no login
+
+    def answer(self, challenge: str) -> None:
+        """Do what a WWW-Authenticate header wants: get a token for this repository, or use Basic."""
+        known = dict(challenges(challenge))
+        bearer = known.get("bearer", {})
+        if bearer.get("realm"):
+            self.headers = {"Authorization": "Bearer " + self._token(bearer)}
+            return
+        if "basic" not in known:
+            raise RegistryError(
+                f"{self._reference.registry} asks for an authorization that is not known here: {challenge[:80]!r}"
+            )
+        self._credential = self._login()
+        if self._credential is None:
+            raise self.unauthorized()
+        self.headers = {"Authorization": self._credential.basic()}
+
+    def unauthorized(self) -> RefusedError:
+        """The error of an answer of status 401 to what was said of us."""
+        if self._credential is None and self._stranger:
+            return refusals.stranger(self._reference, self._stranger, self._settings)
+        return refusals.unauthorized(self._reference, self._credential, self._settings)
+
+    def denied(self, words: str) -> RefusedError:
+        """The error of an answer of status 403, with the words of the registry."""
+        reference, login = self._reference, self._credential
+        who = f"{login.user!r} from {login.source}" if login else "nobody in particular"
+        return RefusedError(
+            f"403 from {reference.registry}: {reference.repository} is denied to {who} {words}".rstrip(),
+            hint=refusals.introduction(reference, self._stranger, self._settings) if self._stranger else "",
+        )
+
+    def _login(self, realm: str = "") -> Credential | None:
+        self._heard(True)  # a program that knows it, and may ask its user, is not the registry's silence
+        credential = credentials.find(self._reference, self._settings, realm=realm)
+        self._heard(False)
+        return credential
+
+    def _token(self, challenge: Mapping[str, str]) -> str:
+        realm = self._realm(challenge["realm"])
+        # A registry names whom it likes. Another one's login, or a token for it, is not for this one.
+        known = site.is_token_server(self._reference.registry, realm.netloc, self._settings)
+        self._credential = None
+        if known or self._client.is_own(realm):
+            self._credential = self._login(realm.netloc if known else "")
+        else:
+            self._stranger = realm.netloc
+        # Nor is what the challenge says about the scope: a token is for the repository that was asked for.
+        query = {
+            "service": challenge.get("service", ""),
+            "scope": f"repository:{self._reference.repository}:pull",
+        }
+        user = self._credential.user if self._credential else "anonymous"
+        log.debug(f"token for {query['scope']} from {realm.netloc} as {user}")
+        response = self._ask(realm, query, self._credential)
+        if response.status in (401, 403):
+            response.discard()
+            raise self.unauthorized()
+        if response.status != 200:
+            raise refusals.failure(response, self._reference.registry, realm.origin)
+        return self._read(response, realm)
+
+    def _realm(self, text: str) -> Address:
+        """The address that hands out tokens."""
+        registry = self._reference.registry
+        try:
+            realm = addresses.read(text)
+        except ValueError as e:
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {addresses.shown(text)}: {e}") from e
+        may_be_plain = self._client.is_own(realm) or site.may_be_plain(realm.netloc, self._settings)
+        if realm.scheme == "http" and not (self._client.base.startswith("http:") and may_be_plain):
+            raise RegistryError(f"{registry} wants its tokens to be fetched from {realm.origin}, which is not secure")
+        return realm
+
+    def _ask(self, realm: Address, query: Mapping[str, str], credential: Credential | None) -> Response:
+        if credential and credential.identity_token:
+            form = {**query, "grant_type": "refresh_token", "client_id": "penroot", "refresh_token": credential.secret}
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            return self._client.once("POST", realm, kind, urlencode(form).encode())
+        address = realm._replace(path=realm.path + ("&" if "?" in realm.path else "?") + urlencode(query))
+        return self._client.follow("GET", address, {"Authorization": credential.basic()} if credential else {})
+
+    def _read(self, response: Response, realm: Address) -> str:
+        """The token in an answer."""
+        try:
+            with response:
+                answer = json.loads(response.document(_MAX_TOKEN))
+            token = answer.get("token") or answer.get("access_token")
+        except (ValueError, AttributeError, RecursionError):
+            token = None
+        # It becomes part of a header: RFC 6750, 2.1.
+        if not isinstance(token, str) or not token or not (token.isascii() and token.isprintable()) or " " in token:
+            registry = self._reference.registry
+            raise RegistryError(f"{realm.netloc} sent no token for {registry}, or none that can be one")
+        return token
+
+
+def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """(scheme in lower case, parameters) of each challenge in WWW-Authenticate: RFC 9110, 11.6.1."""
+    scheme, parameters = "", dict[str, str]()
+    rest = header.strip()
+    while rest:
+        cut = next((at for at, c in enumerate(rest) if c in " ,="), len(rest))
+        word, rest = rest[:cut], rest[cut:].lstrip(" ")
+        if word and rest[:1] == "=":
+            value, rest = _value(rest[1:].lstrip(" "))
+            parameters[word.lower()] = value
+        elif word:
+            if scheme:
+                yield scheme, parameters
+            scheme, parameters = word.lower(), {}
+        rest = rest.lstrip(" ,")
+        if not word and rest[:1] == "=":
+            rest = rest[1:]
+    if scheme:
+        yield scheme, parameters
+
+
+def _value(text: str) -> tuple[str, str]:
+    """A token or quoted string, and what follows it."""
+    if not text.startswith('"'):
+        cut = next((at for at, c in enumerate(text) if c in " ,"), len(text))
+        return text[:cut], text[cut:]
+    out, at = "", 1
+    while at < len(text) and text[at] != '"':
+        if text[at] == "\\":
+            at += 1
+        out += text[at : at + 1]
+        at += 1
+    return out, text[at + 1 :]
