@@ -1,45 +1,18 @@
-"""What needs no server: challenges, platforms, and what an answer may not be."""
+"""Which manifest an index gives for a platform, and what a manifest may not be."""
 
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
 
 from enroot_py.base import digests
 from enroot_py.base.errors import ImageError, PenrootError
-from enroot_py.registry import authorization, http, manifests, refusals
+from enroot_py.registry import manifests
 from enroot_py.registry.platforms import Platform
-from enroot_py.registry.reference import Reference, parse
 
 D = "sha256:" + "0" * 64
-
-
-@pytest.mark.parametrize(
-    ("header", "meaning"),
-    [
-        ("", []),
-        ("Basic realm=x", [("basic", {"realm": "x"})]),
-        (
-            'Bearer realm="https://auth/token",service="reg.io",scope="repository:a/b:pull,push"',
-            [("bearer", {"realm": "https://auth/token", "service": "reg.io", "scope": "repository:a/b:pull,push"})],
-        ),
-        ('Basic realm="a, b", Bearer realm = "c"', [("basic", {"realm": "a, b"}), ("bearer", {"realm": "c"})]),
-        ('Bearer realm="a\\"b"', [("bearer", {"realm": 'a"b'})]),
-        ('Bearer realm="unclosed', [("bearer", {"realm": "unclosed"})]),
-        ("Negotiate, Basic REALM=x", [("negotiate", {}), ("basic", {"realm": "x"})]),
-    ],
-)
-def test_challenges(header: str, meaning: list[tuple[str, dict[str, str]]]) -> None:
-    assert list(authorization.challenges(header)) == meaning
-
-
-def test_challenges_of_any_kind_come_to_an_end() -> None:
-    source = random.Random(1)
-    for _ in range(5000):
-        list(authorization.challenges("".join(source.choice('ab=", \\') for _ in range(source.randrange(20)))))
 
 
 def platform(name: str, number: int = 0) -> dict[str, Any]:
@@ -177,29 +150,3 @@ def test_indexes_without_end_are_left() -> None:
 def test_size_that_no_blob_has_is_refused(size: object) -> None:
     with pytest.raises(ValueError, match="bad size"):
         manifests.descriptor({**LAYER, "size": size})
-
-
-@pytest.mark.parametrize(
-    ("name", "way_out"),
-    [
-        ("registry:5000", "registry:5000/IMAGE"),
-        ("nvcr.io", "nvcr.io/IMAGE"),
-        ("redis:7", ""),
-        ("mine.sqsh", ""),
-        ("org/name.py:2404", ""),
-        ("nvcr.io#nvidia/cuda:1234", ""),
-    ],
-)
-def test_a_registry_without_an_image_is_recognized(name: str, way_out: str) -> None:
-    """What #SBATCH leaves of REGISTRY#IMAGE: a name of Docker Hub."""
-    reference = parse(name)
-    assert isinstance(reference, Reference)
-    hint = refusals.meant(reference)
-    assert way_out in hint and bool(way_out) == bool(hint)
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    assert http.retry_after("7") == 7
-    assert http.retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert http.retry_after("soon") is None
-    assert http.retry_after("Wed, 21 Oct 2015 07:28:9999999999999999999999 GMT") is None
