@@ -16,11 +16,17 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, linux, log, trusted
 from enroot_py.base.errors import ImageError
+from enroot_py.base.fds import Fd
 from enroot_py.registry.manifests import Descriptor
 from enroot_py.registry.sources import Blob, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
 _SIGN = 5.0  # seconds between signs of life
@@ -38,10 +44,8 @@ class Shared:
     """
 
     def __init__(self, path: str, readers: str = "everybody") -> None:
-        self.path = path
+        self._path = path
         self._readers = readers
-        self._fds: list[int] = []
-        self._own = f"{socket.gethostname()}.{linux.boot_id()[:8]}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             os.makedirs(path, exist_ok=True)
             os.stat(path)
@@ -49,124 +53,138 @@ class Shared:
             raise ImageError(
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
             ) from e
-        self._unusable: OSError | None = None
-        try:
-            self._open()
-        except OSError as e:
-            self._unusable = e
 
     def blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | Blob:
         """The blob from here, or from ``source`` and then kept here when it is published.
 
         From ``source`` alone where what is here is another user's, and of no use.
         """
-        found: Found | Kept | None = None
+        alone = f"fetching {_short(descriptor)} for this node alone"
         try:
-            if self._unusable is not None:
-                raise self._unusable
-            found = self._blob(source, descriptor)
+            with contextlib.ExitStack() as closing:
+                directories = closing.enter_context(_Directories(self._path, self._readers))
+                blob = _Turn(directories, descriptor).blob(source)
+                closing.pop_all()  # the blob closes them
+                return blob
+        except _Useless as e:
+            if str(e):
+                log.warn(f"{e}: {alone}")
         except PermissionError as e:
-            log.warn(f"{e.filename} is another user's, who keeps it to himself: fetching {_for_this_node(descriptor)}")
+            log.warn(f"{e.filename} is another user's, who keeps it to himself: {alone}")
         except OSError as e:
-            log.warn(f"{e.filename or self.path}: {e.strerror}: fetching {_for_this_node(descriptor)}")
-        finally:
-            if found is None:
-                self.close()
-        return found or source.blob(descriptor)
+            log.warn(f"{e.filename or self._path}: {e.strerror}: {alone}")
+        return source.blob(descriptor)
 
-    def _open(self) -> None:
-        """Open the directories of the blobs, but follow no link to one. Raises OSError."""
-        self.path = _beneath(self.path, self._readers)
+
+class _Useless(Exception):
+    """What is shared serves nobody here. The message says why, if it has not been said."""
+
+
+class _Directories:
+    """The directories of blobs and of what is being fetched, open; no link is followed to one. Raises OSError."""
+
+    def __init__(self, path: str, readers: str) -> None:
+        self.path = _beneath(path, readers)
         mode = os.stat(self.path).st_mode & 0o3777  # for whom the site made it, whatever our umask
-        for directory in ("sha256", "tmp"):
-            _make(f"{self.path}/{directory}", mode)
-            try:
-                self._fds.append(os.open(f"{self.path}/{directory}", os.O_PATH | os.O_DIRECTORY | _OPEN))
-            except OSError as e:
-                raise OSError(e.errno, e.strerror, f"{self.path}/{directory}") from e
+        with contextlib.ExitStack() as closing:
+            self.blobs = closing.enter_context(self._open("sha256", mode))
+            self.tmp = closing.enter_context(self._open("tmp", mode))
+            self._closing = closing.pop_all()
 
-    @property
-    def blobs(self) -> int:
-        return self._fds[0]
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def tmp(self) -> int:
-        return self._fds[1]
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
-    def close(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
-
-    def _blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | None:
-        name = digests.encoded(descriptor.digest)
-        file = f"{self.path}/sha256/{name}"
-        waited = False
-        while True:
-            try:
-                found = Found(self, name)
-                if found.size == descriptor.size:
-                    return found
-                log.warn(f"{file} has not the size that it should have: fetching it again")
-                if not found.reject():
-                    return None
-            except FileNotFoundError:
-                ours = self._lock(name + ".lock", descriptor)
-                if ours is None:
-                    return None
-                if ours:
-                    if not _exists(self.blobs, name):
-                        return self._kept(source, descriptor, name)
-                    os.unlink(name + ".lock", dir_fd=self.blobs)  # who had it was done between our two looks
-                    continue
-                if not waited:
-                    log.info(f"waiting for {self._holder(name + '.lock')}, who fetches {descriptor.digest[:19]}…")
-                    waited = True
-                time.sleep(_POLL)
-
-    def _kept(self, source: Source, descriptor: Descriptor, name: str) -> Kept:
-        try:
-            return Kept(source.blob(descriptor), self, self._own, name)
-        except BaseException:
-            os.unlink(name + ".lock", dir_fd=self.blobs)  # so that nobody waits for us
-            raise
-
-    def _lock(self, lock: str, descriptor: Descriptor) -> bool | None:
-        """Whether the lock is ours now; None where it cannot be: it is another user's, or there is no room."""
-        path = f"{self.path}/sha256/{lock}"
-        try:
-            with open(self.create(self._own), "w") as f:
-                f.write(f"{socket.gethostname()} {linux.boot_id()[:8]} {os.getpid()}\n")
-            try:
-                os.link(self._own, lock, src_dir_fd=self.tmp, dst_dir_fd=self.blobs, follow_symlinks=False)
-                return True
-            except FileExistsError:
-                held = os.stat(lock, dir_fd=self.blobs, follow_symlinks=False)
-                if held.st_uid != os.geteuid():
-                    log.warn(f"{path} is another user's: fetching {_for_this_node(descriptor)}")
-                    return None
-                # Both times are the file server's: the clocks of nodes differ. One from the future never comes.
-                now = os.stat(self._own, dir_fd=self.tmp, follow_symlinks=False)
-                if abs(now.st_mtime - held.st_mtime) > _EXPIRY:
-                    log.warn(f"{self._holder(lock)} has given no sign of life: taking over {lock}")
-                    expired = self._own + ".expired"
-                    os.rename(lock, expired, src_dir_fd=self.blobs, dst_dir_fd=self.tmp)
-                    os.unlink(expired, dir_fd=self.tmp)
-            finally:
-                os.unlink(self._own, dir_fd=self.tmp)
-        except FileNotFoundError:
-            return False  # somebody else was quicker
-        except OSError as e:
-            log.warn(f"cannot write {path}: {e.strerror}: fetching {_for_this_node(descriptor)}")
-            return None
-        return False
+    def _open(self, name: str, mode: int) -> Fd:
+        path = f"{self.path}/{name}"
+        _make(path, mode)
+        return Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | _OPEN))
 
     def create(self, name: str) -> int:
         """A new file in ``tmp``. Raises OSError."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o666, dir_fd=self.tmp)
 
-    def _holder(self, lock: str) -> str:
+
+class _Turn:
+    """One process among those that want a blob: it reads what is there, waits for it, or fetches it for all."""
+
+    def __init__(self, directories: _Directories, descriptor: Descriptor) -> None:
+        self._directories = directories
+        self._descriptor = descriptor
+        self._name = digests.encoded(descriptor.digest)
+        self._lock = self._name + ".lock"
+        self._host, self._boot, self._pid = socket.gethostname(), linux.boot_id()[:8], os.getpid()
+        self._own = f"{self._host}.{self._boot}.{self._pid}.{time.monotonic_ns()}"  # our file in ``tmp``
+
+    def blob(self, source: Source) -> Found | Kept:
+        """The blob from here, or from ``source``. Raises OSError, _Useless."""
+        waited = False
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return self._read()
+            if self._take_lock():
+                with contextlib.ExitStack() as unlocking:
+                    unlocking.callback(os.unlink, self._lock, dir_fd=self._directories.blobs)
+                    if not _exists(self._directories.blobs, self._name):
+                        kept = Kept(source.blob(self._descriptor), self._directories, self._own, self._name)
+                        unlocking.pop_all()  # it does so when it is closed
+                        return kept
+                continue  # who had the lock was done between our two looks
+            if not waited:
+                log.info(f"waiting for {self._holder()}, who fetches {_short(self._descriptor)}")
+                waited = True
+            time.sleep(_POLL)
+
+    def _read(self) -> Found:
+        """Raises FileNotFoundError where nobody has fetched the blob yet, or not all of it."""
+        found = Found(self._directories, self._name)
+        if found.size == self._descriptor.size:
+            return found
+        log.warn(f"{found.path} has not the size that it should have: fetching it again")
+        if not found.reject():
+            raise _Useless
+        raise FileNotFoundError
+
+    def _take_lock(self) -> bool:
+        """Whether the lock is ours now. Raises _Useless where it is another user's, or cannot be written."""
+        path = f"{self._directories.path}/sha256/{self._lock}"
+        blobs, tmp = self._directories.blobs, self._directories.tmp
         try:
-            with open(_open_file(self.blobs, lock)) as f:
+            with self._signature():
+                try:
+                    os.link(self._own, self._lock, src_dir_fd=tmp, dst_dir_fd=blobs, follow_symlinks=False)
+                    return True
+                except FileExistsError:
+                    lock = os.stat(self._lock, dir_fd=blobs, follow_symlinks=False)
+                if lock.st_uid != os.geteuid():
+                    raise _Useless(f"{path} is another user's")
+                # Both times are the file server's: the clocks of nodes differ. One from the future never comes.
+                if abs(os.stat(self._own, dir_fd=tmp, follow_symlinks=False).st_mtime - lock.st_mtime) > _EXPIRY:
+                    log.warn(f"{self._holder()} has given no sign of life: taking over {self._lock}")
+                    expired = self._own + ".expired"
+                    os.rename(self._lock, expired, src_dir_fd=blobs, dst_dir_fd=tmp)
+                    os.unlink(expired, dir_fd=tmp)
+        except FileNotFoundError:
+            return False  # somebody else was quicker
+        except OSError as e:
+            raise _Useless(f"cannot write {path}: {e.strerror}") from e
+        return False
+
+    @contextlib.contextmanager
+    def _signature(self) -> Iterator[None]:
+        """Our file says who we are, and is as old as the file server thinks."""
+        with open(self._directories.create(self._own), "w") as f:
+            f.write(f"{self._host} {self._boot} {self._pid}\n")
+        try:
+            yield
+        finally:
+            os.unlink(self._own, dir_fd=self._directories.tmp)
+
+    def _holder(self) -> str:
+        try:
+            with open(_open_file(self._directories.blobs, self._lock)) as f:
                 host, _, pid = f.read(_LONGEST).split()
         except (OSError, ValueError):
             return "another node"
@@ -176,23 +194,23 @@ class Shared:
 class Found:
     """A blob that another node has fetched. Raises OSError where it is not there, or no file."""
 
-    def __init__(self, shared: Shared, name: str) -> None:
-        self.path = f"{shared.path}/sha256/{name}"
-        self._shared = shared
+    def __init__(self, directories: _Directories, name: str) -> None:
+        self.path = f"{directories.path}/sha256/{name}"
+        self._directories = directories
         self._name = name
         try:
-            fd = _open_file(shared.blobs, name)
+            fd = _open_file(directories.blobs, name)
         except OSError as e:
             raise OSError(e.errno, e.strerror, self.path) from e
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
         self.size = os.fstat(fd).st_size
 
-    def __enter__(self) -> Found:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._shared.close()
+        with self._directories:
+            self._file.close()
 
     def read(self, size: int, /) -> bytes:
         return self._file.read(size)
@@ -201,7 +219,7 @@ class Found:
         """It is not what its name says: nobody shall read it again. False where it is another user's to remove."""
         self._file.close()
         try:
-            os.unlink(self._name, dir_fd=self._shared.blobs)
+            os.unlink(self._name, dir_fd=self._directories.blobs)
         except FileNotFoundError:
             return True
         except PermissionError:
@@ -212,27 +230,29 @@ class Found:
 class Kept:
     """A blob on its way to whoever reads it, and to the shared directory."""
 
-    def __init__(self, blob: Blob, shared: Shared, temporary: str, name: str) -> None:
+    def __init__(self, blob: Blob, directories: _Directories, temporary: str, name: str) -> None:
         self._blob = blob
-        self._shared = shared
+        self._directories = directories
         self._temporary = temporary
         self._name = name
         self._sign = time.monotonic()
-        self._out = open(shared.create(temporary), "wb")  # noqa: SIM115 - closed by __exit__
+        self._out = open(directories.create(temporary), "wb")  # noqa: SIM115 - closed by __exit__
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> Self:
         self._blob.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._blob.__exit__(*error)
-        self._close()
-        for name, directory in ((self._temporary, self._shared.tmp), (self._name + ".lock", self._shared.blobs)):
-            try:
-                os.unlink(name, dir_fd=directory)
-            except (FileNotFoundError, PermissionError):
-                continue  # published, taken over, or moved away by the owner of the directory
-        self._shared.close()
+        with self._directories:
+            self._blob.__exit__(*error)
+            self._close()
+            # They may have been published, taken over, or moved away by the owner of the directory.
+            for name, directory in (
+                (self._temporary, self._directories.tmp),
+                (self._name + ".lock", self._directories.blobs),
+            ):
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    os.unlink(name, dir_fd=directory)
 
     def read(self, size: int, /) -> bytes:
         data = self._blob.read(size)
@@ -241,7 +261,7 @@ class Kept:
                 self._out.write(data)
                 if time.monotonic() - self._sign > _SIGN:
                     self._sign = time.monotonic()
-                    os.utime(self._name + ".lock", dir_fd=self._shared.blobs, follow_symlinks=False)
+                    os.utime(self._name + ".lock", dir_fd=self._directories.blobs, follow_symlinks=False)
             except FileNotFoundError:
                 log.debug(f"{self._name}: our lock was taken over")
             except OSError as e:
@@ -256,15 +276,15 @@ class Kept:
             self._out.flush()
             now = os.fstat(self._out.fileno()).st_mtime
             os.fsync(self._out.fileno())
-            directories = {"src_dir_fd": self._shared.tmp, "dst_dir_fd": self._shared.blobs}
-            os.rename(self._temporary, self._name, **directories)
-            _sweep(f"{self._shared.path}/tmp", now)
+            tmp, blobs = self._directories.tmp, self._directories.blobs
+            os.rename(self._temporary, self._name, src_dir_fd=tmp, dst_dir_fd=blobs)
+            _sweep(f"{self._directories.path}/tmp", now)
         except OSError as e:
             self._give_up(e)
 
     def _give_up(self, error: OSError) -> None:
         """A full disk for what nodes share is no reason to fail: this node has what it needs."""
-        log.warn(f"cannot keep {self._shared.path}/sha256/{self._name} for other nodes: {error.strerror}")
+        log.warn(f"cannot keep {self._directories.path}/sha256/{self._name} for other nodes: {error.strerror}")
         self._close()
 
     def _close(self) -> None:
@@ -272,8 +292,8 @@ class Kept:
             self._out.close()
 
 
-def _for_this_node(descriptor: Descriptor) -> str:
-    return f"{descriptor.digest[:19]}… for this node alone"
+def _short(descriptor: Descriptor) -> str:
+    return f"{descriptor.digest[:19]}…"
 
 
 def _beneath(path: str, readers: str) -> str:
@@ -290,8 +310,8 @@ def _beneath(path: str, readers: str) -> str:
         os.mkdir(group, 0o700)
         os.chown(group, -1, os.getegid())
         os.chmod(group, 0o3770)
-    found = os.lstat(group)
-    if not stat.S_ISDIR(found.st_mode) or found.st_gid != os.getegid() or found.st_mode & 0o007:
+    status = os.lstat(group)
+    if not stat.S_ISDIR(status.st_mode) or status.st_gid != os.getegid() or status.st_mode & 0o007:
         raise OSError(errno.EPERM, f"is not closed to all but group {os.getegid()}", group)
     return group
 

@@ -124,7 +124,8 @@ def test_directories_are_open_to_others_from_the_first_moment_on(
     monkeypatch.setattr(os, "chmod", lambda *_: None)  # by then another node may have looked
     umask = os.umask(0o077)
     try:
-        shared.Shared(str(tmp_path))
+        with shared.Shared(str(tmp_path)).blob(Place(tmp_path / "log"), BLOB):
+            pass
     finally:
         os.umask(umask)
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}
