@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from enroot_py.base import digests, linux, log, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
-from enroot_py.registry.manifests import Descriptor
-from enroot_py.registry.sources import Blob, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from enroot_py.registry.manifests import Descriptor
+    from enroot_py.registry.sources import Blob, Source
 
 _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
 _SIGN = 5.0  # seconds between signs of life

@@ -1,0 +1,200 @@
+"""Images on this machine: an OCI layout, an archive, or what a container engine keeps.
+
+Sources: OCI image specification, "Image Layout"; Docker's image specification v1.2, "Combined Image JSON +
+Filesystem Changeset Format"; docker-image-save(1), podman-save(1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+from enroot_py.base import digests, log, run
+from enroot_py.base.errors import ImageError
+from enroot_py.config.settings import Settings
+from enroot_py.registry import archives, manifests
+from enroot_py.registry.archives import Archive, Directory, Files, Section
+from enroot_py.registry.manifests import Descriptor, Manifest
+from enroot_py.registry.reference import ENGINES, LocalImage, parse
+
+_TITLE = "org.opencontainers.image.ref.name"  # OCI image specification, "Pre-Defined Annotation Keys"
+
+
+def open_image(reference: LocalImage, settings: Settings) -> Layout | DockerArchive | Engine:
+    """The place of an image. An archive is read, an engine not yet asked. Raises ImageError."""
+    if reference.scheme in ENGINES:
+        return Engine(reference, settings)
+    if reference.scheme == "oci:":
+        return Layout(reference, Directory(reference.place))
+    archive = Archive(str(reference), archives.open_plain(reference.place, settings))
+    return Layout(reference, archive) if reference.scheme == "oci-archive:" else DockerArchive(reference, archive)
+
+
+class Layout:
+    """An OCI layout: a directory, or an archive of one."""
+
+    base = ""
+
+    def __init__(self, reference: LocalImage, files: Files) -> None:
+        self._reference = reference
+        self._files = files
+
+    def digest(self) -> str:
+        return ""
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        """The manifest for an architecture, of the image that the reference names or of the only one."""
+        index = _json(self._files, "index.json", self._reference)
+        entries = index.get("manifests") if isinstance(index, dict) else None
+        entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+        titles = [str(manifests.fields(e.get("annotations")).get(_TITLE) or "") for e in entries]
+        wanted = self._reference.name
+        if wanted:
+            entries = [e for e, title in zip(entries, titles, strict=True) if title == wanted]
+        if not entries or not wanted and len(set(titles)) > 1:
+            there = ", ".join(sorted(filter(None, titles))) or "none"
+            raise ImageError(
+                f"{self._reference}: {'no such image' if wanted else 'more than one image'} in there",
+                hint=f"there is: {there}; write {self._reference.scheme}{self._reference.place}:NAME",
+            )
+        search = manifests.Search(self, self._reference, arch)
+        if len(entries) > 1:
+            return search.image_in(entries, "")
+        return search.image_of(self.named(str(entries[0].get("digest"))))
+
+    def config(self, manifest: Manifest) -> bytes:
+        return self.named(manifest.config.digest)
+
+    def blob(self, descriptor: Descriptor) -> Section:
+        return self._files.open(_blob_name(descriptor.digest))
+
+    def named(self, digest: str) -> bytes:
+        data = archives.document(self._files, _blob_name(digest))
+        if digests.of(data) != digest:
+            raise ImageError(f"{self._reference}: the blob {digest} has the digest {digests.of(data)}")
+        return data
+
+
+def _blob_name(digest: str) -> str:
+    return f"blobs/sha256/{digests.encoded(digest)}"
+
+
+class DockerArchive:
+    """What ``docker save`` writes: manifest.json names the config and the layers' tars.
+
+    It has no manifest with digests, so one is made, the same for the same image: of the
+    config, and the layers under their diff-ids, which the config has.
+    """
+
+    base = ""
+
+    def __init__(self, reference: LocalImage, files: Files) -> None:
+        self._reference = reference
+        self._files = files
+        self._blobs: dict[str, str] = {}
+        self._config = b""
+
+    def digest(self) -> str:
+        return ""
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        """The image that the reference names, or the only one; an archive has no choice of architectures."""
+        entry = self._choose(_json(self._files, "manifest.json", self._reference))
+        try:
+            self._config = archives.document(self._files, str(entry["Config"]))
+            names = [str(name) for name in entry["Layers"] or ()]
+            diff_ids = json.loads(self._config)["rootfs"]["diff_ids"] or []
+            if len(names) != len(diff_ids):
+                raise ImageError(f"{self._reference}: {len(names)} layers, and {len(diff_ids)} diff_ids in its config")
+            self._blobs = dict(zip(diff_ids, names, strict=True))
+            layers = []
+            for diff_id, name in zip(diff_ids, names, strict=True):
+                with self._files.open(name) as section:
+                    layers.append({"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": diff_id,
+                                   "size": section.size})  # fmt: skip
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
+            raise ImageError(f"{self._reference}: not written by docker save: {e!r}") from e
+        document = {
+            "schemaVersion": 2,
+            "config": {"digest": digests.of(self._config), "size": len(self._config)},
+            "layers": layers,
+        }
+        data = json.dumps(document, sort_keys=True).encode()
+        return manifests.manifest(data, document, digests.of(data), self._reference)
+
+    def _choose(self, entries: Any) -> dict[str, Any]:
+        entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+        lists = [e.get("RepoTags") for e in entries]
+        tags = [[str(tag) for tag in names] if isinstance(names, list) else [] for names in lists]
+        if self._reference.name:
+            # Some write docker.io/library/x:latest, others x:latest.
+            wanted = parse(self._reference.name)
+            entries = [e for e, names in zip(entries, tags, strict=True) if wanted in map(parse, names)]
+        if len(entries) == 1:
+            entry: dict[str, Any] = entries[0]
+            return entry
+        there = ", ".join(tag for names in tags for tag in names) or "none with a name"
+        raise ImageError(
+            f"{self._reference}: {'no such image' if self._reference.name else 'more than one image'} in the archive",
+            hint=f"there is: {there}; write {self._reference.scheme}{self._reference.place}:NAME:TAG",
+        )
+
+    def config(self, manifest: Manifest) -> bytes:
+        return self._config
+
+    def blob(self, descriptor: Descriptor) -> Section:
+        return self._files.open(self._blobs[descriptor.digest])
+
+
+def _json(files: Files, name: str, reference: LocalImage) -> Any:
+    try:
+        return json.loads(archives.document(files, name))
+    except (ValueError, RecursionError) as e:
+        raise ImageError(f"{reference}: {name} is not JSON: {e}") from e
+
+
+class Engine:
+    """An image that docker or podman keeps, taken from them with ``save``; pulled by them first where they lack it."""
+
+    def __init__(self, reference: LocalImage, settings: Settings) -> None:
+        self._reference = reference
+        self._settings = settings
+        self.base = ENGINES[reference.scheme]
+        self._program = run.find(self.base, package=self.base)
+        self._archive: DockerArchive | None = None
+        self._id = ""
+
+    def _engine(self, *arguments: str, stdout: int | None = None) -> str:
+        return run.run([self._program, *arguments], error=ImageError, stdout=stdout, environ=os.environ)
+
+    def digest(self) -> str:
+        """The engine's own id of the image."""
+        ask = ("image", "inspect", "--format", "{{.Id}}", self._reference.place)
+        if not self._id:
+            try:
+                self._id = self._engine(*ask).strip()
+            except ImageError as e:
+                log.debug(f"{e}; asking {self.base} to pull it")
+                self._engine("pull", self._reference.place)
+                self._id = self._engine(*ask).strip()
+        return self._id
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        named = self.digest()
+        log.info(f"{self._reference}: {self.base} saves it")
+        with archives.scratch(self._settings) as out:
+            self._engine("save", self._reference.place, stdout=out.fileno())
+            file = archives.reopened(out)
+        # It may hold more than one name, but only one image.
+        self._archive = DockerArchive(self._reference, Archive(str(self._reference), file))
+        return replace(self._archive.manifest(arch), named=named)
+
+    def config(self, manifest: Manifest) -> bytes:
+        assert self._archive is not None
+        return self._archive.config(manifest)
+
+    def blob(self, descriptor: Descriptor) -> Section:
+        assert self._archive is not None
+        return self._archive.blob(descriptor)
