@@ -16,7 +16,7 @@ from enroot_py.base.errors import (
 )
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, processes, rootfs
-from enroot_py.runtime.enter import enter
+from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
 from pyxis_py import leave, options
@@ -335,13 +335,15 @@ class Step:
             mounts.append(Mount(authority, authority, "none", flags, 0, "srun --x11"))
         mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
         container = enter(
-            source,
-            self.settings,
-            self.host,
-            mounts,
-            self.chosen(),
-            program=self.job.command,
-            superuser=self.superuser,
+            Start(
+                source=source,
+                settings=self.settings,
+                host=self.host,
+                superuser=self.superuser,
+                mounts=tuple(mounts),
+                env=self.chosen(),
+                program=self.job.command,
+            )
         )
         for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:
             del container.environ[name]

@@ -19,7 +19,7 @@ import tempfile
 from typing import Any
 
 from enroot_py.config.settings import load
-from enroot_py.runtime.hooks import Context
+from enroot_py.runtime.hooks import Caller, Context
 
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
@@ -483,7 +483,8 @@ def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], ima
     root = os.open(container, os.O_PATH | os.O_DIRECTORY)
     environ = {"HOME": str(container), "ENROOT_SYSCONF_PATH": str(container / "none"), **caller}
     settings = load(environ)
-    return Context(root, settings, image, {**environ, "PENROOT_HOST_ROOT": str(host.root)}, pwd.getpwuid(os.geteuid()))
+    caller = Caller(host={**environ, "PENROOT_HOST_ROOT": str(host.root)}, user=pwd.getpwuid(os.geteuid()))
+    return Context(root, "", settings, image, caller)
 
 
 def hook(name: str) -> dict[str, Any]:

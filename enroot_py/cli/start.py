@@ -1,4 +1,4 @@
-"""``penroot start``: from a name to a running program, in one process, without a shell.
+"""``penroot start`` and ``batch``: the command line, and what it asks runtime/enter.py for.
 
 The start path. What is imported here is paid by every start: os and our own
 modules, nothing else.
@@ -11,14 +11,16 @@ import sys
 
 from enroot_py import called_as
 from enroot_py.base import log
-from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.base.errors import UsageError
+from enroot_py.base.fds import Fd
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
-from enroot_py.config.table import SETTINGS, slips
+from enroot_py.config.table import slips
 from enroot_py.config.words import nearest
 from enroot_py.runtime import environ, etc, mounts, namespaces, rootfs
-from enroot_py.runtime.enter import enter, make_scratch
-from enroot_py.runtime.execute import Container, wait
+from enroot_py.runtime.enter import Start, enter
+from enroot_py.runtime.execute import Container
+from enroot_py.runtime.rootfs import Source
 from enroot_py.store import containers
 
 SYNOPSIS = {
@@ -147,6 +149,24 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options is None:
         sys.stdout.write(usage(verb))
         return
+    settings = read_settings(options, batch=batch)
+    if options.explain:
+        from enroot_py.cli.explain import explain
+
+        source = find(options.target, settings)
+        explain(source, settings, options.command, lambda changed: enter(asked(source, changed, options)))
+        return
+    if joins(settings):
+        container = enter_shared(settings, options)
+    else:
+        container = enter(asked(find(options.target, settings), settings, options))
+    if not namespaces.privileged(settings):
+        namespaces.confine(remap_root=settings.remap_root)
+    container.execute(options.command)
+
+
+def read_settings(options: Options, *, batch: bool) -> Settings:
+    """The settings of a start: of the files and variables, of its configuration script, of its options."""
     directives: dict[str, tuple[str, str]] = {}
     if batch:
         options.conf = [options.target]
@@ -165,18 +185,36 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     if options.devices:
-        asked = [settings.devices, *options.devices] if settings.devices else options.devices
-        settings = settings.replace("command line", devices=",".join(asked))
-    if options.explain:
-        explain(find(options.target, settings), settings, options)
-        return
-    if joins(settings):
-        container = enter_shared(settings, options)
-    else:
-        container = enter_as_asked(find(options.target, settings), settings, options)
-    if not namespaces.privileged(settings):
-        namespaces.confine(remap_root=settings.remap_root)
-    container.execute(options.command)
+        devices = [settings.devices, *options.devices] if settings.devices else options.devices
+        settings = settings.replace("command line", devices=",".join(devices))
+    return settings
+
+
+def asked(source: Source, settings: Settings, options: Options) -> Start:
+    """What the command line asks for. Raises PenrootError."""
+    start = Start(
+        source=source,
+        settings=settings,
+        host=os.environ,
+        superuser=namespaces.privileged(settings),
+        mounts=tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts),
+        env=environ.of_options(tuple(options.env), os.environ),
+        conf=options.conf[-1] if options.conf else "",
+        script=read_script(options.rc[-1]) if options.rc else None,
+        command=options.command,
+    )
+    if source.upper and settings.rootfs_writable:
+        from enroot_py.store import claims
+
+        claims.change_alone(source)
+    return start
+
+
+def read_script(path: str) -> str:
+    try:
+        return os.fsdecode(files.script(path))
+    except OSError as e:
+        raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
 
 
 def joins(settings: Settings) -> bool:
@@ -192,94 +230,27 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     """Enter the container of the other ranks, or a new one for them to join. Raises PenrootError."""
     from enroot_py.runtime import pmix, ranks
 
-    scratch = make_scratch(settings)
+    scratch = rootfs.make_scratch(settings)
     given = environ.of_options(tuple(options.env), os.environ)
-    asked = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
-    asked += [options.target, *sorted(given), *options.conf, "", *options.mounts]
-    record = ranks.Record(asked, settings, os.environ, scratch)
+    same = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
+    same += [options.target, *sorted(given), *options.conf, "", *options.mounts]
+    record = ranks.Record(same, settings, os.environ, scratch)
     own = {**ranks.variables(os.environ, settings), **given}
     for name in pmix.FITTED:
         own.pop(name, None)  # the first has found out what the image can take
     joined = record.join()
     if joined is None:
         record.sweep()
-        container = enter_as_asked(find(options.target, settings), settings, options)
+        container = enter(asked(find(options.target, settings), settings, options))
         record.keep(container.environ, container.origins, own)
         return container
-    variables, said = joined
-    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    image = etc.of_image(root)
-    origins = dict.fromkeys([*said, *own], "the launcher")
-    return Container({**variables, **own}, origins, image, settings.login_shell)
+    shared, origins = joined
+    variables = environ.Variables({**shared, **own}, dict.fromkeys([*origins, *own], "the launcher"))
+    with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        return Container(variables, etc.of_image(root), login_shell=settings.login_shell)
 
 
-def enter_as_asked(source: rootfs.Source, settings: Settings, options: Options) -> Container:
-    """Enter a container as the command line says. Raises PenrootError."""
-    user_mounts = [mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts]
-    env = environ.of_options(tuple(options.env), os.environ)
-    conf = options.conf[-1] if options.conf else ""
-    script = read_script(options.rc[-1]) if options.rc else None
-    if source.upper and settings.rootfs_writable:
-        from enroot_py.store import claims
-
-        claims.change_alone(source)
-    return enter(
-        source,
-        settings,
-        os.environ,
-        user_mounts,
-        env,
-        conf=conf,
-        script=script,
-        command=options.command,
-        superuser=namespaces.privileged(settings),
-    )
-
-
-def read_script(path: str) -> str:
-    try:
-        return os.fsdecode(files.script(path))
-    except OSError as e:
-        raise UsageError(f"--rc {path}: {e.strerror}", hint="--rc names a script of sh") from e
-
-
-_PIPE = 128 + 13  # main() says so of a reader that is gone
-
-
-def explain(source: rootfs.Source, settings: Settings, options: Options) -> None:
-    """Show what a start would do: by doing it, in a child whose namespaces go with it.
-
-    Nothing outside is changed: a directory that would be written to is covered by an overlay.
-    """
-    write = sys.stdout.write
-    for setting in SETTINGS.values():
-        if settings.origin(setting) != "default":
-            write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
-    write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        status = wait(child)
-        if status == _PIPE:
-            raise BrokenPipeError
-        if status:
-            raise ContainerError("it would fail as shown above")
-        return
-    log.explain = lambda line: print(line, flush=True)
-    try:
-        container = enter_as_asked(source, settings.replace("--explain", rootfs_writable=False), options)
-        for key, value in sorted(container.environ.items()):
-            log.explain(f"set      {key}={value}  ({container.origins.get(key, 'login')})")
-        log.explain("run      " + " ".join(container.argv(options.command)))
-    except PenrootError as e:
-        log.error(str(e))
-        if e.hint:
-            log.hint(e.hint)
-        os._exit(1)
-    os._exit(0)
-
-
-def find(target: str, settings: Settings) -> rootfs.Source:
+def find(target: str, settings: Settings) -> Source:
     """The root file system of a container, an image file or a reference."""
     if ":" in target:  # else it costs no import
         from enroot_py.registry import reference

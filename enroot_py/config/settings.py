@@ -54,6 +54,11 @@ def sysconf_path(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ENROOT_SYSCONF_PATH") or "/etc/enroot"
 
 
+def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Where ``name``, as hooks.d, is of the system and of the user."""
+    return f"{sysconf_path(environ)}/{name}", f"{settings.config_path}/{name}"
+
+
 def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None) -> Settings:
     """Read the settings of this process; ``directives`` of a configuration script, with their origins, go before all.
 

@@ -12,7 +12,7 @@ from _collections_abc import Mapping
 from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
-from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.config.settings import Settings, directories
 from enroot_py.runtime.etc import read_environment
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
@@ -23,6 +23,34 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # In a name of several words; anywhere in a name.
 SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
 SECRET_PARTS = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "APIKEY")
+
+
+class Variables:
+    """The environment of a container as it grows.
+
+    ``origins`` says where each variable is from, for --explain; ``below`` has what the caller's have covered.
+    """
+
+    def __init__(self, values: dict[str, str] | None = None, origins: dict[str, str] | None = None) -> None:
+        self.values = values or {}
+        self.origins = origins or {}
+        self.below: dict[str, str] = {}
+        self._known = dict(self.values)  # the values whose origins are noted
+
+    def set(self, new: Mapping[str, str], origin: str) -> None:
+        self.values.update(new)
+        self._known.update(new)
+        self.origins.update(dict.fromkeys(new, origin))
+
+    def cover(self, new: Mapping[str, str], origin: str) -> None:
+        """The same, and remember the values that were there before."""
+        self.below = {name: self.values[name] for name in new if name in self.values}
+        self.set(new, origin)
+
+    def note(self, origin: str) -> None:
+        """Note where the changes are from that others have made to ``values``."""
+        changed = {name: value for name, value in self.values.items() if self._known.get(name) != value}
+        self.set(changed, origin)
 
 
 def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
@@ -57,8 +85,7 @@ def _without_secrets(text: str, host: Mapping[str, str]) -> dict[str, str]:
 def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
     """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
     environ = {}
-    directories = (sysconf_path(host) + "/environ.d", settings.config_path + "/environ.d")
-    for origin, text in files.fragments(directories, ".env", SHIPPED):
+    for origin, text in files.fragments(directories("environ.d", settings, host), ".env", SHIPPED):
         for number, line in enumerate(text.splitlines(), 1):
             line = line.strip()
             if not line or line.startswith("#"):

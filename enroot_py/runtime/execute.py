@@ -11,7 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from enroot_py.runtime import etc
+    from enroot_py.runtime.environ import Variables
+    from enroot_py.runtime.etc import Exec
 
 _RC = ("/bin/sh", "/etc/rc")
 # For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
@@ -19,35 +20,23 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
 class Container:
-    """A container that this process has entered: its environment and what its image runs.
+    """A container that this process has entered: its environment and what its image runs."""
 
-    ``origins`` says where each variable came from, for --explain; ``below`` has what --env has covered.
-    """
-
-    __slots__ = ("environ", "origins", "image", "login_shell", "below")
-
-    def __init__(
-        self,
-        environ: dict[str, str],
-        origins: dict[str, str],
-        image: etc.Exec | None,
-        login_shell: bool,
-        below: dict[str, str] | None = None,
-    ) -> None:
-        self.environ = environ
-        self.origins = origins
+    def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool) -> None:
+        self.environ = variables.values
+        self.origins = variables.origins
+        self.below = variables.below
         self.image = image
-        self.login_shell = login_shell
-        self.below = below or {}
+        self._login_shell = login_shell
 
     def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """What runs for ``command``, or for none."""
-        if self.image is not None and not self.login_shell:
+        if self.image is not None and not self._login_shell:
             return self.image.argv(command)
         # A script that only a shell understands, or no script at all.
         keep = ""
         path: tuple[str, ...] = ()
-        if self.login_shell and "PATH" in self.origins:
+        if self._login_shell and "PATH" in self.origins:
             keep, path = _KEEP_PATH, (self.environ["PATH"],)
         if os.path.exists("/etc/rc"):
             return ("/bin/sh", "-c", keep + ". /etc/rc", "/etc/rc", *path, *command) if keep else _RC + command
@@ -55,14 +44,14 @@ class Container:
             command = command[1:]
         if command and " " in command[0] and not os.path.exists(command[0]):
             return ("/bin/sh", "-c", keep + command[0], "sh", *path, *command[1:])
-        if command and not self.login_shell:
+        if command and not self._login_shell:
             return command
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
     def execute(self, command: tuple[str, ...]) -> NoReturn:
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
         argv = self.argv(command)
-        if self.image is None or self.login_shell:
+        if self.image is None or self._login_shell:
             directory = self.environ["HOME"]
             try:
                 os.chdir(directory)
@@ -78,7 +67,7 @@ class Container:
         # What a shell would set that had run the command.
         self.environ["PWD"] = os.path.normpath(directory)
         self.environ.setdefault("SHLVL", "0")
-        execute(argv, self.environ, argv0="-sh" if self.login_shell else "")
+        execute(argv, self.environ, argv0="-sh" if self._login_shell else "")
 
 
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:

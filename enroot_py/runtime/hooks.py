@@ -13,8 +13,9 @@ from _frozen_importlib_external import SourceFileLoader
 from enroot_py import LIBRARY
 from enroot_py.base import log, paths
 from enroot_py.base.errors import HookError, PenrootError
+from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
-from enroot_py.config.settings import Settings, sysconf_path
+from enroot_py.config.settings import Settings, directories
 from enroot_py.runtime import mounts
 
 TYPE_CHECKING = False
@@ -26,29 +27,43 @@ _LINKS = "the image links there: see readlink -f in it"
 STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
 
 
+class Caller(Frozen):
+    """Who starts a container: his environment, his passwd(5) entry, /proc/self/cgroup as he sees it."""
+
+    host: Mapping[str, str]
+    user: struct_passwd
+    cgroups: str = ""
+
+
+def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
+    """The caller whose environment is ``host``; his entry has these numbers where the database has none."""
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+        user = pwd.struct_passwd((*entry[:3], gid, *entry[4:]))
+    except KeyError:
+        user = pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
+    with open("/proc/self/cgroup", errors="surrogateescape") as f:
+        return Caller(host=host, user=user, cgroups=f.read())
+
+
 class Context:
     """What a hook sees and changes. Paths are of the container and resolved beneath its root.
 
-    ``cgroups`` is /proc/self/cgroup as it was outside, ``mount_point`` where the root is, for programs.
+    ``mount_point`` is where the root is, for programs.
     """
 
     def __init__(
-        self,
-        root: int,
-        settings: Settings,
-        environ: dict[str, str],
-        host: Mapping[str, str],
-        user: struct_passwd,
-        cgroups: str = "",
-        mount_point: str = "",
+        self, root: int, mount_point: str, settings: Settings, environ: dict[str, str], caller: Caller
     ) -> None:
         self.root = root
+        self.mount_point = mount_point
         self.settings = settings
         self.environ = environ
-        self.host = {**settings.passed_on, **host} if settings.passed_on else host
-        self.user = user
-        self.cgroups = cgroups
-        self.mount_point = mount_point
+        self.host = {**settings.passed_on, **caller.host} if settings.passed_on else caller.host
+        self.user = caller.user
+        self.cgroups = caller.cgroups
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def read(self, path: str) -> bytes:
@@ -149,7 +164,7 @@ def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list
     """
     found = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
     last: list[Hook] = []
-    system, user = sysconf_path(host) + "/hooks.d", settings.config_path + "/hooks.d"
+    system, user = directories("hooks.d", settings, host)
     for site in (system, user):
         for name in _names(site, ".py"):
             path = f"{site}/{name}"

@@ -9,6 +9,7 @@ import os
 
 from enroot_py.base import linux, paths
 from enroot_py.runtime import mounts
+from enroot_py.runtime.mounts import Mount
 
 # As enroot's containers have it. What no single device needs stays outside.
 _DEV = """\
@@ -42,6 +43,19 @@ _LINKS = {
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 
+def mounts_of(namespaces: int, system: list[Mount]) -> list[Mount]:
+    """The mounts of the system, with the file systems that show these ``namespaces`` in place of the host's."""
+    for flag, fstype, target, mode, option in (
+        (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
+        (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
+    ):
+        if namespaces & flag:
+            system = [mount for mount in system if not mount.source == mount.target == target]
+            options = f"x-create=dir,{mode},nosuid,nodev,noexec,private"
+            system.append(Mount(fstype, target, fstype, options, -1, option))
+    return system
+
+
 def complete(root: int, namespaces: int) -> None:
     """Furnish the new ``namespaces``, flags of unshare(2), of a container whose system mounts are done.
 
@@ -60,7 +74,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
         options = "x-create=file,bind,rw,nosuid,noexec,private"
-        mounts.Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
+        Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
     dev = paths.open_in(root, "/dev")
     try:
         for name, target in _LINKS.items():

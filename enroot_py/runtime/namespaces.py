@@ -8,6 +8,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
+from enroot_py.runtime import execute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,40 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
         _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
     except OSError as e:
         raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
+
+
+def own(settings: Settings) -> int:
+    """The namespaces that a container has of its own by setting, as flags of unshare(2)."""
+    flags = linux.CLONE_NEWNET if settings.unshare_net else 0
+    flags |= linux.CLONE_NEWIPC if settings.unshare_ipc else 0
+    flags |= linux.CLONE_NEWPID if settings.unshare_pid else 0
+    return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
+
+
+def enter(uid: int, gid: int, own: int, *, superuser: bool) -> None:
+    """Enter a new user namespace as ``uid`` and ``gid``, a mount namespace, and those that are the container's ``own``.
+
+    Mounts of a namespace with another owner arrive as slaves and locked, mount_namespaces(7): nothing done
+    here reaches the host. A ``superuser`` stays where he may do all that root may. Raises NamespaceError.
+    """
+    if not superuser:
+        enter_user(uid, gid)
+    if own & linux.CLONE_NEWPID:
+        _become_first()
+    unshare(linux.CLONE_NEWNS | own & ~linux.CLONE_NEWPID)
+    if superuser:
+        # Without another owner, mounts arrive as peers of the host's.
+        linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
+
+
+def _become_first() -> None:
+    """Go on as process 1 of a new PID namespace; the process that waits for it stays outside, and never returns."""
+    unshare(linux.CLONE_NEWPID)
+    child = os.fork()
+    if child:
+        hide()
+        os._exit(execute.wait(child))
+    linux.prctl(linux.PR_SET_PDEATHSIG, 9)
 
 
 def hide() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import linux
+from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
     from enroot_py.runtime.squashfuse import Server
 
 _PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
@@ -60,6 +61,32 @@ class Source:
         if self.directory:
             return f"directory {self.directory}"
         return f"overlay over {len(self.lowerdirs)} layers"
+
+
+def make_scratch(settings: Settings) -> str:
+    """The directory under which a start mounts, in its own namespace. Raises ContainerError.
+
+    It is the caller's own, and nobody can swap it: where the one of the settings is not, a private one.
+    """
+    path = settings.runtime_path
+    try:
+        trusted.place(path, make=True, strict=True)
+        return path
+    except OSError as e:
+        error = e
+    if error.errno == errno.EPERM:
+        try:
+            private = trusted.temporary(settings.temp_path)
+        except OSError as e:
+            error = e
+        else:
+            log.warn(f"not using ENROOT_RUNTIME_PATH={path}, which {error.strerror}: using {private}")
+            return private
+    from enroot_py.base import filesystems
+
+    raise ContainerError(
+        f"cannot create {path}: {error.strerror}", hint=filesystems.way_out(error, path, "ENROOT_RUNTIME_PATH")
+    ) from error
 
 
 def mount_scratch(scratch: str) -> None:

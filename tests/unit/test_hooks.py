@@ -33,7 +33,7 @@ def context(tmp_path: pathlib.Path) -> Callable[..., hooks.Context]:
         user = pwd.struct_passwd(("me", "x", uid, 1234, "Me", "/home/me", "/bin/zsh"))
         root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
         loaded = settings.load({"HOME": "/home/me", "ENROOT_SYSCONF_PATH": str(tmp_path)})
-        return hooks.Context(root, loaded, {}, {"HOME": "/home/me"}, user)
+        return hooks.Context(root, "", loaded, {}, hooks.Caller(host={"HOME": "/home/me"}, user=user))
 
     return make
 

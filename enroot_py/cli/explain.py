@@ -1,0 +1,51 @@
+"""``penroot start --explain``: what a start would do, and where each of it comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from enroot_py.base import log
+from enroot_py.base.errors import ContainerError, PenrootError
+from enroot_py.config.settings import Settings
+from enroot_py.config.table import SETTINGS
+from enroot_py.runtime.execute import Container, wait
+from enroot_py.runtime.rootfs import Source
+
+_PIPE = 128 + 13  # main() says so of a reader that is gone
+
+
+def explain(
+    source: Source, settings: Settings, command: tuple[str, ...], enter: Callable[[Settings], Container]
+) -> None:
+    """Show what a start would do: by doing it, in a child whose namespaces go with it.
+
+    Nothing outside is changed: a directory that would be written to is covered by an overlay.
+    """
+    write = sys.stdout.write
+    for setting in SETTINGS.values():
+        if settings.origin(setting) != "default":
+            write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
+    write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        status = wait(child)
+        if status == _PIPE:
+            raise BrokenPipeError
+        if status:
+            raise ContainerError("it would fail as shown above")
+        return
+    log.explain = lambda line: print(line, flush=True)
+    try:
+        container = enter(settings.replace("--explain", rootfs_writable=False))
+        for key, value in sorted(container.environ.items()):
+            log.explain(f"set      {key}={value}  ({container.origins.get(key, 'login')})")
+        log.explain("run      " + " ".join(container.argv(command)))
+    except PenrootError as e:
+        log.error(str(e))
+        if e.hint:
+            log.hint(e.hint)
+        os._exit(1)
+    os._exit(0)
