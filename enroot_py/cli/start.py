@@ -150,6 +150,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         sys.stdout.write(usage(verb))
         return
     settings = read_settings(options, batch=batch)
+    superuser = namespaces.privileged(settings)  # asked now: inside, root of a user namespace looks like root
     if options.explain:
         from enroot_py.cli.explain import explain
 
@@ -160,7 +161,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         container = enter_shared(settings, options)
     else:
         container = enter(asked(find(options.target, settings), settings, options))
-    if not namespaces.privileged(settings):
+    if not superuser:
         namespaces.confine(remap_root=settings.remap_root)
     container.execute(options.command)
 

@@ -61,6 +61,15 @@ def test_root_may_ask_for_it(root: User) -> None:
     assert root.start("-m", "/proc/sys:/proc/sys", "box", "sh", "-c", script, env=environ) == "wrote\n"
 
 
+def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
+    """Who is root in his container alone has no_new_privs and the filter of system calls as everybody has."""
+    busybox_rootfs(user.data / "box")
+    user.own(user.data)
+    script = ("grep", "-e", "NoNewPrivs", "-e", "Seccomp:", "/proc/self/status")
+    said = user.start("--root", "box", *script, env={"ENROOT_ALLOW_SUPERUSER": "yes"})
+    assert said.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str) -> None:
     """The same by srun, where each task enters the container that the step has."""
