@@ -15,7 +15,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, credentials, refusals, site
 from enroot_py.registry.addresses import Address
 from enroot_py.registry.credentials import Credential
-from enroot_py.registry.http import Client, Response
+from enroot_py.registry.http import HttpClient, Response
 from enroot_py.registry.reference import Reference
 
 _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
@@ -28,7 +28,9 @@ class Authorization:
     raise RegistryError, and Transient.
     """
 
-    def __init__(self, reference: Reference, settings: Settings, client: Client, heard: Callable[[bool], None]) -> None:
+    def __init__(
+        self, reference: Reference, settings: Settings, client: HttpClient, heard: Callable[[bool], None]
+    ) -> None:
         self.headers: dict[str, str] = {}
         self._reference = reference
         self._settings = settings

@@ -199,7 +199,7 @@ def _classes(
 ) -> dict[str, type[urllib3.HTTPConnectionPool]]:
     """Pools for a PoolManager, by scheme; ``check`` is told the address of a new connection's peer, and may refuse."""
 
-    class Response(http.client.HTTPResponse):
+    class PatientResponse(http.client.HTTPResponse):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self._patient = _Patient(self.fp.detach(), stall)
@@ -219,13 +219,13 @@ def _classes(
         return made
 
     class Plain(HTTPConnection):
-        response_class = Response
+        response_class = PatientResponse
 
         def _new_conn(self) -> socket.socket:
             return checked(self, super()._new_conn())
 
     class Secure(HTTPSConnection):
-        response_class = Response
+        response_class = PatientResponse
 
         def _new_conn(self) -> socket.socket:
             return checked(self, super()._new_conn())

@@ -143,7 +143,7 @@ class Response:
             self.document(_REST)
 
 
-class Client:
+class HttpClient:
     """Requests to one server, and to wherever it sends us. Nothing is asked before the first one.
 
     ``host`` is HOST or HOST:PORT. ``heard`` is called with False for each answer. Methods raise

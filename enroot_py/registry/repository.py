@@ -15,7 +15,7 @@ from enroot_py.base.errors import ImageError, RegistryError, Unreachable
 from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, manifests, refusals
 from enroot_py.registry.authorization import Authorization
-from enroot_py.registry.http import Client, Patience, Response, Transient
+from enroot_py.registry.http import HttpClient, Patience, Response, Transient
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import MANIFEST_TYPES, Reference
 
@@ -44,7 +44,7 @@ class Repository:
     ) -> None:
         self._reference = reference
         self._settings = settings
-        self._client = Client(reference.registry, settings, heard)
+        self._client = HttpClient(reference.registry, settings, heard)
         self._authorization = Authorization(reference, settings, self._client, heard)
 
     @property

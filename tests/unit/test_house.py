@@ -26,7 +26,6 @@ OPEN = {
     "modules that are too long": {
         "enroot_py.cli.verbs",
         "enroot_py.devices.nvidia",
-        "enroot_py.registry.repository",
         "enroot_py.store.pull",
         "enroot_py.store.store",
     },
@@ -53,7 +52,6 @@ OPEN = {
         "hooks.98-nvidia narrowed",
     },
     "names of two classes": {
-        "Blob",
         "Source",
         "_Names",
     },
