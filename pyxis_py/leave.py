@@ -181,7 +181,7 @@ def clean_up(job: Job) -> None:
 
     What takes time comes last: if this process is killed then, what is left of a container has no name any more.
     """
-    from enroot_py.store import making
+    from enroot_py.base import making
 
     plugin = plugin_settings.load(job.arguments)
     steps = RunningContainers(plugin.runtime_path, job.uid)

@@ -19,13 +19,13 @@ import tarfile
 from collections.abc import Iterator, Mapping
 
 from enroot_py import LIBRARY, __version__
-from enroot_py.base import filesystems, log, run, trees
+from enroot_py.base import filesystems, log, making, run
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, mounts
-from enroot_py.store import making, squashfs
+from enroot_py.store import squashfs
 
 PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
 ALIASES = {
@@ -142,22 +142,18 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
         return
     log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
     making.sweep(settings.temp_path)
-    scratch, lock = "", -1
-    try:
-        scratch, lock = making.directory(settings.temp_path + "/penroot-bundle", 0o700)
-        unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
-        os.mkdir(unpacked)
-        squashfs.unpack(image, unpacked, settings)
-        squashfs.write((unpacked,), converted, settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K"))
-    except OSError as e:
-        hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
-        raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e
-    else:
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(making.Directory(settings.temp_path + "/penroot-bundle", 0o700)).path
+            unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
+            os.mkdir(unpacked)
+            squashfs.unpack(image, unpacked, settings)
+            inner = settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K")
+            squashfs.write((unpacked,), converted, inner)
+        except OSError as e:
+            hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
+            raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e
         yield converted
-    finally:
-        if scratch:
-            trees.remove(scratch)
-            os.close(lock)
 
 
 def _compression(image: str) -> str:

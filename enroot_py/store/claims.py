@@ -8,12 +8,13 @@ processes say who changes a container. Source: the kernel's filesystems/overlayf
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
 from enroot_py.base import trusted
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
+from enroot_py.base.locks import flock
 from enroot_py.runtime import processes
 
 TYPE_CHECKING = False
@@ -37,7 +38,7 @@ class Claim:
     def __init__(self, name: str, data_path: str, *, kept: bool) -> None:
         node = os.uname().nodename
         own = f"{name}@{node}"
-        self.name, self._fd = name, -1
+        self.name = name
         try:
             trusted.place(data_path, make=True)
             if os.path.lexists(f"{data_path}/{own}") or not self._hold(name, node, data_path, kept=kept):
@@ -48,21 +49,17 @@ class Claim:
 
     def _hold(self, name: str, node: str, data_path: str, *, kept: bool) -> bool:
         """Lock the container ``name`` for this node; False where it is another node's. Raises OSError."""
-        fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
-        try:
-            if _lock(fd):
+        with Fd(os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)) as fd:
+            if flock(fd):
                 others = _node(fd) not in ("", node)
                 if others and not kept and os.path.lexists(f"{data_path}/{name}"):
                     return False  # its helper was killed, and that node will remove it
                 os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
             elif _node(fd) != node:
                 return False
-            _lock(fd, fcntl.LOCK_SH)  # with the other steps of this node
-            self._fd, fd = fd, -1
+            flock(fd, shared=True)  # with the other steps of this node
+            self._fd = fd.keep()
             return True
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
 
 def of_this_node(name: str, data_path: str) -> str:
@@ -75,13 +72,11 @@ def of_this_node(name: str, data_path: str) -> str:
 def holder(name: str, data_path: str) -> str:
     """The node that has a container for itself while its steps run, or ""."""
     try:
-        fd = os.open(_file(name, data_path), _OPEN)
+        file = os.open(_file(name, data_path), _OPEN)
     except OSError:
         return ""
-    try:
-        return "" if _lock(fd) else _node(fd)
-    finally:
-        os.close(fd)
+    with Fd(file) as fd:
+        return "" if flock(fd) else _node(fd)
 
 
 def forget(name: str, data_path: str, *, made: bool) -> None:
@@ -102,11 +97,11 @@ def change_alone(source: Source) -> None:
     node = os.uname().nodename
     try:
         fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
-        while not _lock(fd):
+        while not flock(fd):
             if (other := _node(fd)) not in ("", node):
                 raise _taken(name, f"a step on node {other}", f"go there, or wait for it: squeue --nodelist={other}")
             refuse_changed(source)
-            if _lock(fd, fcntl.LOCK_SH):
+            if flock(fd, shared=True):
                 break  # a step holds it that changes nothing
             time.sleep(_MOMENT)  # another start is at this point
         else:
@@ -133,14 +128,6 @@ def _taken(name: str, who: str, hint: str) -> ContainerError:
 
 def _file(name: str, data_path: str) -> str:
     return f"{data_path}/.{name[:200]}.node"
-
-
-def _lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _node(fd: int) -> str:

@@ -243,7 +243,7 @@ def _make(
 ) -> Source:
     """Make a container that keeps its changes apart from what ``record`` names; ``announce`` gets its path first."""
     path = f"{settings.data_path}/{check_name(name)}"
-    with _made(name, settings, force=force) as made:
+    with _New(name, settings, force=force) as made:
         if announce:
             announce(f"{path}/{_MARK}")
         os.mkdir(made + "/upper", 0o755)
@@ -258,7 +258,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     from enroot_py.store import squashfs
 
     squashfs.check(image)
-    with _made(name, settings, force=force) as temporary:
+    with _New(name, settings, force=force) as temporary:
         squashfs.unpack(image, temporary)
         if os.path.lexists(f"{temporary}/{_MARK}"):
             message = f"the image {image} holds a file /{_MARK}, by which penroot knows its containers"
@@ -273,60 +273,57 @@ def refuse_taken(name: str, settings: Settings) -> None:
         raise ContainerError(f"container already exists: {name}", hint=hint)
 
 
-class _made:
-    """A directory that appears under its name when it is complete, and leaves nothing when it is not."""
+class _New:
+    """A container in the making, in a ``with``: it has its name when it is complete, and nothing is left else."""
 
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
-        self.name, self.settings, self.force = name, settings, force
-        self.path = f"{settings.data_path}/{check_name(name)}"
-        self.temporary, self._lock = "", -1
+        self._name, self._settings, self._force = name, settings, force
+        self._path = f"{settings.data_path}/{check_name(name)}"
 
     def __enter__(self) -> str:
-        if not self.force:
-            refuse_taken(self.name, self.settings)
-        from enroot_py.store import making
+        if not self._force:
+            refuse_taken(self._name, self._settings)
+        from enroot_py.base import making
 
-        directory = self.settings.data_path
+        place = self._settings.data_path
         try:
-            trusted.place(directory, make=True)
-            making.sweep(directory)
-            self.temporary, self._lock = making.directory(self.path, 0o755)
+            trusted.place(place, make=True)
+            making.sweep(place)
+            self._directory = making.Directory(self._path, 0o755)
+            return self._directory.__enter__().path
         except OSError as e:
-            if e.errno == errno.EPERM and e.filename == directory:
-                raise _untrusted(directory, e) from e
-            raise ContainerError(
-                f"cannot create a container in {directory}: {e.strerror}", hint=_way_out(e, self.path)
-            ) from e
-        return self.temporary
+            if e.errno == errno.EPERM and e.filename == place:
+                raise _untrusted(place, e) from e
+            hint = _way_out(e, self._path)
+            raise ContainerError(f"cannot create a container in {place}: {e.strerror}", hint=hint) from e
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
-            if kind is None:
-                try:
-                    self._publish()
-                    return
-                except PenrootError:
-                    delete(self.temporary)
-                    raise
-                except OSError as e:
-                    error = e
-            hint = _way_out(error, self.path) if isinstance(error, OSError) else ""
-            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                hint = "another process has made it in this moment"
-            delete(self.temporary)
-            if isinstance(error, OSError):
-                raise ContainerError(f"cannot create {self.path}: {error.strerror}", hint=hint) from error
+            if error is None:
+                self._publish()
+        except OSError as e:
+            error = e
         finally:
-            os.close(self._lock)
+            self._end()
+        if isinstance(error, OSError):
+            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+            hint = "another process has made it in this moment" if taken else _way_out(error, self._path)
+            raise ContainerError(f"cannot create {self._path}: {error.strerror}", hint=hint) from error
+
+    def _end(self) -> None:
+        try:
+            self._directory.__exit__()
+        except OSError as e:
+            raise _cannot_delete(self._directory.path, e) from e
 
     def _publish(self) -> None:
         """Give the directory its name. What had the name is deleted afterwards, or restored if this fails."""
-        old = set_aside(self.name, self.settings.data_path) if self.force else None
+        old = set_aside(self._name, self._settings.data_path) if self._force else None
         try:
-            os.rename(self.temporary, self.path)
+            self._directory.publish()
         except OSError:
             if old:
-                old.restore(self.path)
+                old.restore(self._path)
             raise
         if old:
             old.delete()
@@ -360,7 +357,7 @@ def remove(name: str, settings: Settings) -> None:
 
 def sweep(settings: Settings) -> None:
     """Delete what was killed while it made or deleted a container."""
-    from enroot_py.store import making
+    from enroot_py.base import making
 
     making.sweep(settings.data_path)
 
@@ -382,7 +379,7 @@ class Trash:
 
     def __init__(self, path: str, trash: str) -> None:
         """Raises OSError."""
-        from enroot_py.store import making
+        from enroot_py.base import making
 
         self.path = trash
         self._lock = making.hold(path)
@@ -403,13 +400,13 @@ class Trash:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._lock >= 0:
+        if self._lock is not None:
             os.close(self._lock)
 
 
 def set_aside(name: str, data_path: str) -> Trash | None:
     """Rename a container to be deleted; None where there is none. Raises ContainerError."""
-    from enroot_py.store import making
+    from enroot_py.base import making
 
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
@@ -444,7 +441,11 @@ def delete(path: str) -> None:
     try:
         trees.remove(path)
     except OSError as e:
-        raise PenrootError(f"cannot delete {path}: {e.filename or path}: {e.strerror}") from e
+        raise _cannot_delete(path, e) from e
+
+
+def _cannot_delete(path: str, error: OSError) -> PenrootError:
+    return PenrootError(f"cannot delete {path}: {error.filename or path}: {error.strerror}")
 
 
 def export(name: str, output: str, settings: Settings) -> None:

@@ -111,36 +111,38 @@ def unpacked(path: str, settings: Settings) -> Image:
 
 
 def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | None:
-    from enroot_py.store import index, prune
+    from enroot_py.store import prune
 
     store.sweep()
-    lock = store.lock()
     try:
-        with store.build(layout.IMAGES, name) as build:
-            if store.image(name) is None:
-                _unpack_layer(store, path, name, settings)
-                if not build.done:
-                    head = f"{build.path}/{layout.HEAD}"
-                    os.makedirs(f"{head}/{layout.TREE}", 0o755)
-                    index.write(head, ())
-                    for file, text in (
-                        (layout.FILE, os.fsencode(path) + b"\n"),
-                        (layout.STACK, layout.stack(name, [name])),
-                    ):
-                        with open(f"{build.path}/{file}", "wb") as f:
-                            f.write(text)
-                    build.publish()
-        if os.geteuid() == 0:  # see store.py
-            store.settle(name)
-        store.name(path, None, Name(name))
+        with store.lock():
+            with store.build(layout.IMAGES, name) as build:
+                if store.image(name) is None:
+                    _unpack_layer(store, path, name, settings)
+                    if not build.done:
+                        _compose(build.path, path, name)
+                        build.publish()
+            if os.geteuid() == 0:  # see store.py
+                store.settle(name)
+            store.name(path, None, Name(name))
     except OSError as e:
         raise cannot_write(f"unpack {path} in {store.root}", store.root, e) from e
-    finally:
-        os.close(lock)
     image = store.image(name)
     if image is not None and image.hold():
         prune.shrink(store, settings)
     return image
+
+
+def _compose(directory: str, path: str, name: str) -> None:
+    """Make an image of the layer that the squashfs file ``path`` was unpacked to. Raises OSError."""
+    from enroot_py.store import index
+
+    head = f"{directory}/{layout.HEAD}"
+    os.makedirs(f"{head}/{layout.TREE}", 0o755)
+    index.write(head, ())
+    for file, data in ((layout.FILE, os.fsencode(path) + b"\n"), (layout.STACK, layout.stack(name, [name]))):
+        with open(f"{directory}/{file}", "wb") as f:
+            f.write(data)
 
 
 def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> None:

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 
 from enroot_py.base import digests, filesystems, log, trees
 from enroot_py.base.errors import ImageError, PenrootError
+from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
 from enroot_py.store import containers, index, layout
-from enroot_py.store.store import LOCK_EX, LOCK_NB, Store, changed_files, flock, is_unchanged
+from enroot_py.store.store import Store, changed_files, flock, is_unchanged
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
@@ -300,14 +301,12 @@ class _Locks:
 
     def take(self, kind: str, name: str) -> bool:
         """Whether nobody else holds a directory; nobody does until the end then."""
-        fd = os.open(layout.directory(self._store.root, kind, name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._held.append(fd)
-        try:
-            flock(fd, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            os.close(self._held.pop())
-            return False
-        return True
+        directory = layout.directory(self._store.root, kind, name)
+        with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            if not flock(fd, wait=False):
+                return False
+            self._held.append(fd.keep())
+            return True
 
     def discard(self, kind: str, name: str) -> None:
         """Take a directory out of the store at once."""
@@ -359,11 +358,8 @@ def verify(store: Store, wanted: Sequence[str] = ()) -> Iterator[tuple[str, str,
     """
     if not os.path.isdir(store.root):
         return
-    lock = store.lock()
-    try:
+    with store.lock():
         yield from _verify(store, wanted)
-    finally:
-        os.close(lock)
 
 
 def _verify(store: Store, wanted: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -160,8 +160,7 @@ def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest
 
     gc.enable()  # a start that pulls has none
     store.sweep()
-    lock = store.lock()  # so that no layer goes before the image that it is for is there
-    try:
+    with store.lock():  # so that no layer goes before the image that it is for is there
         with store.build(layout.IMAGES, manifest.digest) as build:
             image = store.image(manifest.digest)
             if image is not None and image.hold():  # another import made it while we waited
@@ -185,8 +184,6 @@ def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest
                 f"{reference}: a layer vanished from the store {store.root}, or the image is damaged there",
                 hint="try again; penroot cache verify --repair finds what is damaged",
             )
-    finally:
-        os.close(lock)
     prune.shrink(store, settings)
     return image
 

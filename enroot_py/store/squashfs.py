@@ -81,7 +81,7 @@ def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: s
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
     check_writing(output, settings)
-    from enroot_py.store import making
+    from enroot_py.base import making
 
     if output == STDOUT:
         making.sweep(settings.temp_path)

@@ -19,13 +19,15 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import digests, linux, trusted
+from enroot_py.base import digests, linux, locks, trees, trusted
 from enroot_py.base.errors import ImageError
+from enroot_py.base.fds import Fd
+from enroot_py.base.locks import is_at
 from enroot_py.registry.platforms import architecture
 from enroot_py.store import layout
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _USE_STEP = 3600  # seconds
-LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4  # flock(2); the module fcntl is not for every start
 
 
 class Image:
@@ -38,7 +40,7 @@ class Image:
         self.path = path
         self.lowerdirs = lowerdirs
         self.file = file
-        self._lock = -1
+        self._lock: Fd | None = None
 
     def hold(self) -> bool:
         """Keep the image from being pruned; False where it has just been.
@@ -47,34 +49,32 @@ class Image:
         its mount, or the record of its container, speaks for the image.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        flock(fd, LOCK_SH)
-        _lease(self.path)
-        if not is_at(fd, self.path):
-            os.close(fd)
-            return False
-        self.release()
-        self._lock = fd
+        with Fd(directory) as fd:
+            flock(fd, shared=True)
+            _lease(self.path)
+            if not is_at(fd, self.path):
+                return False
+            self.release()
+            self._lock = fd.keep()
         _note_use(fd)
         return True
 
     def release(self) -> None:
         """Let go of what hold() holds."""
-        if self._lock >= 0:
+        if self._lock is not None:
             os.close(self._lock)
-            self._lock = -1
+            self._lock = None
 
 
-def flock(fd: int, how: int) -> None:
-    """flock(2). Raises BlockingIOError, and ImageError where the file system has no such locks."""
-    import fcntl
-
+def flock(fd: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """locks.flock(). Raises ImageError where the file system has no such locks."""
     try:
-        fcntl.flock(fd, how)
+        return locks.flock(fd, shared=shared, wait=wait)
     except OSError as e:
-        if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        if e.errno not in locks.NONE:
             raise
         path = os.readlink(f"/proc/self/fd/{fd}")
         raise ImageError(
@@ -86,15 +86,13 @@ def flock(fd: int, how: int) -> None:
 def _lease(image: str) -> None:
     """Tell other nodes, which do not see our locks and mounts, that this one uses an image."""
     try:
-        fd = os.open(layout.lease(image, os.uname().nodename), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lease = os.open(layout.lease(image, os.uname().nodename), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.EACCES, errno.EROFS):
             return  # a store of this node alone, or one that is not ours to write to
         raise
-    try:
+    with Fd(lease) as fd:
         os.utime(fd)
-    finally:
-        os.close(fd)
 
 
 def _note_use(fd: int) -> None:
@@ -237,19 +235,15 @@ class Store:
                 return
             raise cannot_write(f"write {os.path.dirname(link)}", self.root, e) from e
 
-    def lock(self, *, exclusive: bool = False, wait: bool = True) -> int:
-        """A descriptor that holds the store's own lock: importers share it, a pruner has it alone.
+    def lock(self, *, exclusive: bool = False, wait: bool = True) -> Fd:
+        """The store's own lock, for a ``with``: importers share it, a pruner has it alone.
 
         Raises BlockingIOError where others have it and ``wait`` is False.
         """
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            how = LOCK_EX if exclusive else LOCK_SH
-            flock(fd, how if wait else how | LOCK_NB)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        with Fd(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            if not flock(fd, shared=not exclusive, wait=wait):
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), self.root)
+            return fd.keep()
 
     def build(self, kind: str, digest: str) -> Build:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
@@ -259,11 +253,8 @@ class Store:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
         path = layout.image(self.root, digest)
         try:
-            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with Fd(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                 linux.syncfs(fd)
-            finally:
-                os.close(fd)
             for marked in (path, *layout.layers_of(path)):
                 _unmark(marked)
         except OSError as e:
@@ -271,25 +262,18 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what killed makers left behind."""
-        directory = f"{self.root}/{layout.TMP}"
-        if not os.access(directory, os.R_OK | os.W_OK):
+        place = f"{self.root}/{layout.TMP}"
+        if not os.access(place, os.R_OK | os.W_OK):
             return  # a shared store that is not ours to clean
-        for name in os.listdir(directory):
-            path = f"{directory}/{name}"
+        for name in os.listdir(place):
+            path = f"{place}/{name}"
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError as e:
-                if e.errno not in (errno.ENOENT, errno.ENOTDIR):
-                    raise
+                directory = os.open(path, _DIRECTORY)
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            try:
-                flock(fd, LOCK_EX | LOCK_NB)
-                if is_at(fd, path):
-                    _remove(path)
-            except BlockingIOError:
-                pass  # its maker lives
-            finally:
-                os.close(fd)
+            with Fd(directory) as fd:
+                if flock(fd, wait=False) and is_at(fd, path):  # else its maker lives
+                    trees.remove(path)
 
 
 class Build:
@@ -305,15 +289,13 @@ class Build:
         self.target = layout.directory(root, kind, name)
         self.path = layout.making(root, kind, name)
         self.done = False
-        self._fd = -1
+        self._fd: Fd | None = None
 
     def __enter__(self) -> Build:
         while True:
             if _is_whole(self.target):
                 self.done = True
                 return self
-            from enroot_py.base import trees
-
             try:
                 trees.make(self.path, 0o700)
             except FileExistsError:
@@ -321,25 +303,26 @@ class Build:
             except OSError as e:
                 raise cannot_write(f"write to the store {self._root}", self._root, e) from e
             try:
-                fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                directory = os.open(self.path, _DIRECTORY)
             except FileNotFoundError:
                 continue
-            try:
-                flock(fd, LOCK_EX)
-                if is_at(fd, self.path):
-                    _empty(self.path)
-                    if os.path.isdir(self.target):
-                        if not _is_whole(self.target):  # else it has been published since we looked
-                            _keep_or_drop(self.target, self.path)
-                        if _is_whole(self.target):
-                            _remove(self.path)
-                            continue
-                        _empty(self.path)
-                    self._fd, fd = fd, -1
+            with Fd(directory) as fd:
+                flock(fd)
+                if is_at(fd, self.path) and self._is_ours():
+                    self._fd = fd.keep()
                     return self
-            finally:
-                if fd >= 0:
-                    os.close(fd)
+
+    def _is_ours(self) -> bool:
+        """Whether it is to be made, now that nobody else makes it."""
+        _empty(self.path)
+        if os.path.isdir(self.target):
+            if not _is_whole(self.target):  # else it has been published since we looked
+                _keep_or_drop(self.target, self.path)
+            if _is_whole(self.target):
+                trees.remove(self.path)
+                return False
+            _empty(self.path)
+        return True
 
     def clear(self) -> None:
         """Begin anew."""
@@ -356,14 +339,11 @@ class Build:
         self.done = True
 
     def __exit__(self, *_: object) -> None:
-        if self._fd < 0:
+        if self._fd is None:
             return
-        try:
+        with self._fd:
             if not self.done:
-                _remove(self.path)
-        finally:
-            os.close(self._fd)  # and with it the lock
-            self._fd = -1
+                trees.remove(self.path)
 
 
 def is_usable(image: str) -> bool:
@@ -460,26 +440,10 @@ def _keep_or_drop(path: str, aside: str) -> None:
     os.rename(path, aside + "/damaged")
 
 
-def is_at(fd: int, path: str) -> bool:
-    """Whether the open directory is the one at ``path``: it may have been published or removed meanwhile."""
-    try:
-        there = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _remove(path: str) -> None:
-    from enroot_py.base import trees
-
-    trees.remove(path)
-
-
 def _empty(path: str) -> None:
     for entry in os.scandir(path):
         if entry.is_dir(follow_symlinks=False):
-            _remove(entry.path)
+            trees.remove(entry.path)
         else:
             os.unlink(entry.path)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.store import making
+from enroot_py.base import making
 
 
 def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
@@ -48,9 +48,9 @@ def test_a_file_has_its_name_when_it_is_whole_and_replaces_only_when_asked(tmp_p
 
 @pytest.mark.parametrize("name", ["x", 255 * "x", 85 * "\u4e2d"])
 def test_hidden_names_fit_whatever_the_name(tmp_path: Path, name: str) -> None:
-    path, fd = making.directory(str(tmp_path / name), 0o755)
-    os.close(fd)
-    assert os.path.basename(path).startswith("." + name[:20])
+    with making.Directory(str(tmp_path / name), 0o755) as directory:
+        assert os.path.basename(directory.path).startswith("." + name[:20])
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", [making.MAKING, making.TRASH])
