@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
+import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,14 +23,15 @@ from urllib.parse import quote
 
 from tests.images import Pusher
 from tests.kernel.conftest import require
+from tests.waiting import until
 
 PROGRAM = "docker-registry"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def own_address() -> str:
+    """An address of loopback that is this process's: what others listen on there, they listen on everywhere."""
+    pid = os.getpid()
+    return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
 
 @dataclass
@@ -43,11 +45,6 @@ class Server:
     def pusher(self) -> Pusher:
         return Pusher(f"http://{self.host}")
 
-    def fetched(self, digest: str) -> int:
-        """How often a blob was asked for with GET."""
-        needle = '"GET /v2/'
-        return sum(needle in line and f"/blobs/{digest} " in line for line in self.log.read_text().splitlines())
-
 
 @contextlib.contextmanager
 def serve(directory: Path) -> Iterator[Server]:
@@ -55,26 +52,24 @@ def serve(directory: Path) -> Iterator[Server]:
     program = shutil.which(PROGRAM)
     require(program, f"{PROGRAM} is not installed: tests/prerequisites")
     assert program is not None
-    port = free_port()
     directory.mkdir(exist_ok=True)
     config = f"""\
 version: 0.1
-log: {{level: warn, accesslog: {{disabled: false}}}}
+log: {{level: info, accesslog: {{disabled: false}}}}
 storage: {{filesystem: {{rootdirectory: {directory}/data}}, delete: {{enabled: true}}}}
-http: {{addr: "127.0.0.1:{port}"}}
+http: {{addr: "127.0.0.1:0"}}
 """
     (directory / "config.yml").write_text(config)
     log = directory / "log"
     with log.open("wb") as out:
         process = subprocess.Popen([program, "serve", str(directory / "config.yml")], stdout=out, stderr=out)
     try:
-        for _ in range(1200):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-                break
-            time.sleep(0.05)
-        else:
-            raise RuntimeError(f"{PROGRAM} did not start: {log.read_text()}")
-        yield Server(f"127.0.0.1:{port}", log)
+
+        def listening() -> list[str]:
+            assert process.poll() is None, f"{PROGRAM} did not start: {log.read_text()}"
+            return re.findall(r'msg="listening on (\S+)"', log.read_text())
+
+        yield Server(until(listening, f"{PROGRAM} listens")[0], log)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -132,6 +127,10 @@ class Faulty:
     seen: list[tuple[str, str, str, int]] = field(default_factory=list)
     authorizations: list[tuple[str, str]] = field(default_factory=list)  # (path, header)
     ranges: bool = True  # as some proxies, it may not know them
+
+    def asked(self, path: str) -> int:
+        """How often a path that contains ``path`` was asked for with GET."""
+        return sum(method == "GET" and path in seen for method, seen, _, _ in self.seen)
 
     def sent(self, path: str) -> int:
         """Bytes of the bodies sent for paths that contain ``path``."""
@@ -196,19 +195,20 @@ class Front(BaseHTTPRequestHandler):
             return response.status, headers, response.read()
 
     def answer(self, status: int, headers: dict[str, str], body: bytes, fault: Fault | None = None) -> None:
+        end = len(body)
+        if fault is not None and (fault.drop_at or fault.stall_at):
+            end = int(len(body) * (fault.drop_at or fault.stall_at))
+        # Before who asked has the answer, and looks.
+        self.state.seen.append((self.command, self.path, self.headers.get("Range", ""), end))
         self.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
-        end = len(body)
-        if fault is not None and (fault.drop_at or fault.stall_at):
-            end = int(len(body) * (fault.drop_at or fault.stall_at))
         with contextlib.suppress(OSError):
             while fault is not None and fault.trickle and not self.over.wait(0.1):
                 self.wfile.write(b"few")
             self.wfile.write(body[:end])
             self.wfile.flush()
-        self.state.seen.append((self.command, self.path, self.headers.get("Range", ""), end))
         if fault is not None and fault.stall_at:
             self.over.wait()
             self.close_connection = True

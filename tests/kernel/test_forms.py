@@ -16,7 +16,7 @@ from enroot_py.store import squashfs as squash
 from tests import images
 from tests.images import directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, require
-from tests.kernel.registry import Server, serve
+from tests.kernel.registry import Faulty, Server, faulty, serve
 from tests.kernel.test_cache import running
 from tests.waiting import until
 
@@ -41,8 +41,15 @@ def files(user: User, pattern: str) -> list[Path]:
     return sorted((user.home / "cache").glob(pattern))
 
 
-def test_image_as_one_file(user: User, registry: Server) -> None:
-    image, temporary = uri(registry), user.home / "tmp"
+@pytest.fixture
+def front(registry: Server) -> Iterator[Faulty]:
+    """The registry, and what it is asked."""
+    with faulty(registry.host) as shown:
+        yield shown
+
+
+def test_image_as_one_file(user: User, front: Faulty) -> None:
+    image, temporary = f"docker://{front.host}/test/forms:1", user.home / "tmp"
     temporary.mkdir()
     user.own(temporary)
     user.environ.update({**SQUASHFS, "TMPDIR": str(temporary)})
@@ -50,9 +57,9 @@ def test_image_as_one_file(user: User, registry: Server) -> None:
     assert len(files(user, "images/*/image.sqsh")) == 1
     assert files(user, "layers/*") == files(user, "tmp/*") == []
     assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no trees are left beside it
-    before = registry.log.read_text().count("/blobs/")
+    before = front.asked("/blobs/")
     assert user.start("--rw", image, "sh", "-c", "echo 8 >/number; cat /number") == "8\n"
-    assert registry.log.read_text().count("/blobs/") == before
+    assert front.asked("/blobs/") == before
     user.penroot("create", "--name", "box", image)
     assert user.start("--rw", "box", "sh", "-c", "echo 9 >/number; cat /etc/environment") == "PATH=/bin\n"
     assert user.start("box", "cat", "/number") == "9\n"

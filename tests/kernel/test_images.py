@@ -11,6 +11,7 @@ import pty
 import random
 import shutil
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -32,7 +33,7 @@ from enroot_py.runtime import etc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, UID, User, require
-from tests.kernel.registry import Fault, Login, Server, authority, faulty, free_port, serve, tunnel
+from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
 from tests.waiting import until
 
 BASE = [
@@ -564,11 +565,13 @@ def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, b
 
 
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
-    there = f"127.0.0.2:{free_port()}"
-    with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
-        env = {"ENROOT_TRANSFER_RETRIES": "0"}
-        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
-        assert f"{there}: Connection refused" in done.stderr
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.2", 0))  # nobody else listens there
+        there = "{}:{}".format(*deaf.getsockname())
+        with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
+            env = {"ENROOT_TRANSFER_RETRIES": "0"}
+            done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
+            assert f"{there}: Connection refused" in done.stderr
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 
 from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.registry import own_address
 from tests.waiting import until
 
+PORT = "27022"
 PROGRAMS = ("/usr", "/etc/ld.so.cache", "/etc/alternatives")
 LINKS = ("lib", "lib64", "sbin")
 PAM = "auth required pam_deny.so\naccount required pam_unix.so\nsession optional pam_unix.so\n"
@@ -37,11 +38,8 @@ def test_pam_lets_the_user_in(user: User, rootfs: pathlib.Path) -> None:
     for key in ("host", "own"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(user.home / key)], check=True)
     user.own(user.home / "host")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     options = {
-        "ListenAddress": f"127.0.0.1:{port}",
+        "ListenAddress": f"{own_address()}:{PORT}",
         "HostKey": "/at/host",
         "AuthorizedKeysFile": "/at/own.pub",
         "UsePAM": "yes",
@@ -68,8 +66,8 @@ def test_pam_lets_the_user_in(user: User, rootfs: pathlib.Path) -> None:
     try:
         until(lambda: "listening" in log.read_text() or server.poll() is not None, "sshd listens")
         known = ("-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={user.home}/known", "-F", "none")
-        command = ("ssh", *known, "-i", str(user.home / "own"), "-p", port, f"user{UID}@127.0.0.1", "id -un")
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        command = ("ssh", *known, "-i", str(user.home / "own"), "-p", PORT, f"user{UID}@{own_address()}", "id -un")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
         assert done.stdout == f"user{UID}\n", done.stderr + log.read_text()
     finally:
         server.kill()
