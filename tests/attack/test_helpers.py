@@ -11,7 +11,7 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sh, srun
-from tests.slurm.test_lifecycle import FIRST, WAITING, gated, on_node, open_gate
+from tests.slurm.test_lifecycle import FIRST, all_wait, gated, on_node, open_gate
 from tests.waiting import until
 
 __all__ = ["gated"]
@@ -61,9 +61,11 @@ def test_who_answers_in_place_of_the_helper_sends_nobody_to_the_node(lab: Lab, m
 def test_who_answers_in_place_of_the_helper_does_not_keep_the_step_from_ending(lab: Lab) -> None:
     """5: it never answers finish, the step hangs, and Slurm drains the node."""
     step = attacking(lab, "silent", IMAGE)
-    step.communicate("", timeout=60)
+    step.communicate("", timeout=300)
     try:
-        until(lambda: not lab.run(["squeue", "-h", "-u", "alice"]).stdout, "the job has ended", 25)
+        until(
+            lambda: not lab.run(["squeue", "-h", "-u", "alice"]).stdout, "the job has ended", 50
+        )  # at a minute Slurm gives up
     finally:
         on_node(lab, "pkill -KILL -f '[h]ijack.py'")
 
@@ -74,7 +76,7 @@ def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) ->
     step = attacking(lab, "idle", IMAGE, NAME, mounts=mounts)
     second = lab.popen(["srun", *ON_N1, NAME, *WHERE])
     try:
-        out, err = second.communicate(timeout=20)
+        out, err = second.communicate(timeout=250)
     finally:
         end(step)
         second.kill()
@@ -101,7 +103,7 @@ def test_a_task_that_is_killed_during_set_up_leaves_its_container_to_the_next(
     """19: of a writable or saved container the new helper found that it "exists", in most of these cases."""
     step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
     made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
-    until(lambda: len(on_node(lab, WAITING).split()) == 3 and on_node(lab, FIRST), "three tasks wait")
+    all_wait(lab, 3)
     until(lambda: on_node(lab, f"{made} 2>/dev/null"), "the container is made")
     on_node(lab, f"kill -KILL $({FIRST})")
     open_gate(lab)

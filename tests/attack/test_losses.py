@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import tarfile
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.images import Image, Layer, directory, entry, tar, write_layout
-from tests.kernel.conftest import PREFIX, User
+from tests.kernel.conftest import PREFIX, User, require
+from tests.waiting import until
 
 
 def listed(user: User, image: pathlib.Path) -> dict[str, str]:
@@ -130,14 +134,25 @@ def test_a_parent_that_ignores_sigchld_does_not_turn_failures_into_successes(
 # -- what is left after a kill
 
 
+@contextlib.contextmanager
+def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterator[int]:
+    """The process of penroot, while something of a pattern is in a directory; its end is waited for.
+
+    Each file takes it a millisecond: whatever else the machine does meanwhile, there is time to meet it.
+    """
+    require(shutil.which("strace"), "strace is not installed")
+    calls = "mkdir,mkdirat,utimensat,unlinkat"
+    slowed = ["strace", "-f", "-qqq", "-o", "/dev/null", f"--trace={calls}", f"--inject={calls}:delay_enter=1000"]
+    with subprocess.Popen([*slowed, *as_user(user, *words)], env=user.environ, cwd=user.home) as tracer:
+        until(lambda: glob.glob("{}/{}".format(*there), include_hidden=True), f"{there[1]} is there")
+        (pid,) = pathlib.Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children").read_text().split()
+        yield int(pid)
+
+
 def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
     """Run penroot and kill it as soon as something of a pattern is in a directory."""
-    run = subprocess.Popen(as_user(user, *words), env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
-    place, pattern = there
-    while run.poll() is None and not glob.glob(f"{place}/{pattern}", include_hidden=True):
-        pass
-    run.kill()
-    run.wait()
+    with at_work(user, *words, there=there) as pid:
+        os.kill(pid, signal.SIGKILL)
 
 
 def as_user(user: User, *words: str) -> list[str]:
@@ -184,15 +199,12 @@ def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: 
 
 def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
     """Line 13: what lives is left alone, however old it looks."""
-    run = subprocess.Popen(as_user(user, "create", "-n", "slow", str(large)), env=user.environ)
-    while run.poll() is None and not list(user.data.glob(".slow*/opt/1*")):
-        pass
-    run.send_signal(signal.SIGSTOP)
-    try:
-        user.penroot("create", "-n", "quick", str(large))
-    finally:
-        run.send_signal(signal.SIGCONT)
-    assert run.wait() == 0
+    with at_work(user, "create", "-n", "slow", str(large), there=(user.data, ".slow*/opt/1*")) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            user.penroot("create", "-n", "quick", str(large))
+        finally:
+            os.kill(pid, signal.SIGCONT)
     assert user.penroot("list").stdout == "box\nquick\nslow\n"
 
 

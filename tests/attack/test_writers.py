@@ -10,7 +10,7 @@ import pytest
 from tests import images
 from tests.kernel.conftest import PREFIX, User
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, sh
+from tests.slurm.steps import IMAGE, end, expect, sh
 from tests.waiting import until
 
 
@@ -61,10 +61,11 @@ def test_of_many_writers_one_runs(user: User) -> None:
     """Issue 10, 9: however close together they begin."""
     made(user)
     command = ["setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "--"]
-    command += [f"{PREFIX}/bin/penroot", "start", "--rw", "w", "sh", "-c", "echo up; sleep 2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command += [f"{PREFIX}/bin/penroot", "start", "--rw", "w", "sh", "-c", "echo up; read x"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     many = [subprocess.Popen(command, env=user.environ, text=True, **pipes) for _ in range(6)]  # type: ignore[call-overload]
-    said = [process.communicate() for process in many]
+    until(lambda: sum(process.poll() is not None for process in many) == 5, "all but one are refused")
+    said = [process.communicate("\n") for process in many]
     assert [out for out, _ in said].count("up\n") == 1
     assert sum("is changing the container w" in err for _, err in said) == 5
 
@@ -85,25 +86,28 @@ def entries(lab: Lab) -> list[str]:
     return sorted(name for name in found if name.startswith("pyxis_"))
 
 
+def at_once(lab: Lab, write: str, *options: str) -> list[str]:
+    """What is in a file of both nodes' containers, after both have written their names to it and before one ends."""
+    script = f"echo $SLURMD_NODENAME {write} /mine; echo up; read line; cat /mine"
+    step = lab.popen(["srun", "-N2", *options, "--container-writable", *sh(script)], user="bob")
+    expect(step, "up", "up")
+    return sorted(end(step)[0].split())
+
+
 def test_containers_without_a_name_where_nodes_share_the_data_path(shared_home: Lab) -> None:
     """Issue 10, 18: of two nodes one ended with "container exists: pyxis_J.0", and a hint to remove the other's."""
-    script = "echo $SLURMD_NODENAME > /mine; sleep 1; cat /mine"
-    done = shared_home.run(["srun", "-N2", IMAGE, "--container-writable", *sh(script)], user="bob")
-    assert sorted(done.stdout.split()) == ["n1", "n2"]
+    assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 
 
 def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
     """Issue 10, 18: named ones shared one upper directory without a word."""
     name = "--container-name=one"
-    script = "echo $SLURMD_NODENAME >> /mine; sleep 1; cat /mine"
-    done = shared_home.run(["srun", "-N2", IMAGE, name, "--container-writable", *sh(script)], user="bob")
-    assert sorted(done.stdout.split()) == ["n1", "n2"]
+    assert at_once(shared_home, ">>", IMAGE, name) == ["n1", "n2"]
     first, second = entries(shared_home)
     assert first == "pyxis_one" and second in ("pyxis_one@n1", "pyxis_one@n2")
     # Both begin at once again: each has its own.
-    done = shared_home.run(["srun", "-N2", name, "--container-writable", *sh(script)], user="bob")
-    assert sorted(done.stdout.split()) == ["n1", "n1", "n2", "n2"]
+    assert at_once(shared_home, ">>", name) == ["n1", "n1", "n2", "n2"]
 
 
 def test_a_container_that_another_node_runs_is_not_used_but_named(shared_home: Lab) -> None:

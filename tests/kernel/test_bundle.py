@@ -15,6 +15,7 @@ import pytest
 
 from tests import bashhooks
 from tests.kernel.conftest import PREFIX, UID, User, require, squashed
+from tests.waiting import until
 
 RC = """\
 mkdir -p '/opt/work' 2> /dev/null
@@ -212,7 +213,7 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
         process.send_signal(number)
         assert process.wait(timeout=300) == -number
     assert leftovers(user) == []
-    assert not [pid for pid in inside if alive(pid)]
+    until(lambda: not [pid for pid in inside if alive(pid)], "all have ended")
 
 
 def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path, path: str) -> None:

@@ -316,7 +316,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
 
 
 def test_a_reader_of_explain_may_leave(user: User, rootfs: pathlib.Path) -> None:
-    script = "mkfifo pipe; : < pipe & penroot start --explain box > pipe"
+    script = "mkfifo pipe; : < pipe & exec 3> pipe; wait; exec penroot start --explain box >&3"
     assert user.run("bash", "-c", script, status=141).stderr == ""
 
 

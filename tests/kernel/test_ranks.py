@@ -20,7 +20,13 @@ OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
 # Where there is no InfiniBand, Debian's Open MPI complains of a library for it on every start.
 QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,tcp,self", "OMPI_MCA_pml": "ob1"}
-SHOW = "import os; print(*(os.readlink(f'/proc/self/ns/{kind}') for kind in ('user', 'mnt')), os.environ['PMI_RANK'])"
+# A rank that ends before the next one begins shares nothing with it: all four meet first.
+SHOW = """
+import os, time
+open("/meet/" + os.environ["PMI_RANK"], "w").close()
+while len(os.listdir("/meet")) < 4: time.sleep(0.02)
+print(*(os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "mnt")), os.environ["PMI_RANK"])
+"""
 
 
 @pytest.fixture
@@ -65,8 +71,11 @@ def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None
 
 
 def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
+    (user.home / "meet").mkdir()
+    user.own(user.home / "meet")
     # A script of one's own between launcher and penroot does not part them.
-    command = ("sh", "-c", 'penroot start "$@"; exit $?', "sh", *USR, image, "python3", "-c", SHOW)
+    command = ("sh", "-c", 'penroot start "$@"; exit $?', "sh", *USR, "--mount", f"{user.home}/meet:/meet")
+    command = (*command, image, "python3", "-c", SHOW)
     lines = [line.split() for line in user.run(*HYDRA, *command).stdout.splitlines()]
     assert len({(line[0], line[1]) for line in lines}) == 1
     assert sorted(line[2] for line in lines) == ["0", "1", "2", "3"]

@@ -80,6 +80,12 @@ rm -f /etc/rc.local
 WAITING = "pgrep -u alice -x slurmstepd"
 # Which of them has started the helper and waits for its answer: it is in poll(2), the others in futex(2).
 FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
+CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
+
+
+def all_wait(lab: Lab, tasks: int) -> None:
+    """Until all tasks are there, and wait: before, others may be in poll(2) as well, for something else."""
+    until(lambda: on_node(lab, CALLS).split() == ["202"] * (tasks - 1) + ["7"], f"{tasks} tasks wait")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +101,7 @@ def eight(lab: Lab, gated: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     """Eight tasks, while their container is being set up."""
     script = "echo up; read line; cat /usr/bin/* > /dev/null && echo done"
     step = lab.popen(["srun", *ON_N1, *EIGHT, *gated, *sh(script)])
-    until(lambda: len(on_node(lab, WAITING).split()) == 8 and on_node(lab, FIRST), "eight tasks wait")
+    all_wait(lab, 8)
     until(lambda: on_node(lab, f"pgrep -f {SERVER}"), "the image is mounted")
     yield step
     on_node(lab, "pkill -CONT -u alice")
