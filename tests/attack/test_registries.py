@@ -26,10 +26,11 @@ from tests import images
 from tests.attack.conftest import User
 from tests.images import OCI, Image, Layer, entry
 from tests.kernel.conftest import require
-from tests.kernel.registry import authority
+from tests.kernel.registry import authority, own_address
 
 SECRET = "hunter2"
 NAME = "team/app"
+MOMENTS = 20  # seconds: a few on a machine that does nothing else, and less than a try may take: ENROOT_STALL_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -400,26 +401,26 @@ def move_and_hang(server: Server) -> Callable[[Request], Reply]:
 
 
 @pytest.mark.parametrize(
-    ("how", "most"),
-    [(hang, 5), (trickle, 5), (challenge_and_hang, 6), (move_and_hang, 9)],
+    "how",
+    [hang, trickle, challenge_and_hang, move_and_hang],
     ids=["hangs", "trickles", "gives no token", "says that the tag has moved"],
 )
 def test_stored_image_does_not_wait_for_a_registry_that_hangs(
-    user: User, stored: Server, how: Callable[[Server], Callable[[Request], Reply]], most: float
+    user: User, stored: Server, how: Callable[[Server], Callable[[Request], Reply]]
 ) -> None:
     """12: a start of a stored image waits 154 s."""
     stored.answer = how(stored)
     took, said = seconds(user, "start", stored.uri, "true")
-    assert took < most and "using the stored image" in said
+    assert took < MOMENTS and "using the stored image" in said
 
 
 def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> None:
     """20: packets to the registry are dropped: 90 s for each start. By a proxy, or a mirror, likewise."""
     with silent() as nobody:
         took, said = seconds(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
-        assert took < 5 and "using the stored image" in said
+        assert took < MOMENTS and "using the stored image" in said
         say(user, "registries.conf", f"{stored.host} mirror={nobody}\n")
-        assert seconds(user, "start", stored.uri, "true")[0] < 5
+        assert seconds(user, "start", stored.uri, "true")[0] < MOMENTS
 
 
 def test_program_that_knows_a_login_may_take_longer(user: User, stored: Server) -> None:
@@ -437,17 +438,17 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> Non
     require(os.geteuid() == 0, "only root can be a name server")
     with serve(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
         uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
-        dns.bind(("127.0.0.77", 53))
+        dns.bind((own_address(), 53))
         hosts, resolver = user.home / "hosts", user.home / "resolv.conf"
         hosts.write_text("127.0.0.1 registry.test\n")
-        resolver.write_text("nameserver 127.0.0.77\n")
+        resolver.write_text(f"nameserver {own_address()}\n")
         inside = f'mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf && exec "$@"'
         prefix = ("unshare", "--mount", "sh", "-c", inside, "-")
         env = {"ENROOT_ALLOW_HTTP": "yes"}
         user.penroot("create", "-n", "named", uri, prefix=prefix, env=env)
         hosts.write_text("")
         took, said = seconds(user, "start", uri, "true", prefix=prefix, env=env)
-        assert took < 5 and "using the stored image" in said
+        assert took < MOMENTS and "using the stored image" in said
 
 
 def test_proxy_that_refuses_is_named(user: User) -> None:

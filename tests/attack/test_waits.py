@@ -14,7 +14,9 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
 from tests.waiting import until
 
-KILL_WAIT = 3  # seconds, of the lab's slurm.conf
+# Seconds: more than Slurm and penroot wait for anything, even on a busy machine, and less than UnkillableStepTimeout,
+# after which Slurm gives a step up and drains its node.
+MOMENTS = 50
 HELPER = "[p]yxis_py.helper"
 WRITABLE = (IMAGE, "--container-writable")
 # About a byte of a megabyte of a second: a save that lasts.
@@ -29,7 +31,7 @@ def nothing_happens(lab: Lab) -> Iterator[None]:
     yield
     on_node(lab, "pkill -CONT -u alice; pkill -KILL -u alice -f '[s]leep 1234'")
     lab.run("scancel -u alice; rm -f waits.sqsh")
-    gone(lab, 60)
+    gone(lab)
     assert_nothing_left(lab)
     assert os.path.getsize(log) - before < 1_000_000
 
@@ -42,7 +44,7 @@ def jobs(lab: Lab) -> str:
     return lab.run(["squeue", "-h", "-u", "alice", "-o", "%i"]).stdout.strip()
 
 
-def gone(lab: Lab, seconds: float) -> None:
+def gone(lab: Lab, seconds: int = MOMENTS) -> None:
     """No job is there any more, also none that is about to end, and the node can be used."""
     until(lambda: not jobs(lab), "the job is gone", seconds)
     assert lab.run("sinfo -h -n n1 -o %T").stdout.strip() in ("idle", "mixed")
@@ -70,8 +72,8 @@ def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
     began = time.monotonic()
     end(step)
     assert step.returncode == 0
-    assert time.monotonic() - began < 20
-    gone(lab, 5)
+    assert time.monotonic() - began < MOMENTS
+    gone(lab)
 
 
 @pytest.mark.parametrize("how", ["cancel", pytest.param("time limit", marks=pytest.mark.soak)])
@@ -83,8 +85,8 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
         lab.run(["scancel", jobs(lab)])
     else:
         lab.run(["scontrol", "update", f"JobId={jobs(lab)}", "EndTime=now"], user="root")
-    gone(lab, KILL_WAIT + 15 + (35 if how == "time limit" else 0))  # slurmctld looks twice a minute
-    step.communicate(timeout=30)
+    gone(lab, MOMENTS + (35 if how == "time limit" else 0))  # slurmctld looks twice a minute
+    step.communicate(timeout=300)
 
 
 def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
@@ -93,10 +95,10 @@ def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
     stop_all(lab)
     try:
         lab.run(["scancel", jobs(lab)])
-        gone(lab, KILL_WAIT + 15)
+        gone(lab)
     finally:
         stop_no_more(lab)
-    step.communicate(timeout=30)
+    step.communicate(timeout=300)
     on_node(lab, "penroot list | xargs -r penroot remove -f; rm -rf /run/pyxis/2001/*", "alice")  # what he kept from us
 
 
@@ -107,8 +109,8 @@ def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
     lab.run(["scontrol", "suspend", job], user="root")
     until(lambda: "SUSPENDED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is suspended")
     lab.run(["scancel", job])
-    gone(lab, KILL_WAIT + 15)
-    step.communicate(timeout=30)
+    gone(lab)
+    step.communicate(timeout=300)
 
 
 def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
@@ -120,8 +122,8 @@ def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
     began = time.monotonic()
     end(step)
     assert step.returncode == 0
-    assert time.monotonic() - began < 15
-    gone(lab, 10)
+    assert time.monotonic() - began < MOMENTS
+    gone(lab)
 
 
 def saving(lab: Lab) -> str:
@@ -138,8 +140,8 @@ def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
     time.sleep(0.5)
     assert saving(lab)
     lab.run(["scancel", jobs(lab)])
-    gone(lab, KILL_WAIT + 15)
-    step.communicate(timeout=30)
+    gone(lab)
+    step.communicate(timeout=300)
     assert not saving(lab)
     assert lab.run("ls -A | grep waits", check=False).stdout == ""
 
@@ -148,8 +150,8 @@ def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
     """Line 6: no save after a kill."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; sleep 1234")
     lab.run(["scancel", jobs(lab)])
-    gone(lab, KILL_WAIT + 15)
-    step.communicate(timeout=30)
+    gone(lab)
+    step.communicate(timeout=300)
     assert lab.run("ls -A | grep waits", check=False).stdout == ""
 
 
@@ -194,7 +196,7 @@ def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab
         assert looked.returncode != 0 and "Permission denied" in looked.stderr
     finally:
         on_node(lab, "pkill -CONT -x mksquashfs")
-    step.communicate(timeout=60)
+    step.communicate(timeout=300)
     assert lab.run("ls waits.sqsh").stdout == "waits.sqsh\n"
 
 
@@ -207,11 +209,9 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     on_node(lab, f"mkdir {made}", "alice")  # what no step has noted so
     on_node(lab, f"pkill -KILL -f {HELPER}; pkill -KILL slurmstepd; pkill -KILL -u alice")
     lab.run(["scancel", job])
-    gone(lab, KILL_WAIT + 15)
-    step.communicate(timeout=30)
-    until(
-        lambda: on_node(lab, "ls -A /var/tmp/enroot-data-2001 | grep -v .records") == "", "the container is removed", 20
-    )
+    gone(lab)
+    step.communicate(timeout=300)
+    until(lambda: on_node(lab, "ls -A /var/tmp/enroot-data-2001 | grep -v .records") == "", "the container is removed")
     assert on_node(lab, "ls /run/pyxis/2001").split() == names
     on_node(lab, f"rmdir {made}")
     # Slurm's own, of a slurmstepd that could not clean up.
@@ -265,7 +265,7 @@ def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
             "true",
         ]
     )
-    _, err = step.communicate(timeout=60)
+    _, err = step.communicate(timeout=300)
     assert "9000\t0123" in err or "9000?0123" in err  # the user has it all
     with open(path, "rb") as log:
         log.seek(before)

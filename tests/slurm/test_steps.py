@@ -298,8 +298,13 @@ def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
 def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
     time.sleep(seconds)
-    lab.run(["scancel", "--user=alice"])
-    job.communicate(timeout=300)
+
+    def cancelled() -> bool:  # the first time perhaps before there is a job
+        lab.run(["scancel", "--user=alice"])
+        return job.poll() is not None
+
+    until(cancelled, "srun has ended")
+    job.communicate()
 
 
 def test_ctrl_c_leaves_nothing(lab: Lab) -> None:

@@ -122,7 +122,7 @@ def main():
         return
     if verb != "step":
         if "FINISH=late" in (v for k, v in pairs if k == "environ"):
-            time.sleep(15)
+            time.sleep(60)
         send(connection, [("ok", ""), ("pid", "0")])
         return
     serve(connection, pairs)
@@ -161,7 +161,7 @@ def bequeath(task):
     if os.fork() == 0:
         os.close(begun)
         message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
-        until = time.monotonic() + 15
+        until = time.monotonic() + 60
         for count in range(1 << 30):
             task.sendall(200 * message)  # faster than it is read
             if count == 100:
@@ -180,12 +180,12 @@ def linger(task):
         task.close()
         far = server.accept()[0]
         control = socket.socket(fileno=os.dup(4))
-        control.settimeout(15)
+        control.settimeout(60)
         control.recv(1)  # until slurmstepd is gone
         far.close()
         os._exit(0)
     near = socket.create_connection(server.getsockname())
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 15))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
     near.setblocking(False)
     try:
         while True:

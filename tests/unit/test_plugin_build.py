@@ -31,6 +31,7 @@ from tests.waiting import until
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
+MOMENTS = 30  # seconds: root waits for 3, and what he should not wait for takes a minute
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
 
@@ -406,7 +407,7 @@ def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
 def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how: str) -> None:
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", f"env=FINISH={how}")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < MOMENTS
     assert "Sanitizer" not in done.stderr, done.stderr
     assert len(done.stderr) < 20_000
     assert all(c.isprintable() or c == "\n" for c in done.stderr)
@@ -418,7 +419,7 @@ def test_what_a_helper_leaves_behind_does_not_keep_root(driver: Driver) -> None:
     """It has its socket and is in no cgroup of the step: there is no end of what it has to say."""
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < MOMENTS
     assert "has not ended" not in done.stderr
 
 
@@ -431,7 +432,7 @@ def kernel() -> tuple[int, ...]:
 def test_root_does_not_close_what_lingers(driver: Driver) -> None:
     began = time.monotonic()
     driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", "env=FINISH=linger")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < MOMENTS
 
 
 @as_root
@@ -439,7 +440,7 @@ def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
     """Slurm ends nothing of it any more."""
     began = time.monotonic()
     driver.run("stepd", 1, "container-image=step-error", "env=FINISH=late")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < MOMENTS
 
 
 @as_root

@@ -185,7 +185,7 @@ for number in range(200):
 def test_what_was_just_published_is_not_made_again(store: Store) -> None:
     command = [sys.executable, "-c", RACE, store.root]
     racers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert sum(racer.communicate(timeout=60)[0].count("made") for racer in racers) == 200
+    assert sum(racer.communicate(timeout=250)[0].count("made") for racer in racers) == 200
 
 
 def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
