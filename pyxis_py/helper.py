@@ -71,8 +71,7 @@ def check(job: Job, channel: Channel) -> None:
     """Look at what is submitted; then, while srun waits for its nodes, resolve the tag for all of them."""
     from pyxis_py import submit
 
-    request = submit.check(job)
-    tag = submit.tag(job, request)
+    request, tag = submit.check(job)
     if tag is None:
         channel.send((("ok", ""),))
         return
@@ -84,11 +83,11 @@ def check(job: Job, channel: Channel) -> None:
         # Where the nodes have the container already, no image is needed: they know, and say it.
         digest = "" if request.name else REFUSED
         why = str(e).removeprefix(f"{request.image}: ")
-        said = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
-        for line in (said, e.hint):
+        error = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
+        for line in (error, e.hint):
             if digest and line:
                 channel.log("ERROR", line)
-    channel.send((("ok", ""), *((("resolved", f"{request.image} {digest}"),) if digest else ())))
+    channel.send((("ok", ""), *((("resolved", f"{tag.uri()} {digest}"),) if digest else ())))
 
 
 def hold(job: Job, channel: Channel) -> None:

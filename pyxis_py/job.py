@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from enroot_py.base.digests import is_digest
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from enroot_py.registry.reference import LocalImage, Reference
 
 # Variables of the job that do not reach an import or the settings of a start:
 # they would change whose files are used, or belong to one task only.
@@ -17,7 +21,7 @@ _DENIED = frozenset(
     )
 )  # fmt: skip
 
-# "IMAGE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
+# "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has said why
@@ -92,10 +96,10 @@ class Job:
         """The path of a batch script, "" in other steps. It lies where a container does not see it."""
         return self.command if self.is_batch else ""
 
-    def resolved(self, image: str) -> str:
+    def resolved(self, image: Reference | LocalImage) -> str:
         """The digest of a tag that holds for all nodes of the step; REFUSED, or "" where srun could not tell."""
-        text, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
-        return digest if text == image else ""
+        uri, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
+        return digest if uri == image.uri() and (digest == REFUSED or is_digest(digest)) else ""
 
     @property
     def is_first_of_several_nodes(self) -> bool:

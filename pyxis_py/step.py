@@ -281,7 +281,7 @@ class Step:
         # Of several tasks one looks at the last line only; a batch step has none.
         if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
-        resolved = self.job.resolved(image)
+        resolved = self.job.resolved(ref)
         if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 _PATIENCE = 5  # seconds; a login node may not reach the registry, and then each node resolves the tag
 
 
-def check(job: Job) -> Request:
-    """What can be known at submit. Raises UsageError, ConfigError."""
+def check(job: Job) -> tuple[Request, Reference | None]:
+    """What is asked for, as far as it can be known at submit, and the tag to resolve for all nodes of a step, if any.
+
+    Raises UsageError, ConfigError.
+    """
     plugin = settings.load(job.arguments)
     request = options.parse(job.options, job.environ)
     if job.context != "srun" and not plugin.sbatch_support:
@@ -33,19 +36,23 @@ def check(job: Job) -> Request:
                 f"--{job.options[0][0]}: container options of {job.context} are switched off on this cluster",
                 hint="give them to srun, inside the job",
             )
-        return request
+        return request, None
     for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)
     request.fstab()  # for errors in its flags
-    if request.image is not None and not request.is_file(job.cwd):
-        from enroot_py.base.errors import ImageReferenceError
-        from enroot_py.registry import reference
+    if request.image is None or request.is_file(job.cwd):
+        return request, None
+    from enroot_py.base.errors import ImageReferenceError
+    from enroot_py.registry import reference
 
-        try:
-            reference.parse(request.image)
-        except ImageReferenceError as e:
-            raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
-    return request
+    try:
+        image = reference.parse(request.image, job.cwd)
+    except ImageReferenceError as e:
+        raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
+    resolves = job.context == "srun" and plugin.resolve_tags and not plugin.importer
+    if not resolves or not isinstance(image, reference.Reference) or image.digest or job.resolved(image):
+        return request, None
+    return request, image
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
@@ -57,21 +64,8 @@ def slips(environ: Mapping[str, str]) -> list[str]:
     from enroot_py.config import table, words
 
     meant = ((name, words.nearest(name, known)) for name in unknown)
-    said = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
-    return said + table.slips(environ)
-
-
-def tag(job: Job, request: Request) -> Reference | None:
-    """The tag that is to be resolved for all nodes of a step; None where there is none."""
-    plugin = settings.load(job.arguments)
-    if job.context != "srun" or request.image is None or plugin.importer or not plugin.resolve_tags:
-        return None
-    if request.is_file(job.cwd) or job.resolved(request.image):
-        return None
-    from enroot_py.registry import reference
-
-    named = reference.parse(request.image, job.cwd)
-    return named if isinstance(named, reference.Reference) and not named.digest else None
+    lines = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
+    return lines + table.slips(environ)
 
 
 def resolve(job: Job, tag: Reference) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ConfigError
+from enroot_py.registry.reference import parse
 from pyxis_py import submit
 from pyxis_py.job import RESOLVED, Job
 
@@ -20,7 +21,7 @@ def job(image: str, *pairs: tuple[str, str], context: str = "srun", cwd: str = "
 
 
 def resolves(job: Job) -> str:
-    return str(submit.tag(job, submit.check(job)) or "")
+    return str(submit.check(job)[1] or "")
 
 
 @pytest.mark.parametrize(
@@ -60,17 +61,24 @@ def test_sites_may_leave_it_to_others(argument: str) -> None:
 
 
 def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
-    said = ("environ", f"{RESOLVED}=debian:12 {DIGEST}")
-    assert job("debian:12", said).resolved("debian:12") == DIGEST
-    assert job("debian:13", said).resolved("debian:13") == ""
-    assert job("debian:12").resolved("debian:12") == ""
+    resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {DIGEST}")
+    assert job("debian:12", resolved).resolved(parse("debian:12")) == DIGEST
+    assert job("debian:12", resolved).resolved(parse("docker://docker.io#library/debian:12")) == DIGEST
+    assert job("debian:13", resolved).resolved(parse("debian:13")) == ""
+    assert job("debian:12").resolved(parse("debian:12")) == ""
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:../../a", DIGEST[:-1], DIGEST.upper()])
+def test_what_is_no_digest_is_not_believed(digest: str) -> None:
+    resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {digest}")
+    assert job("debian:12", resolved).resolved(parse("debian:12")) == ""
 
 
 def test_what_cannot_be_resolved_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Port 1 of this machine answers nobody."""
     monkeypatch.setenv("no_proxy", "*")
     asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
-    tag = submit.tag(asked, submit.check(asked))
+    _, tag = submit.check(asked)
     assert tag is not None
     assert submit.resolve(asked, tag) == ""
 
