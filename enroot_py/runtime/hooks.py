@@ -149,11 +149,11 @@ class Hook:
 
 def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
     """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
-    found = arrange(directory, settings, host)
-    for hook in found:
+    hooks = arrange(directory, settings, host)
+    for hook in hooks:
         if hook.path.endswith(".py"):
             hook.function = _load(hook.path)
-    return found
+    return hooks
 
 
 def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
@@ -162,28 +162,59 @@ def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list
     That is the order of their names, whatever language they are in; a user's scripts come
     after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
     """
-    found = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
+    by_name = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
     last: list[Hook] = []
     system, user = directories("hooks.d", settings, host)
     for site in (system, user):
         for name in _names(site, ".py"):
             path = f"{site}/{name}"
-            ours = found.get(name)
+            ours = by_name.get(name)
             off = ours is not None and _is_empty(path)
             why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
-            found[name] = Hook(name[:-3], "" if off else path, why)
+            by_name[name] = Hook(name[:-3], "" if off else path, why)
         for name in _names(site, ".sh"):
-            from enroot_py.runtime import originals
-
-            hook = originals.judge(f"{site}/{name}", found, directory, settings, host)
+            hook = _script(f"{site}/{name}", by_name, directory, settings, host)
             if hook is None:
                 continue
-            if name in found or (site == user and not hook.why):
+            if name in by_name or (site == user and not hook.why):
                 last.append(hook)
             else:
-                found[name] = hook
+                by_name[name] = hook
     # enroot's order is that of whole names, which end in .sh.
-    return [*(found[name] for name in sorted(found, key=lambda name: name[:-3] + ".sh")), *last]
+    return [*(by_name[name] for name in sorted(by_name, key=lambda name: name[:-3] + ".sh")), *last]
+
+
+def _script(
+    path: str, by_name: dict[str, Hook], directory: str, settings: Settings, host: Mapping[str, str]
+) -> Hook | None:
+    """The hook that the bash script ``path`` of a site is, if it is to run; ``by_name``, of files, is made to fit.
+
+    The site has the last word on a hook of ours: one of that name which cannot run switches it off,
+    as that does for enroot, and one that is not as enroot shipped it runs in its place. Raises ConfigError.
+    """
+    from enroot_py.runtime import originals
+
+    name = path.rpartition("/")[2][:-3]
+    current = originals.RENAMED.get(name, name)
+    ours = by_name.get(current + ".py")
+    if ours is not None and ours.path != f"{directory}/{current}.py":
+        ours = None  # the site or the user has said already what becomes of it
+    if reason := originals.idle(path):
+        if ours is not None and current == name:
+            by_name[name + ".py"] = Hook(name, "", f"switched off: {path} {reason}")
+        return None
+    if originals.is_original(path, name, STANDARD + "/originals.b2sum"):
+        instead = ours
+        if instead is None and (other := originals.substitute(name, directory, settings, host)) is not None:
+            instead = Hook(name, other)
+        if instead is not None:
+            instead.why, instead.original = f"for {path}, which is enroot's own", path
+            by_name.setdefault(instead.name + ".py", instead)
+            return None
+    if ours is not None and current == name:
+        del by_name[name + ".py"]
+        return Hook(name, path, "in place of ours")
+    return Hook(name, path)
 
 
 def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | None = None) -> None:
