@@ -152,7 +152,7 @@ def _not_ours(path: str) -> ContainerError:
 
 def lowerdirs(image: str, name: str) -> tuple[str, ...]:
     """Layer trees of a stored image, from top to bottom."""
-    from enroot_py.store.store import is_usable
+    from enroot_py.store.crash import is_usable
 
     store = layout.root_of(image)
     try:

@@ -122,7 +122,7 @@ def _unpack(store: Store, path: str, name: str, settings: Settings) -> Image | N
                     if not build.done:
                         _compose(build.path, path, name)
                         build.publish()
-            if os.geteuid() == 0:  # see store.py
+            if os.geteuid() == 0:  # see crash.py
                 store.settle(name)
             store.name(path, None, Name(name))
     except OSError as e:

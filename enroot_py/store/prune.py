@@ -26,7 +26,8 @@ from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
 from enroot_py.store import containers, index, layout
-from enroot_py.store.store import Store, changed_files, flock, is_unchanged
+from enroot_py.store.crash import changed_files, is_unchanged
+from enroot_py.store.store import Store, flock
 
 _CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long

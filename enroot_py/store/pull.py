@@ -175,7 +175,7 @@ def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest
                 settle = True  # other nodes would take our mark for one of a crash
             else:
                 _assemble(store, build, source, reference, manifest, settings)
-                settle = os.geteuid() == 0  # see store.py
+                settle = os.geteuid() == 0  # see crash.py
         if settle:
             store.settle(manifest.digest)
         image = store.image(manifest.digest)

@@ -5,13 +5,7 @@ lock file is left over, and a killed maker's lock is free at once. Two more lock
 things from being pruned: importers hold the root's, shared, and who is about to mount an
 image holds that image's, shared, until its mount can be seen in /proc (Image.hold, prune.py).
 
-An import waits for no disk: it would take as long again as all the rest. What it made has a
-mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
-With the mark of another boot it is compared with all its sums before anybody uses it, for
-the node may have crashed, and then the mark is renamed ``checked``. A store of root is for others, who could
-not take the mark away: there the import calls syncfs(2) and does that at once; with
-``store_form: squashfs`` and modes for all to read they start its images. On the start
-path: no json, no re.
+What is made may not be on the disk when the node crashes: crash.py. On the start path: no json, no re.
 """
 
 from __future__ import annotations
@@ -19,12 +13,12 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import digests, linux, locks, trees, trusted
+from enroot_py.base import digests, locks, trees, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.locks import is_at
 from enroot_py.registry.platforms import architecture
-from enroot_py.store import layout
+from enroot_py.store import crash, layout
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _USE_STEP = 3600  # seconds
@@ -162,7 +156,7 @@ class Store:
     def layer_path(self, diff_id: str) -> str | None:
         """The directory of a layer, or None where it is not stored."""
         path = layout.layer(self.root, diff_id)
-        return path if _is_whole(path) else None
+        return path if crash.is_whole(path) else None
 
     def image(self, digest: str) -> Image | None:
         """The image with this manifest digest; None where it or one of its layers is not stored.
@@ -170,7 +164,7 @@ class Store:
         Raises ImageError for trees of root's: overlayfs changes nothing whose owner is not in its user namespace.
         """
         path = layout.image(self.root, digest)
-        if not is_usable(path):
+        if not crash.is_usable(path):
             return None
         try:
             lowerdirs = layout.lowerdirs(path)
@@ -251,12 +245,8 @@ class Store:
 
     def settle(self, digest: str) -> None:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""
-        path = layout.image(self.root, digest)
         try:
-            with Fd(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                linux.syncfs(fd)
-            for marked in (path, *layout.layers_of(path)):
-                _unmark(marked)
+            crash.settle(layout.image(self.root, digest))
         except OSError as e:
             raise cannot_write(f"write to the store {self.root}", self.root, e) from e
 
@@ -293,7 +283,7 @@ class Build:
 
     def __enter__(self) -> Build:
         while True:
-            if _is_whole(self.target):
+            if crash.is_whole(self.target):
                 self.done = True
                 return self
             try:
@@ -316,9 +306,9 @@ class Build:
         """Whether it is to be made, now that nobody else makes it."""
         _empty(self.path)
         if os.path.isdir(self.target):
-            if not _is_whole(self.target):  # else it has been published since we looked
-                _keep_or_drop(self.target, self.path)
-            if _is_whole(self.target):
+            if not crash.is_whole(self.target):  # else it has been published since we looked
+                crash.keep_or_drop(self.target, f"{self.path}/damaged")
+            if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
             _empty(self.path)
@@ -331,8 +321,7 @@ class Build:
     def publish(self) -> None:
         """Rename it into place: from here on it is in the store, whole."""
         try:
-            with open(f"{self.path}/{layout.BOOT}", "w") as f:
-                f.writelines((linux.boot_id() + "\n", *_checksums(self.path)))
+            crash.mark(self.path)
             os.rename(self.path, self.target)
         except OSError as e:
             raise cannot_write(f"publish {self.target}", self._root, e) from e
@@ -344,100 +333,6 @@ class Build:
         with self._fd:
             if not self.done:
                 trees.remove(self.path)
-
-
-def is_usable(image: str) -> bool:
-    """Whether the directory of an image is there, and whole: after a crash that takes a look at all of it."""
-    if _is_whole(image):
-        return True
-    if not os.path.isdir(image):
-        return False
-    from enroot_py.base import log
-
-    log.info(f"{image} may not have been on the disk when the node went down: checking it")
-    if not _survived(image):
-        return False
-    layers = layout.layers_of(image)
-    if not all(_is_whole(layer) or os.path.isdir(layer) and _survived(layer) for layer in layers):
-        return False
-    for marked in (image, *layers):
-        _unmark(marked)
-    return True
-
-
-def _is_whole(path: str) -> bool:
-    """Whether something is there, and has not the mark of another boot."""
-    try:
-        with open(f"{path}/{layout.BOOT}", errors="replace") as f:
-            return f.readline().rstrip("\n") == linux.boot_id()
-    except FileNotFoundError:
-        return os.path.isdir(path)
-
-
-def _checksums(path: str) -> list[str]:
-    """A line NAME CRC for each file of a layer or an image that is not in its tree."""
-    from zlib import crc32
-
-    lines = []
-    for directory in ("", f"{layout.HEAD}/"):
-        if os.path.isdir(f"{path}/{directory}"):
-            for name in sorted(os.listdir(f"{path}/{directory}")):
-                file = f"{path}/{directory}{name}"
-                if name not in (layout.BOOT, layout.CHECKED, layout.SQUASHFS) and os.path.isfile(file):
-                    with open(file, "rb") as f:
-                        lines.append(f"{directory}{name} {crc32(f.read()):08x}\n")
-    return lines
-
-
-def _survived(path: str) -> bool:
-    """Whether a layer or an image is what it was when it was published."""
-    from enroot_py.store import index
-
-    if changed_files(path):
-        return False
-    if os.path.exists(f"{path}/{layout.SQUASHFS}"):
-        return is_unchanged(path)
-    tree = path if os.path.isdir(f"{path}/{layout.TREE}") else f"{path}/{layout.HEAD}"
-    return next(index.differences(tree), None) is None
-
-
-def changed_files(path: str) -> list[str]:
-    """Which files of a layer or an image, of those that are not in its tree, are not what was published."""
-    for mark in (layout.BOOT, layout.CHECKED):
-        try:
-            with open(f"{path}/{mark}", errors="replace") as f:
-                before, now = f.read().splitlines()[1:], [line.rstrip("\n") for line in _checksums(path)]
-        except FileNotFoundError:
-            continue
-        return sorted({line.rpartition(" ")[0] for line in set(before) ^ set(now)})
-    return []  # published by an older version
-
-
-def is_unchanged(image: str) -> bool:
-    """Whether the squashfs file of an image is what it was when it was written. Raises OSError."""
-    from enroot_py.store import squashfs
-
-    with open(f"{image}/{layout.SUM}") as f:
-        return f.read() == squashfs.checksum(f"{image}/{layout.SQUASHFS}")
-
-
-def _unmark(path: str) -> None:
-    try:
-        os.rename(f"{path}/{layout.BOOT}", f"{path}/{layout.CHECKED}")
-    except OSError as e:  # another was quicker, or it is not ours: then each of us looks
-        if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-
-
-def _keep_or_drop(path: str, aside: str) -> None:
-    """What may not have been on the disk when the node went down: keep it if it is whole."""
-    from enroot_py.base import log
-
-    if _survived(path):
-        _unmark(path)
-        return
-    log.warn(f"{path} was damaged when the node went down: making it again")
-    os.rename(path, aside + "/damaged")
 
 
 def _empty(path: str) -> None:
