@@ -15,7 +15,7 @@ import os
 import select
 import sys
 
-from enroot_py.base import log
+from enroot_py.base import log, signals
 from enroot_py.base.errors import PenrootError, RefusedError
 from pyxis_py.channel import CONTROL, SOCKET, Channel, Client, numbers
 from pyxis_py.job import REFUSED, Job
@@ -111,7 +111,7 @@ def hold(job: Job, channel: Channel) -> None:
             raise
     # What Slurm sends to every process of a step is for the programs: one that
     # writes a checkpoint on SIGTERM still needs its root file system.
-    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2):
+    for number in signals.FOR_PROGRAMS:
         _signal.signal(number, _signal.SIG_IGN)
     container.answer(channel, job)
     log.sink = _nowhere

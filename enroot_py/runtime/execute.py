@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from _signal import signal
 
+from enroot_py.base import signals
 from enroot_py.base.errors import CommandError, ContainerError
 
 TYPE_CHECKING = False
@@ -72,11 +74,7 @@ class Container:
 
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
     """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
-    import _signal
-
-    # What Python ignores would stay ignored across exec, signal(7).
-    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
-    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    signals.restore()
     name = argv[0]
     path = name if "/" in name else find_command(name, env.get("PATH", ""))
     try:
@@ -98,11 +96,9 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
 
 
 def wait(child: int) -> int:
-    """Wait for ``child``, to which SIGTERM and SIGINT go on; returns the status that a shell would report."""
-    import _signal
-
-    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT):
-        _signal.signal(number, lambda number, _: os.kill(child, number))
+    """Wait for ``child``, to which SIGTERM and its like go on; returns the status that a shell would report."""
+    for number in signals.ENDING:
+        signal(number, lambda number, _: os.kill(child, number))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
+from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
-from enroot_py.base import linux
+from enroot_py.base import linux, signals
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import mounts, rootfs, squashfuse
 
@@ -82,12 +83,10 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
 
 
 def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work: str) -> None:
-    import _signal
-
     os.setsid()
-    for name in squashfuse.UNHEARD:
-        _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    for number in signals.UNHEARD:
+        signal(number, SIG_IGN)
+    pthread_sigmask(SIG_SETMASK, ())
     # By descriptor: in the words of an option, ":" and "," separate.
     numbers: list[int] = []
     for directory in (*lowerdirs, upper, work):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from _collections_abc import Mapping
-from _signal import SIG_DFL, SIGCONT, SIGKILL, SIGPIPE, SIGXFSZ, signal
+from _signal import SIGCONT, SIGKILL
 from errno import ENOEXEC
 
 from enroot_py import ENROOT_VERSION, LIBRARY
-from enroot_py.base import linux, log
+from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
@@ -243,8 +243,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if stderr >= 0:
             os.dup2(stderr, 2)
-        signal(SIGPIPE, SIG_DFL)  # what Python ignores would stay ignored, signal(7)
-        signal(SIGXFSZ, SIG_DFL)
+        signals.restore()
         keep_capabilities()
         try:
             os.execve(argv[0], argv, variables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import errors, linux, paths
+from enroot_py.base import errors, linux, paths, signals
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.runtime import mounts, rootfs
 
@@ -19,7 +19,6 @@ _ENVIRON = {
     "MALLOC_TRIM_THRESHOLD_": "134217728",
     "MALLOC_TOP_PAD_": "1048576",
 }
-UNHEARD = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP")
 
 _served = ""  # the image that this process has mounted
 
@@ -150,15 +149,12 @@ def _spawn(command: list[str], fuse: int) -> int:
 
     Not by fork(2), which costs a Python process a millisecond.
     """
-    import _signal
-
     actions = [(os.POSIX_SPAWN_DUP2, fuse, 3), (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     # Whoever waits for the end of a pipe that we were given shall not wait for the server.
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 3]
     # What ends or stops the container leaves alone what serves it.
-    blocked = [getattr(_signal, name) for name in UNHEARD]
-    return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=blocked)
+    return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
 
 
 def installed(*names: str) -> str:

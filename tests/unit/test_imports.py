@@ -115,7 +115,7 @@ def test_no_circles() -> None:
 
 
 def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
-    shared = {f"enroot_py.base.{name}" for name in ("digests", "errors", "fds", "log", "run")}
+    shared = {f"enroot_py.base.{name}" for name in ("digests", "errors", "fds", "log", "run", "signals")}
     shared |= {"enroot_py", "enroot_py.cli.doctor"}
     for path in (ROOT / "pyxis_py").glob("*.py"):
         beyond = {name for name in imports(path) if name.startswith("enroot_py")} - shared
