@@ -134,9 +134,9 @@ class _Zstd(_Decoder):
                 if len(self._header) >= 5 and len(self._header) == _zstd_header_size(self._header[4]):
                     self._in_frame, self._header = True, b""
             elif len(self._header) == 3:
-                said, self._header = int.from_bytes(self._header, "little"), b""
-                self._last = bool(said & 1)
-                self._left = 1 if said >> 1 & 3 == _ZSTD_RLE else said >> 3
+                header, self._header = int.from_bytes(self._header, "little"), b""
+                self._last = bool(header & 1)
+                self._left = 1 if header >> 1 & 3 == _ZSTD_RLE else header >> 3
                 blocks += 1
                 if blocks * _ZSTD_BLOCK >= _PIECE:
                     yield at

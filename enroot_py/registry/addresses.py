@@ -7,12 +7,14 @@ another one talked to. Sources: RFC 3986; RFC 9110, 4.2; curl(1), NO_PROXY.
 from __future__ import annotations
 
 import ipaddress
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
+_T = TypeVar("_T")
 _PORTS = {"http": 80, "https": 443}
 _SHOWN = 100  # characters of an address in a message
 _HOST = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-_")
@@ -59,7 +61,7 @@ def read(text: str, base: Address | None = None) -> Address:
 
 
 def shown(text: str) -> str:
-    """What was given for an address, for a message: without what may be a secret, which are user and query."""
+    """An address for a message, without user and query, which may be secrets."""
     text = text.partition("?")[0]
     user, at, rest = text.rpartition("@")
     return repr((f"{user.partition('://')[0]}://…@{rest}" if at else text)[:_SHOWN])
@@ -67,10 +69,10 @@ def shown(text: str) -> str:
 
 def is_of_this_machine(address: str) -> bool:
     """Whether an IP address reaches this machine itself, or is link-local, as the metadata of clouds are."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
-        found = found.ipv4_mapped
-    return found.is_loopback or found.is_link_local or found.is_unspecified
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
+        ip = ip.ipv4_mapped
+    return ip.is_loopback or ip.is_link_local or ip.is_unspecified
 
 
 def bypasses(netloc: str, no_proxy: str) -> bool:
@@ -80,23 +82,26 @@ def bypasses(netloc: str, no_proxy: str) -> bool:
     """
     host, _, port = netloc.rpartition(":") if netloc.rpartition(":")[2].isdecimal() else (netloc, "", "")
     host = host.strip("[]").rstrip(".").lower()
+    return any(_names(word, host, port) for word in no_proxy.replace(",", " ").lower().split())
+
+
+def _names(word: str, host: str, port: str) -> bool:
+    """Whether one word of no_proxy names a host."""
+    if word == "*":
+        return True
+    number = _or_none(ipaddress.ip_address, host)
+    network = _or_none(lambda text: ipaddress.ip_network(text, strict=False), word.strip("[]"))
+    if number is not None and network is not None and number in network:
+        return True
+    name, colon, its_port = word.rpartition(":")
+    if not (colon and its_port.isdecimal()):
+        name, its_port = word, ""
+    name = name.strip("[]").removeprefix("*").strip(".")
+    return bool(name) and its_port in ("", port) and (host == name or number is None and host.endswith("." + name))
+
+
+def _or_none(read: Callable[[str], _T], text: str) -> _T | None:
     try:
-        number = ipaddress.ip_address(host)
+        return read(text)
     except ValueError:
-        number = None
-    for word in no_proxy.replace(",", " ").lower().split():
-        if word == "*":
-            return True
-        if number is not None:
-            try:
-                if number in ipaddress.ip_network(word.strip("[]"), strict=False):
-                    return True
-            except ValueError:
-                pass
-        name, colon, its_port = word.rpartition(":")
-        if not (colon and its_port.isdecimal()):
-            name, its_port = word, ""
-        name = name.strip("[]").removeprefix("*").strip(".")
-        if name and its_port in ("", port) and (host == name or number is None and host.endswith("." + name)):
-            return True
-    return False
+        return None

@@ -193,23 +193,23 @@ class _Netrc:
 
 def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
     """What a program writes to stdout, which no message quotes, for it is a secret; and why it failed."""
-    with open(os.memfd_create("question"), "w+b") as given, open(os.memfd_create("answer"), "w+b") as taken:
-        given.write(question.encode())
-        given.seek(0)
+    with open(os.memfd_create("question"), "w+b") as stdin, open(os.memfd_create("answer"), "w+b") as stdout:
+        stdin.write(question.encode())
+        stdin.seek(0)
         failure = None
         try:
             run.run(
                 command,
                 error=ConfigError,
                 environ=environ,
-                stdin=given.fileno(),
-                stdout=taken.fileno(),
+                stdin=stdin.fileno(),
+                stdout=stdout.fileno(),
                 timeout=_PATIENCE,
             )
         except ConfigError as e:
             failure = e
-        taken.seek(0)
-        return taken.read(_LARGEST).decode("utf-8", "replace"), failure
+        stdout.seek(0)
+        return stdout.read(_LARGEST).decode("utf-8", "replace"), failure
 
 
 def _from_docker(path: str, wanted: _Wanted) -> Credential | None:

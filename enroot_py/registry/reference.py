@@ -19,7 +19,7 @@ FILES = ("oci:", "oci-archive:", "docker-archive:")
 SCHEMES = (DOCKER, *ENGINES, *FILES)
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = frozenset(("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB))
-# What a name may lead to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
+# What a name leads to: OCI image specification and Docker's "Image Manifest V 2, Schema 2".
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -68,6 +68,10 @@ class Reference:
 
     def __repr__(self) -> str:
         return f"Reference({self.uri()!r})"
+
+    def manifest_path(self, digest: str = "") -> str:
+        """The path of its manifest in its registry, or of the one with a digest: OCI distribution specification."""
+        return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
         """The URI that enroot records as provenance, and that parse() reads back."""

@@ -57,7 +57,7 @@ class Repository:
     def digest(self) -> str:
         """The digest that the reference has now; one HEAD request. Empty if the registry does not tell."""
         try:
-            response = self._get(self._manifest_path(), _MANIFEST_HEADERS, method="HEAD")
+            response = self._get(self._reference.manifest_path(), _MANIFEST_HEADERS, method="HEAD")
         except Unreachable:
             raise
         except RegistryError as e:
@@ -109,15 +109,12 @@ class Repository:
 
     # -- requests
 
-    def _manifest_path(self, digest: str = "") -> str:
-        name = digest or self._reference.digest or self._reference.tag
-        return f"/v2/{self._reference.repository}/manifests/{name}"
-
     def _blob_path(self, descriptor: Descriptor) -> str:
         return f"/v2/{self._reference.repository}/blobs/{descriptor.digest}"
 
     def _manifest(self, digest: str = "") -> bytes:
-        return self._document(self._manifest_path(digest), _MAX_MANIFEST, "a manifest", _MANIFEST_HEADERS)
+        path = self._reference.manifest_path(digest)
+        return self._document(path, _MAX_MANIFEST, "a manifest", _MANIFEST_HEADERS)
 
     def _checked(self, data: bytes, digest: str, what: str) -> bytes:
         if digests.of(data) != digest:

@@ -54,11 +54,11 @@ class Site:
 
 def site(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Site:
     """What holds for ``registry``. Raises ConfigError with file and line."""
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for directory in (sysconf_path(environ), settings.config_path):
-        found.update(_read(directory + "/registries.conf"))
+        sites.update(_read(directory + "/registries.conf"))
     host = registry.rpartition(":")[0]
-    return found.get(registry) or found.get(host) or found.get("*") or Site()
+    return sites.get(registry) or sites.get(host) or sites.get("*") or Site()
 
 
 def may_be_plain(registry: str, settings: Settings) -> bool:

@@ -1,8 +1,8 @@
 """What a tag means now, asked in the cheapest way that there is.
 
-The start path of an image that is stored, and srun: one request without a body, which
-answers no more than a header. To import http.client alone takes longer than the
-interpreter's own start, and registry.py four times as long again.
+For the start of an image that is stored, and for srun: one request whose answer has no body. To
+import http.client alone takes longer than the interpreter's own start, and repository.py four
+times as long again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.registry.reference import Reference
 
-_SILENCE = 2.0  # seconds without an answer, where there is something to go on with
-_CHECK = 10.0  # seconds for all answers that it takes, with a login more than one
+_SILENCE = 2.0  # seconds without an answer, where a stored image can be used instead
+_CHECK = 10.0  # seconds for all answers: a login takes more than one
 _MOST = 1 << 16  # bytes of an answer without a body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def now(reference: Reference, base: str, settings: Settings) -> str:
-    """The digest of a tag whose image is stored. Waits only for a moment for servers that do not answer.
+    """The digest of a tag whose image is stored. Servers that do not answer are waited for only a moment.
 
-    ``base`` is where its registry was reached last. Raises Unreachable, and other RegistryError.
+    ``base`` is where its registry was reached last. Raises RegistryError, as Unreachable after that moment.
     """
-    # Nothing but the end of the process ends the wait for a name server. So this is done in a child; a thread would
-    # not do, for a process with threads gets no user namespace: unshare(2).
+    # Only the end of the process ends the wait for a name server, so a child asks. A thread would not do: a process
+    # with threads gets no user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -49,7 +49,7 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
     os.close(answer)
     try:
         with open(result, "rb") as f:
-            kind, _, said = f.read().decode("utf-8", "surrogateescape").partition("\0")
+            kind, _, words = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
         for group in (pid, -pid):  # with the programs that know logins
             try:
@@ -58,9 +58,9 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
                 continue
         _, status = os.waitpid(pid, 0)
     if kind == "digest":
-        return said
+        return words
     if kind:
-        message, _, hint = said.partition("\0")
+        message, _, hint = words.partition("\0")
         error: type[errors.PenrootError] = getattr(errors, kind, errors.PenrootError)
         raise error(message, hint=hint)
     if os.WIFSIGNALED(status):
@@ -74,7 +74,7 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
         for number in (_signal.SIGTERM, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
         heard = hurry(_CHECK)
-        # Of two addresses, the second one is to have its chance.
+        # So short that of two addresses the second one is tried, too.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
         digest = at_once(reference, base, once)
         heard(False)
@@ -82,22 +82,22 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
             from enroot_py.registry.sources import open_source
 
             digest = open_source(reference, once, heard).digest()
-        said = f"digest\0{digest}"
+        words = f"digest\0{digest}"
     except errors.PenrootError as e:
-        said = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
+        words = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        said = ""
-    os.write(answer, said.encode("utf-8", "surrogateescape"))
+        words = ""
+    os.write(answer, words.encode("utf-8", "surrogateescape"))
     sys.stderr.flush()
-    os._exit(0 if said else 1)
+    os._exit(0 if words else 1)
 
 
 def hurry(seconds: float) -> Callable[[bool], None]:
     """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
 
-    Call what this returns when an answer has come. With True, what is waited for is a program
-    of the user, which may be silent for longer.
+    Call what this returns after each answer, and with True before a program of the user is waited for, which may
+    be silent for longer.
     """
     until = time.monotonic() + seconds
 
@@ -122,9 +122,8 @@ def at_once(reference: Reference, base: str, settings: Settings) -> str:
     if scheme == "http" and not site.may_be_plain(host, settings) or scheme not in ("http", "https"):
         return ""
 
-    path = f"/v2/{reference.repository}/manifests/{reference.tag}"
     try:
-        status, headers = _head(host, path, scheme == "https", settings.connect_timeout or None)
+        status, headers = _head(host, reference.manifest_path(), scheme == "https", settings.connect_timeout or None)
     except (OSError, ValueError) as e:
         log.debug(f"{host}: {e}; asking again")
         return ""
@@ -133,7 +132,7 @@ def at_once(reference: Reference, base: str, settings: Settings) -> str:
 
 
 def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, dict[str, str]]:
-    """Status and headers, by small names, of a HEAD request (RFC 9110). Raises OSError, ValueError."""
+    """Status and headers, by names in lower case, of a HEAD request (RFC 9110). Raises OSError, ValueError."""
     lines = [f"HEAD {path} HTTP/1.1", f"Host: {host}", f"Accept: {', '.join(MANIFEST_TYPES)}"]
     lines += [f"User-Agent: penroot/{__version__}", "Connection: close", "", ""]
     connection = _connect(host, 443 if tls else 80, tls, timeout)
@@ -159,9 +158,9 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
     """A connection to HOST[:PORT], or [IPV6]:PORT. Raises OSError, ValueError."""
     import _socket
 
-    name, colon, given = host.rpartition(":")
+    name, colon, its_port = host.rpartition(":")
     if colon and not host.endswith("]"):
-        port = int(given)
+        port = int(its_port)
     else:
         name = host
     name = name.strip("[]")
