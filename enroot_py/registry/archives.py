@@ -65,7 +65,7 @@ class _WholeFile(Section):
         os.close(self._fd)
 
 
-class Directory:
+class LayoutDirectory:
     """The files of an OCI layout in a directory. No link in it leads out of it."""
 
     def __init__(self, path: str) -> None:

@@ -129,7 +129,7 @@ class Connections:
         for file, directory in (
             (passed_on.get("SSL_CERT_FILE"), None),
             (None, passed_on.get("SSL_CERT_DIR")),
-            (site.site(self._host, self._settings).ca or None, None),
+            (site.rules(self._host, self._settings).ca or None, None),
         ):
             if file or directory:
                 try:

@@ -15,7 +15,7 @@ from enroot_py.base import digests, log, run
 from enroot_py.base.errors import ImageError
 from enroot_py.config.settings import Settings
 from enroot_py.registry import archives, manifests
-from enroot_py.registry.archives import Archive, Directory, Files, Section
+from enroot_py.registry.archives import Archive, Files, LayoutDirectory, Section
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import ENGINES, LocalImage, parse
 
@@ -27,7 +27,7 @@ def open_image(reference: LocalImage, settings: Settings) -> Layout | DockerArch
     if reference.scheme in ENGINES:
         return Engine(reference, settings)
     if reference.scheme == "oci:":
-        return Layout(reference, Directory(reference.place))
+        return Layout(reference, LayoutDirectory(reference.place))
     archive = Archive(str(reference), archives.open_plain(reference.place, settings))
     return Layout(reference, archive) if reference.scheme == "oci-archive:" else DockerArchive(reference, archive)
 

@@ -19,7 +19,7 @@ the meaning of a tag; what a digest names is checked whoever sends it.
 from __future__ import annotations
 
 import os
-from _collections_abc import Iterator, Mapping
+from _collections_abc import Iterable, Iterator, Mapping
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
@@ -40,25 +40,40 @@ _TOKEN_SERVERS = {
 }
 
 
-class Site:
-    """What holds for one registry."""
+class Rules:
+    """What holds for one registry: ``words`` of a line, and where that is. Raises ConfigError."""
 
     __slots__ = ("http", "ca", "mirrors", "token_servers")
 
-    def __init__(self) -> None:
+    def __init__(self, words: Iterable[str] = (), origin: str = "") -> None:
         self.http = False
         self.ca = ""
         self.mirrors: tuple[str, ...] = ()
         self.token_servers: tuple[str, ...] = ()
+        for word in words:
+            key, _, value = word.partition("=")
+            if word == "http":
+                self.http = True
+            elif key == "ca" and value.startswith("/"):
+                self.ca = value
+            elif key == "mirror" and value and "://" not in value:
+                self.mirrors += (value,)
+            elif key == "token" and value and "/" not in value:
+                self.token_servers += (value.lower().removesuffix(":443"),)
+            else:
+                raise ConfigError(
+                    f"{origin}: {word!r}",
+                    hint="write http, ca=/FILE, mirror=HOST[:PORT][/PREFIX] or token=HOST[:PORT]",
+                )
 
 
-def site(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Site:
+def rules(registry: str, settings: Settings, environ: Mapping[str, str] = os.environ) -> Rules:
     """What holds for ``registry``. Raises ConfigError with file and line."""
-    sites: dict[str, Site] = {}
+    known: dict[str, Rules] = {}
     for directory in (sysconf_path(environ), settings.config_path):
-        sites.update(_read(directory + "/registries.conf"))
+        known.update(_read(directory + "/registries.conf"))
     host = registry.rpartition(":")[0]
-    return sites.get(registry) or sites.get(host) or sites.get("*") or Site()
+    return known.get(registry) or known.get(host) or known.get("*") or Rules()
 
 
 def may_be_plain(registry: str, settings: Settings) -> bool:
@@ -66,12 +81,12 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
     named = settings.allow_http
     if is_local(registry) or "*" in named or registry in named or registry.rpartition(":")[0] in named:
         return True
-    return site(registry, settings).http
+    return rules(registry, settings).http
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
     """Whether ``host``, which is not the registry's own, is known to hand out the tokens of a registry."""
-    return host == _TOKEN_SERVERS.get(registry) or host in site(registry, settings).token_servers
+    return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 
 
 def mirrored(reference: Reference, mirror: str) -> Reference:
@@ -93,7 +108,7 @@ def tls() -> SSLContext:
     return context
 
 
-def _read(path: str) -> Iterator[tuple[str, Site]]:
+def _read(path: str) -> Iterator[tuple[str, Rules]]:
     if not os.path.exists(path):  # or in a place that is closed to us
         return
     try:
@@ -101,23 +116,7 @@ def _read(path: str) -> Iterator[tuple[str, Site]]:
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: is not UTF-8") from e
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        registry, made = words[0].lower(), Site()
-        for word in words[1:]:
-            key, equals, value = word.partition("=")
-            if word == "http":
-                made.http = True
-            elif key == "ca" and value.startswith("/"):
-                made.ca = value
-            elif key == "mirror" and value and "://" not in value:
-                made.mirrors += (value,)
-            elif key == "token" and value and "/" not in value:
-                made.token_servers += (value.lower().removesuffix(":443"),)
-            else:
-                raise ConfigError(
-                    f"{path}:{number}: {word!r}",
-                    hint="write http, ca=/FILE, mirror=HOST[:PORT][/PREFIX] or token=HOST[:PORT]",
-                )
-        yield DOCKER_HUB if registry in HUB_NAMES else registry, made
+        registry, *words = line.partition("#")[0].split() or [""]
+        registry = registry.lower()
+        if registry:
+            yield DOCKER_HUB if registry in HUB_NAMES else registry, Rules(words, f"{path}:{number}")

@@ -56,7 +56,7 @@ def open_source(
     if isinstance(reference, Reference):
         from enroot_py.registry.repository import Repository
 
-        mirrors = site.site(reference.registry, settings).mirrors
+        mirrors = site.rules(reference.registry, settings).mirrors
         places = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
         every = [Repository(place, settings, heard) for place in places]
         return Mirrored(every) if mirrors else every[0]

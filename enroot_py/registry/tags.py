@@ -185,7 +185,7 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None) -> str:
     """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
     host = reference.registry
-    if host != DOCKER_HUB and not site.site(host, settings).mirrors:  # Docker's wants a token
+    if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker's wants a token
         # Nothing secret is sent, and what speaks TLS says so: then the real client asks.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)

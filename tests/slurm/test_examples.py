@@ -156,11 +156,11 @@ def test_site_configuration_is_understood() -> None:
     assert loaded.passed_on["MELLANOX_VISIBLE_DEVICES"] == "all"
     assert loaded.passed_on["https_proxy"] == "http://proxy.example.com:3128"
     assert "registry.example.com" in loaded.passed_on["no_proxy"]
-    known = {name: site.site(name, loaded, environ) for name in ("nvcr.io", DOCKER_HUB, "ghcr.io")}
+    known = {name: site.rules(name, loaded, environ) for name in ("nvcr.io", DOCKER_HUB, "ghcr.io")}
     assert known["nvcr.io"].mirrors == ("registry.example.com:5000",)
     assert len(known[DOCKER_HUB].mirrors) == 2
     assert known["ghcr.io"].mirrors == ()
-    assert site.site("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
+    assert site.rules("registry.example.com:5000", loaded, environ).ca == "/etc/ssl/certs/site.pem"
     for _, text in files.fragments((str(EXAMPLES / "site/mounts.d"),), ".fstab", {}):
         assert [mount.target for mount in mounts.parse_file(text, {}, "site")] == ["/scratch", "/data"]
 
