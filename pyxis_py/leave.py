@@ -11,7 +11,7 @@ import os
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.store import claims, containers
+from enroot_py.store import claims, containers, records
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
 from pyxis_py.running import BusyError, Notes, RunningContainers
@@ -36,9 +36,10 @@ def mark(step: Step) -> None:
 
 def maker(name: str, settings: Settings) -> list[str]:
     """The node and the boot that made a container which goes with its steps; of another one nothing. Raises OSError."""
-    if containers.record(name, settings) is None:
+    container = f"{settings.data_path}/{name}"
+    if records.of(container) is None:
         return []  # its root may hold a file of that name
-    return containers.read_record(f"{settings.data_path}/{name}/{_MARK}").split()
+    return records.text(f"{container}/{_MARK}").split()
 
 
 def sweep(step: Step) -> None:

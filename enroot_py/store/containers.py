@@ -1,18 +1,14 @@
 """Containers on disk: what is under ENROOT_DATA_PATH.
 
-A plain directory is a root file system, as enroot makes it. A directory with
-a file ``.penroot`` is a container over a stored image: ``upper`` holds its
-changes, the layers stay where they are. An image or a program can put such a file
-into the root of a plain one; so the record repeats a random word that lies beside the
-containers, in ``.records``, where neither of them can read it. Lookup is on the start path;
-the rest imports what it needs.
+A plain directory is a root file system, as enroot makes it. A directory with a record
+(records.py) is a container over a stored image: ``upper`` holds its changes, the layers
+stay where they are. Lookup is on the start path; the rest imports what it needs.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 from _collections_abc import Callable
 
 from enroot_py.base import trusted
@@ -20,15 +16,11 @@ from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import mounts
 from enroot_py.runtime.rootfs import Source
-from enroot_py.store import layout
+from enroot_py.store import layout, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.store.store import Image
-
-_MARK = ".penroot"
-_WORD = ".records"
-_LARGEST = 64 << 10  # bytes of a record
 
 
 def find(target: str, settings: Settings) -> Source:
@@ -71,12 +63,12 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     path = f"{settings.data_path}/{check_name(name)}"
     check_place(settings.data_path, name)
     try:
-        found = record(name, settings)
+        record = records.of(path)
     except OSError as e:
         raise ContainerError(f"cannot open the container {path}: {e.strerror}", hint=_way_out(e, path)) from e
-    if found is None:
-        if os.path.lexists(f"{path}/{_MARK}"):
-            raise _not_ours(path) if read_record(f"{path}/{_MARK}") else _damaged(path)
+    if record is None:
+        if os.path.lexists(f"{path}/{records.MARK}"):
+            raise _not_ours(path) if records.text(f"{path}/{records.MARK}") else _damaged(path)
         if os.path.isdir(path):
             return Source(name, directory=path)
         raise ContainerError(
@@ -87,66 +79,30 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
         from enroot_py.runtime import fuseoverlay
 
         fuseoverlay.settle(path)
-    if "squashfs" in found:
-        return Source(name, image=found["squashfs"], upper=upper, work=work)
-    if "image" not in found:
+    if "squashfs" in record:
+        return Source(name, image=record["squashfs"], upper=upper, work=work)
+    if "image" not in record:
         raise _damaged(path)
-    file = f"{found['image']}/{layout.SQUASHFS}"
+    file = f"{record['image']}/{layout.SQUASHFS}"
     if os.path.exists(file):
         return Source(name, image=file, upper=upper, work=work)
-    return Source(name, lowerdirs=lowerdirs(found["image"], name), upper=upper, work=work)
-
-
-def record(name: str, settings: Settings) -> dict[str, str] | None:
-    """What was written down of the container when it was made over an image; None of a plain one. Raises OSError."""
-    text = read_record(f"{settings.data_path}/{name}/{_MARK}")
-    found = dict(line.partition(" ")[::2] for line in text.splitlines())
-    word = found.get("word")
-    return found if word and word == read_record(f"{settings.data_path}/{_WORD}").strip() else None
-
-
-def read_record(path: str) -> str:
-    """The content of a small file; "" where there is none, or it is no regular file. Raises OSError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as e:
-        if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-            return ""
-        raise
-    with open(fd, "rb") as f:
-        return os.fsdecode(f.read(_LARGEST)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
-
-
-def _word(settings: Settings) -> str:
-    """The word of the records of a data path, made where there is none. Raises OSError."""
-    path = f"{settings.data_path}/{_WORD}"
-    while not (word := read_record(path).strip()):
-        temporary = f"{path}.{os.getpid()}"
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as f:
-                f.write(os.urandom(16).hex() + "\n")
-            os.link(temporary, path)
-        except FileExistsError:
-            pass  # another process was quicker, or one of this number was killed
-        finally:
-            os.unlink(temporary)
-    return word
+    return Source(name, lowerdirs=lowerdirs(record["image"], name), upper=upper, work=work)
 
 
 def _damaged(path: str) -> ContainerError:
     name = os.path.basename(path)
     return ContainerError(
-        f"the record of the container {name} is damaged: {path}/{_MARK}",
+        f"the record of the container {name} is damaged: {path}/{records.MARK}",
         hint=f"its changes are in {path}/upper; penroot remove {name} deletes it",
     )
 
 
 def _not_ours(path: str) -> ContainerError:
-    word = f"{os.path.dirname(path)}/{_WORD}"
+    word = records.word_file(os.path.dirname(path))
     return ContainerError(
-        f"the container {os.path.basename(path)} has a file {path}/{_MARK} that was not made with it",
+        f"the container {os.path.basename(path)} has a file {path}/{records.MARK} that was not made with it",
         hint="delete it if it came with the image or a program; if you made the container with an older penroot: "
-        f"echo word $(cat {word}) >> {path}/{_MARK}",
+        f"echo word $(cat {word}) >> {path}/{records.MARK}",
     )
 
 
@@ -235,21 +191,20 @@ def temporary(name: str, source: Source, settings: Settings) -> Source:
 
 def _make(
     name: str,
-    record: str,
+    origin: str,
     settings: Settings,
     announce: Callable[[str], None] | None = None,
     *,
     force: bool = False,
 ) -> Source:
-    """Make a container that keeps its changes apart from what ``record`` names; ``announce`` gets its path first."""
+    """Make a container that keeps its changes apart from what ``origin`` names; ``announce`` gets its path first."""
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
         if announce:
-            announce(f"{path}/{_MARK}")
+            announce(f"{path}/{records.MARK}")
         os.mkdir(made + "/upper", 0o755)
         os.mkdir(made + "/work")
-        with open(f"{made}/{_MARK}", "w") as f:
-            f.write(f"format 2\nword {_word(settings)}\n{record}")
+        records.write(made, settings.data_path, origin)
     return open_container(name, settings)
 
 
@@ -260,8 +215,8 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     squashfs.check(image)
     with _New(name, settings, force=force) as temporary:
         squashfs.unpack(image, temporary)
-        if os.path.lexists(f"{temporary}/{_MARK}"):
-            message = f"the image {image} holds a file /{_MARK}, by which penroot knows its containers"
+        if os.path.lexists(f"{temporary}/{records.MARK}"):
+            message = f"the image {image} holds a file /{records.MARK}, by which penroot knows its containers"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")
     return open_container(name, settings)
 

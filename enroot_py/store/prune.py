@@ -25,11 +25,10 @@ from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri
-from enroot_py.store import containers, index, layout
+from enroot_py.store import index, layout, records
 from enroot_py.store.crash import changed_files, is_unchanged
 from enroot_py.store.store import Store, flock
 
-_CONTAINER = "/.penroot"  # the record of a container in its directory
 _LEASE = 30 * 86400  # seconds: no job runs as long
 _SETTLED = 3600  # seconds after which a container whose record was announced has been made
 
@@ -100,7 +99,7 @@ def _layers_of(image: str) -> list[str]:
 
 def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
     """Digest of each image that the record of a container names -> the container's directory."""
-    records = {settings.data_path + f"/{name}{_CONTAINER}" for name in _listing(settings.data_path)}
+    noted = {f"{settings.data_path}/{name}/{records.MARK}" for name in _listing(settings.data_path)}
     for name in layout.names(store.root, layout.USERS):
         link = layout.directory(store.root, layout.USERS, name)
         try:
@@ -113,13 +112,11 @@ def used_by_containers(store: Store, settings: Settings) -> dict[str, str]:
         if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
             os.unlink(link)  # the place is there, the container is not: it was removed
         else:
-            records.add(record)
+            noted.add(record)
     found = {}
-    for record in records:
-        for line in containers.read_record(record).splitlines():
-            key, _, value = line.partition(" ")
-            if key == "image":
-                found[layout.digest_of(value)] = os.path.dirname(record)
+    for record in noted:
+        if image := records.read(record).get("image"):
+            found[layout.digest_of(image)] = os.path.dirname(record)
     return found
 
 

@@ -97,7 +97,6 @@ def test_every_room_has_its_rule_and_nothing_but_words() -> None:
         assert isinstance(docstring, ast.Expr), f"{name}/__init__.py has more than its docstring"
 
 
-@pytest.mark.xfail(strict=True, reason="five circles are left")
 def test_no_circles() -> None:
     """Imports within functions count: what needs them to work is a circle that waits."""
     doors = {module: imports(path) - {module} for module, path in modules().items()}
