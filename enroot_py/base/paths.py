@@ -17,6 +17,7 @@ import stat
 
 from enroot_py.base import linux, trusted
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 
 _MAXSYMLINKS = 40  # path_resolution(7)
 _LARGEST = 16 << 20  # bytes of a file of an image that is read into memory, as its /etc/passwd
@@ -24,14 +25,10 @@ _MOST = 2000  # files that are copied into a new home directory
 _AT_ONCE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def open_in(root: int, path: str, flags: int = os.O_PATH, mode: int = 0) -> int:
-    """Open ``path`` beneath ``root``. Raises OSError."""
-    return _open(root, path, flags, 0, mode)
-
-
-def _open(root: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+def open_in(root: int, path: str, flags: int = os.O_PATH, resolve: int = 0) -> Fd:
+    """Open ``path`` beneath ``root``, with more of openat2(2)'s restrictions on its way. Raises OSError."""
     resolve |= linux.RESOLVE_IN_ROOT
-    return linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, mode, resolve)
+    return Fd(linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, 0, resolve))
 
 
 def exists(root: int, path: str) -> bool:
@@ -89,7 +86,7 @@ def check_own(root: int, path: str, *, named: bool = False, entered: bool = Fals
     believe what is mounted on /proc there.
     """
     try:
-        os.close(_open(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV))
+        os.close(open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV))
         return True
     except OSError as e:
         if e.errno != errno.EXDEV:
@@ -103,7 +100,7 @@ def check_own(root: int, path: str, *, named: bool = False, entered: bool = Fals
             os.close(fd)
     try:
         if named:
-            os.close(_open(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS))
+            os.close(open_in(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS))
             return False
     except OSError as e:
         if e.errno != errno.ELOOP:
@@ -118,7 +115,7 @@ def open_regular(root: int, path: str, flags: int = os.O_RDONLY) -> int:
     """
     try:
         # On the root's own mount no device can be opened: it is nodev.
-        fd = _open(root, path, flags | _AT_ONCE, linux.RESOLVE_NO_XDEV)
+        fd = open_in(root, path, flags | _AT_ONCE, linux.RESOLVE_NO_XDEV)
     except OSError as e:
         if e.errno != errno.EXDEV:
             raise

@@ -197,11 +197,8 @@ class Mount:
 
     def _execute(self, root: int) -> None:
         if "x-detach" in self.words:
-            target = paths.open_in(root, self.target)
-            try:
-                linux.umount2(f"/proc/self/fd/{target}", linux.MNT_DETACH)
-            finally:
-                os.close(target)
+            with paths.open_in(root, self.target) as mounted:
+                linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
             os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
