@@ -47,9 +47,9 @@ def plan(context: Context) -> Edits:
 
             log.warn(f"the CDI specification of {kind} is out of date: {missing} does not exist")
         if folders:
-            from enroot_py.devices import nvidia
+            from enroot_py.devices.nvidia.driver import Driver
 
-            nvidia.Driver.of(host, context.host).link(edits, folders)
+            Driver.of(host, context.host).link(edits, folders)
     return edits
 
 

@@ -30,7 +30,7 @@ YES = ("1", "y", "yes", "true", "t", "on")
 
 
 def run(context: Context) -> None:
-    visible = context.host.get("MELLANOX_VISIBLE_DEVICES", context.environ.get("MELLANOX_VISIBLE_DEVICES", ""))
+    visible = context.value("MELLANOX_VISIBLE_DEVICES")
     if visible in ("void", "none"):
         visible = ""
     root = context.host.get("PENROOT_HOST_ROOT", "")

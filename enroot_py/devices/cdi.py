@@ -23,7 +23,7 @@ DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # a device of the second replaces on
 # What the values of a specification may raise that are not what they should be.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 # Hooks of NVIDIA's with nothing to do here: others' devices are hidden, nodes are not made anew, nor modes changed;
-# for CUDA's compatibility package see nvidia.add_compat.
+# for CUDA's compatibility package see nvidia/driver.py.
 _NEEDLESS = {"chmod", "enable-cuda-compat", "disable-device-node-modification", "update-application-profile"}
 
 

@@ -8,6 +8,7 @@ before it; every glibc since 2.2 reads it alone.
 
 from __future__ import annotations
 
+import os
 import sys
 
 # Not struct and not array: the one costs its own import, the other that of collections.
@@ -20,7 +21,10 @@ _HWCAPS = 1  # tag of the extension that holds offsets of strings
 _HEADER, _ENTRY = 48, 24
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
-_EM_X86_64, _EM_AARCH64 = 62, 183
+# Flags of a library of 64 bits by its machine, as elf(5) and uname(2) name that.
+_FLAGS = {62: 0x303, "x86_64": 0x303, 183: 0xA03, "aarch64": 0xA03}
+_OTHER = 0x3
+NATIVE = _FLAGS.get(os.uname().machine, _OTHER)
 _SHT_NOTE = 7
 # More than any linker writes: an image may say that there is more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
@@ -82,8 +86,7 @@ def soname(path: str) -> Library | None:
             name = f.read(256).partition(b"\0")[0].decode("utf-8", "surrogateescape")
     except (OSError, KeyError, *DAMAGE):
         return None
-    flags = {_EM_X86_64: 0x303, _EM_AARCH64: 0xA03}.get(machine, 0x3) if wide else 0x3
-    return flags, name, path
+    return _FLAGS.get(machine, _OTHER) if wide else _OTHER, name, path
 
 
 def drivers_of_compat(file: BinaryIO) -> set[int]:

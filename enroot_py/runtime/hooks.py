@@ -66,6 +66,10 @@ class Context:
         self.cgroups = caller.cgroups
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
+    def value(self, name: str) -> str:
+        """A variable of the caller, else of the container; "" where neither has it."""
+        return self.host.get(name, self.environ.get(name, ""))
+
     def read(self, path: str) -> bytes:
         """The content of a regular file of moderate size; empty where there is no such file."""
         try:

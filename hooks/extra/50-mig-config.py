@@ -8,21 +8,23 @@ if TYPE_CHECKING:
 
 
 def run(context: Context) -> None:
-    visible = context.host.get("NVIDIA_VISIBLE_DEVICES", context.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+    visible = context.value("NVIDIA_VISIBLE_DEVICES")
     # Of MIG devices the caller has parts, and those are made already.
     if visible in ("", "void", "none") or "MIG-" in visible or any(":" in word for word in visible.split(",")):
         return
     from enroot_py.base.errors import HookError
-    from enroot_py.devices import edits, nvidia, nvml
+    from enroot_py.devices import nvml
+    from enroot_py.devices.edits import Host
+    from enroot_py.devices.nvidia.driver import Driver
+    from enroot_py.devices.nvidia.selection import GPUs
 
-    host = edits.Host.of(context.host)
-    library = nvidia.Driver.of(host, context.host).nvml()
+    host = Host.of(context.host)
+    library = Driver.of(host, context.host).nvml()
     if not library:
         return
-    known = nvidia.gpus(host)
     words = [word.strip().removeprefix("nvidia.com/gpu=") for word in visible.split(",")]
     try:
-        chosen = nvidia.select(words, known, host, "NVIDIA_VISIBLE_DEVICES", lambda: library)
+        chosen = GPUs(host, lambda: library).select(words, "NVIDIA_VISIBLE_DEVICES")
         if any(nvml.mig_enabled(library, gpu.bus) for gpu in chosen.gpus):
             context.environ["NVIDIA_MIG_CONFIG_DEVICES"] = "all"
     except HookError:

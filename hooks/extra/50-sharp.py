@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(context: Context) -> None:
     host, environ = context.host, context.environ
-    devices = host.get("MELLANOX_VISIBLE_DEVICES", environ.get("MELLANOX_VISIBLE_DEVICES", ""))
+    devices = context.value("MELLANOX_VISIBLE_DEVICES")
     if devices in ("", "void", "none") or host.get("SLURM_NETWORK") != "sharp":
         return
     environ.setdefault("SHARP_COLL_LOCK_ON_COMM_INIT", "1")

@@ -25,13 +25,10 @@ TABLES = {
 OPEN = {
     "modules that are too long": {
         "enroot_py.cli.verbs",
-        "enroot_py.devices.nvidia",
         "enroot_py.store.pull",
-        "enroot_py.store.store",
     },
     "functions that are too long": {
         "enroot_py.base.run run",
-        "enroot_py.runtime.enter enter",
         "enroot_py.store.prune prune",
         "enroot_py.store.pull _head",
     },
@@ -39,8 +36,6 @@ OPEN = {
         "enroot_py.base.paths create",
         "enroot_py.base.run run",
         "enroot_py.cli.bundle write",
-        "enroot_py.runtime.enter enter",
-        "enroot_py.runtime.hooks Context.__init__",
         "enroot_py.runtime.rootfs Source.__init__",
         "enroot_py.store.prune prune",
         "enroot_py.store.pull _assemble",
@@ -48,8 +43,6 @@ OPEN = {
         "enroot_py.store.pull _head",
         "enroot_py.store.pull _layers",
         "enroot_py.store.pull _task",
-        "hooks.98-nvidia by_cdi",
-        "hooks.98-nvidia narrowed",
     },
     "names of two classes": {
         "Source",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import HookError
-from enroot_py.devices import nvidia
 from enroot_py.devices.edits import Edits, Host
+from enroot_py.devices.nvidia import driver
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, VERSION, FakeHost, cap_number, mig_uuid, uuid
 
@@ -648,7 +648,7 @@ def test_libraries_of_an_older_driver_are_left_out(
     host.file(
         "/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Rel\n"
     )
-    assert nvidia.driver_version(Host(str(host.root))) == "550.54.15"
+    assert driver.loaded_version(Host(str(host.root))) == "550.54.15"
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert libraries(edits) <= set(fakehost.OWN)
     assert gpus(edits) == {0}

@@ -1,0 +1,280 @@
+"""The driver of NVIDIA: where the user's part of it is, what a container needs of it, and what that can run."""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import log, paths
+from enroot_py.base.errors import HookError
+from enroot_py.devices import ldcache
+from enroot_py.devices.edits import Edits, Host, add_library, bits, shown
+from enroot_py.devices.nvidia import tables
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from enroot_py.devices.nvidia.selection import GPU
+    from enroot_py.runtime.hooks import Context
+
+
+def absence(host: Host) -> tuple[str, str]:
+    """Why there is no driver that this module could use, with the way out; the first is empty where nobody wonders."""
+    for kind, marks in (("WSL2", ("/dev/dxg",)), ("a Jetson", ("/dev/nvmap", "/etc/nv_tegra_release"))):
+        if any(host.exists(path) for path in marks):
+            return f"it is {kind}", "its GPU is given by CDI: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    return "", "its kernel module makes /proc/driver/nvidia; unset the variable to start without GPUs"
+
+
+def loaded_version(host: Host) -> str:
+    """The version of the kernel's driver, such as 535.104.05; empty where it does not say."""
+    line = host.read("/proc/driver/nvidia/version").decode("ascii", "replace").partition("\n")[0]
+    for word in line.split():
+        if "." in word and word.replace(".", "").isdecimal():
+            return word
+    return ""
+
+
+def capabilities(text: str) -> set[str]:
+    """NVIDIA_DRIVER_CAPABILITIES as a set; compute and utility where nothing is said. Raises HookError."""
+    words = {word.strip() for word in text.split(",") if word.strip()} or {"compute", "utility"}
+    if "all" in words:
+        return set(tables.CAPABILITIES)
+    if unknown := sorted(words - set(tables.CAPABILITIES)):
+        raise HookError(
+            f"NVIDIA_DRIVER_CAPABILITIES: unknown capability {shown(unknown[0])!r}",
+            hint="there are all, " + ", ".join(tables.CAPABILITIES),
+        )
+    return words
+
+
+class Driver:
+    """The user's part of the driver: where it is and which version it has."""
+
+    def __init__(self, tree: Host, version: str, caller: Mapping[str, str]) -> None:
+        self.tree = tree
+        self.version = version
+        self._caller = caller
+        self._programs: tuple[str, ...] = tables.PROGRAM_DIRECTORIES
+        self._libraries: list[ldcache.Library] | None = None
+
+    @classmethod
+    def of(cls, host: Host, caller: Mapping[str, str]) -> Driver:
+        """That of a host, beneath NVIDIA_DRIVER_ROOT where a site says so; else in a driver container, or the host."""
+        root = caller.get("NVIDIA_DRIVER_ROOT", "").rstrip("/")
+        if not root and host.exists("/run/nvidia/driver/usr/bin/nvidia-smi"):
+            root = "/run/nvidia/driver"
+        return cls(host.beneath(root), loaded_version(host), caller)
+
+    @property
+    def libraries(self) -> list[ldcache.Library]:
+        """Libraries that the loader of the host knows; else, as in a container, those of the usual directories."""
+        if self._libraries is None:
+            try:
+                self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)
+            except ldcache.DAMAGE:
+                self._libraries = []
+            if not any(self._is_ours(path) for _, name, path in self._libraries if name in tables.MAIN_LIBRARIES):
+                self._libraries = self._scanned()
+                self._programs += self._paths("PATH")
+        return self._libraries
+
+    def _paths(self, name: str) -> tuple[str, ...]:
+        """Directories of one of the caller's variables, who may know what the loader does not."""
+        return tuple(path for path in self._caller.get(name, "").split(":") if path.startswith("/"))
+
+    def _directories(self) -> list[str]:
+        """Where a driver is that the loader does not know."""
+        usual = [pattern.format(machine=os.uname().machine) for pattern in tables.LIBRARY_DIRECTORIES]
+        return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether a library is of the kernel's version, and not of CUDA's compatibility package, say."""
+        return not self.version or self.tree.real(path).endswith("." + self.version)
+
+    def _scanned(self) -> list[ldcache.Library]:
+        libraries: dict[str, ldcache.Library] = {}
+        prefixes = tuple(prefix.decode() for prefix in tables.PREFIXES)
+        for directory in self._directories():
+            names = [name for name in self.tree.list(directory) if name.startswith(prefixes)]
+            # libcuda.so.1 and not libcuda.so.535.104.05: what programs ask for.
+            sonames = [name for name in names if len(name.rpartition(".so.")[2]) < 3]
+            linked = {name.partition(".so.")[0] for name in sonames}
+            # Those that only other libraries of the driver ask for have the version in their name.
+            sonames += [n for n in names if n.endswith(f".so.{self.version}") and n.partition(".so.")[0] not in linked]
+            for name in sonames:
+                if name not in libraries or not self._is_ours(libraries[name][2]):
+                    libraries[name] = ldcache.NATIVE, name, f"{directory}/{name}"
+        return list(libraries.values())
+
+    def _vdpau(self) -> list[ldcache.Library]:
+        """The driver for VDPAU, in a directory that only that looks into."""
+        name = "libvdpau_nvidia.so.1"
+        beside = [(flags, path) for flags, soname, path in self.libraries if soname == "libnvcuvid.so.1"]
+        return [(flags, name, f"{os.path.dirname(path)}/vdpau/{name}") for flags, path in beside]
+
+    def _library(self, name: str) -> str:
+        """The path on this machine of a library, empty where there is none."""
+        for flags, soname, path in self.libraries:
+            if soname == name and bits(flags) == 64:
+                return self.tree.path(self.tree.real(path))
+        return ""
+
+    def nvml(self) -> str:
+        """The library that answers questions about GPUs; empty where there is none."""
+        return self._library("libnvidia-ml.so.1")
+
+    def link(self, edits: Edits, folders: list[str]) -> None:
+        """What ldconfig would do for libraries that are bound in ``folders``: links and entries in the cache."""
+        bound = {source: target for target, (source, _) in edits.files.items() if os.path.dirname(target) in folders}
+        known = [(flags, soname, self.tree.path(self.tree.real(path))) for flags, soname, path in self.libraries]
+        # A driver that no loader of the host knows, or a library that is no driver's.
+        more = (ldcache.soname(path) for path in bound.keys() - {path for _, _, path in known} if ".so" in path)
+        for flags, soname, path in [*known, *(library for library in more if library)]:
+            target = bound.get(path, "")
+            directory, _, file = target.rpartition("/")
+            if file:
+                if soname != file:
+                    edits.links.setdefault(f"{directory}/{soname}", file)
+                edits.libraries.append((flags, soname, f"{directory}/{soname}"))
+
+    def add(self, edits: Edits, context: Context, wanted: set[str]) -> None:
+        """Libraries, programs and firmware for ``wanted`` capabilities."""
+        self._add_libraries(edits, context, wanted)
+        for capability, library in (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1")):
+            if capability in wanted and all(library != name for _, name, _ in edits.libraries):
+                self._warn(library)
+        for capability in ("utility", "compute"):
+            for program in tables.PROGRAMS[capability] if capability in wanted else ():
+                for directory in self._programs:
+                    if edits.file(self.tree, f"{directory}/{program}", f"/usr/bin/{program}"):
+                        break
+        for directory in (f"/lib/firmware/nvidia/{self.version}",) if self.version else ():
+            for name in self.tree.list(directory):
+                if name.startswith("gsp") and name.endswith(".bin"):
+                    edits.file(self.tree, f"{directory}/{name}")
+        if "compute" in wanted:
+            self._share(edits, "OpenCL/vendors/nvidia.icd", "/etc")
+        for name in tables.GRAPHICS_FILES if wanted & {"graphics", "display"} else ():
+            self._share(edits, name.format(machine=os.uname().machine), "/usr/share")
+
+    def _share(self, edits: Edits, name: str, target: str) -> None:
+        for directory in tables.SHARE_DIRECTORIES:
+            if edits.file(self.tree, f"{directory}/{name}", f"{target}/{name}"):
+                return
+
+    def _warn(self, library: str) -> None:
+        log.warn(
+            f"{os.uname().nodename} has no {library}{' of its driver ' + self.version if self.version else ''}: "
+            f"it is not in {self.tree.path('/etc/ld.so.cache')} nor in {', '.join(self._directories())}"
+        )
+
+    def _add_libraries(self, edits: Edits, context: Context, wanted: set[str]) -> None:
+        names = {name for capability in wanted for name in tables.LIBRARIES.get(capability, "").split()}
+        for library in [*self.libraries, *(self._vdpau() if "video" in wanted else ())]:
+            flags, soname, path = library
+            name, _, rest = soname.partition(".so")
+            if name not in names or not rest or (bits(flags) == 32 and "compat32" not in wanted):
+                continue
+            real = self.tree.real(path)
+            file = real.rpartition("/")[2]
+            of_driver = not self.version or name.startswith(tables.OWN_VERSION) or file.endswith("." + self.version)
+            if not file or not of_driver:
+                continue  # what an older driver left behind does not work with this kernel's
+            directory = add_library(edits, self.tree, context, library, real)
+            for more, target in tables.LINKS.items():
+                if target == soname:
+                    edits.links[f"{directory}/{more}"] = target
+            if name == "libnvidia-allocator" and wanted & {"graphics", "display"}:
+                edits.links[f"{directory}/{tables.GBM}"] = f"../{soname}"
+
+
+def add_compat(edits: Edits, context: Context, version: str, known: list[GPU]) -> None:
+    """Prefer the image's own libcuda where it is for a newer driver: CUDA Compatibility, "Forward Compatibility"."""
+    directory = "/usr/local/cuda/compat"
+    try:
+        with paths.open_in(context.root, directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            names = sorted(os.listdir(fd))
+    except OSError:
+        return
+    versions = [name.removeprefix("libcuda.so.") for name in names if name.startswith("libcuda.so.")]
+    newest = max((v for v in versions if "." in v and v.replace(".", "").isdecimal()), key=_version, default="")
+    branch = _version(version)[0]
+    if not newest or not version or _version(newest)[0] <= branch or _brands(known) & tables.CONSUMER:
+        return
+    try:
+        with open(paths.open_regular(context.root, f"{directory}/libcuda.so.{newest}"), "rb") as library:
+            branches = ldcache.drivers_of_compat(library)
+    except OSError:
+        return
+    if branches and branch not in branches:
+        return
+    # Some are asked for by their whole name: libnvidia-gpucomp.so.580.65.06.
+    ours = [name for name in names if name.startswith("lib") and ".so." in name]
+    edits.libraries = [library for library in edits.libraries if library[1] not in ours]
+    edits.libraries += [(ldcache.NATIVE, name, f"{directory}/{name}") for name in ours]
+
+
+def add_direct_nodes(edits: Edits, host: Host) -> None:
+    """GDRCopy, GPUDirect Storage and IMEX channels, where the host has them."""
+    edits.node(host, "/dev/gdrdrv")
+    for name in host.list("/dev"):
+        if name.startswith("nvidia-fs"):
+            edits.node(host, f"/dev/{name}")
+            edits.file(host, "/run/udev")  # where cuFile looks disks up
+    for name in host.list("/dev/nvidia-caps-imex-channels"):
+        edits.node(host, f"/dev/nvidia-caps-imex-channels/{name}")
+
+
+def check_requirements(requirements: dict[str, str], version: str, known: list[GPU]) -> None:
+    """NVIDIA_REQUIRE_*: a space is "or", a comma is "and". Raises HookError for one that is not met."""
+    if not version:
+        return
+    driver = _version(version)
+    cuda = next(((int(c), round(c * 10) % 10) for branch, c in tables.CUDA_OF_DRIVER if driver[0] >= branch), (0, 0))
+    facts = {"driver": driver, "cuda": cuda}
+    if driver[0] > tables.CUDA_OF_DRIVER[0][0]:
+        del facts["cuda"]  # of a branch that is newer than this table
+    brands = _brands(known)
+    for name, text in sorted(requirements.items()):
+        alternatives = text.split()
+        if alternatives and not any(all(_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
+            raise HookError(
+                f"{name}={shown(alternatives[0])}: the driver {version} of {os.uname().nodename} "
+                f"runs CUDA {cuda[0]}.{cuda[1]} at most",
+                hint="it needs a newer driver; NVIDIA_DISABLE_REQUIRE=1 starts the container all the same",
+            )
+
+
+def _met(condition: str, facts: dict[str, tuple[int, ...]], brands: set[str]) -> bool:
+    for operator in (">=", "<=", "!=", "=", ">", "<"):
+        name, there, value = condition.partition(operator)
+        if there:
+            break
+    else:
+        return True
+    if name == "brand":
+        return (value.lower() in brands) == (operator == "=")
+    if name not in facts or not value.replace(".", "").isdecimal() or len(value) > 32:
+        return True  # what is not known here does not forbid a start
+    ours, theirs = facts[name], _version(value)
+    width = max(len(ours), len(theirs))
+    ours += (0,) * (width - len(ours))
+    theirs += (0,) * (width - len(theirs))
+    results = {">=": ours >= theirs, "<=": ours <= theirs, "=": ours == theirs, "!=": ours != theirs}
+    return results.get(operator, ours > theirs if operator == ">" else ours < theirs)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal()) or (0,)
+
+
+def _brands(known: list[GPU]) -> set[str]:
+    """What NVML may call the brand of such a model: older and newer drivers have different words."""
+    model = known[0].model.lower() if known else ""
+    for name in ("geforce", "quadro", "titan"):
+        if name in model:
+            return {name, name + "rtx"}
+    if "rtx" in model:
+        return {"nvidiartx", "quadrortx"}
+    return {next((name for name in ("nvs", "grid") if name in model), "tesla"), "nvidia"}
