@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from enroot_py.base.errors import PenrootError
-from enroot_py.base.run import find, run
+from enroot_py.base.run import Program, find
 from enroot_py.cli import doctor
 from enroot_py.cli.doctor import Finding
 from enroot_py.config import settings as enroot_settings
@@ -60,7 +60,7 @@ def findings(plugstack: str | None) -> Iterator[Finding]:
 def slurm_configuration() -> dict[str, str]:
     """What slurmctld says, as scontrol(1) shows it; empty where nobody answers."""
     try:
-        text = run([find("scontrol", package="slurm-client"), "show", "config"], timeout=_PATIENCE)
+        text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_PATIENCE).run()
     except PenrootError:
         return {}
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
@@ -101,7 +101,7 @@ def _installed() -> str:
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin")
         if path:
             try:
-                return run([path, "-V"], timeout=_PATIENCE).split()[-1]
+                return Program([path, "-V"], timeout=_PATIENCE).run().split()[-1]
             except PenrootError as e:
                 error = e
     if error:

@@ -13,7 +13,7 @@ import click
 from enroot_py import __version__
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, PenrootError
-from enroot_py.base.run import find, run
+from enroot_py.base.run import Program, find
 from pyxis_py import settings
 from pyxis_py.header import c_header
 from pyxis_py.settings import PLUGIN
@@ -86,7 +86,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
     with tempfile.TemporaryDirectory(prefix=".spank-", dir=directory) as work:
         with open(f"{work}/options.h", "w") as header:
             header.write(c_header())
-        run(
+        Program(
             [
                 compiler,
                 *CFLAGS,
@@ -96,7 +96,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
                 *sorted(glob.glob(f"{sources}/*.c")),
                 *("-o", f"{work}/{PLUGIN}"),
             ]
-        )
+        ).run()
         os.chmod(f"{work}/{PLUGIN}", 0o755)
         os.rename(f"{work}/{PLUGIN}", output)
 

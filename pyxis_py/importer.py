@@ -22,7 +22,7 @@ def get(plugin: PluginSettings, host: Mapping[str, str], uri: str) -> str:
     """The squashfs file of an image. Raises ImageError."""
     command = [plugin.importer, "get", uri]
     try:
-        lines = run.run(command, error=ImageError, environ=_environ(host)).splitlines()
+        lines = run.Program(command, error=ImageError, environ=_environ(host)).run().splitlines()
     except ImageError:
         release(plugin, host)
         raise
@@ -35,7 +35,7 @@ def get(plugin: PluginSettings, host: Mapping[str, str], uri: str) -> str:
 def release(plugin: PluginSettings, host: Mapping[str, str]) -> None:
     """The file is not needed any more. That a release fails is for the administrator, not for the job."""
     try:
-        run.run([plugin.importer, "release"], error=ImageError, environ=_environ(host))
+        run.Program([plugin.importer, "release"], error=ImageError, environ=_environ(host)).run()
     except ImageError as e:
         log.info(str(e))
 

@@ -136,7 +136,7 @@ def find(name: str) -> str:
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
     """An image that the helper can unpack: the same file, or a copy of it in zstd."""
-    known = run.run([find("penroot-runfile"), "compressions"]).split()
+    known = run.Program([find("penroot-runfile"), "compressions"]).run().split()
     if _compression(image) in known:
         yield image
         return
@@ -165,7 +165,7 @@ def _compression(image: str) -> str:
 def _config(source: str, image: str, description: str, target: str) -> str:
     """What the driver knows of this bundle, as assignments of sh(1)."""
     try:
-        size = int(run.run([find("penroot-runfile"), "size", source, "0"], error=ImageError))
+        size = int(run.Program([find("penroot-runfile"), "size", source, "0"], error=ImageError).run())
     except ImageError as e:
         what = str(e).partition(" failed: ")[2]
         if "is damaged" not in what:

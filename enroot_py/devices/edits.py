@@ -211,7 +211,7 @@ def _run(command: list[str], context: Context) -> None:
     root = os.readlink(f"/proc/self/fd/{context.root}")
     environ = {**context.host, "PATH": path}
     command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]
-    run.run(command, error=HookError, environ=environ, before=shellhooks.keep_capabilities)
+    run.Program(command, error=HookError, environ=environ, before=shellhooks.keep_capabilities).run()
 
 
 def shared_dev(context: Context) -> bool:

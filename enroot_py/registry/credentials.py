@@ -198,14 +198,14 @@ def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "")
         stdin.seek(0)
         failure = None
         try:
-            run.run(
+            run.Program(
                 command,
                 error=ConfigError,
                 environ=environ,
                 stdin=stdin.fileno(),
                 stdout=stdout.fileno(),
                 timeout=_PATIENCE,
-            )
+            ).run()
         except ConfigError as e:
             failure = e
         stdout.seek(0)

@@ -167,7 +167,7 @@ class Engine:
         self._id = ""
 
     def _engine(self, *arguments: str, stdout: int | None = None) -> str:
-        return run.run([self._program, *arguments], error=ImageError, stdout=stdout, environ=os.environ)
+        return run.Program([self._program, *arguments], error=ImageError, stdout=stdout, environ=os.environ).run()
 
     def digest(self) -> str:
         """The engine's own id of the image."""

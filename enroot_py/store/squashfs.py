@@ -317,7 +317,7 @@ def _run_tool(command: list[str], image: str = "", **how: Any) -> str:
     from enroot_py.base import run
 
     try:
-        return run.run(command, error=ImageError, **how)
+        return run.Program(command, error=ImageError, **how).run()
     except ImageError as e:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if os.strerror(number) in str(e):

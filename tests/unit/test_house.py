@@ -28,13 +28,11 @@ OPEN = {
         "enroot_py.store.pull",
     },
     "functions that are too long": {
-        "enroot_py.base.run run",
         "enroot_py.store.prune prune",
         "enroot_py.store.pull _head",
     },
     "functions with too many parameters": {
         "enroot_py.base.paths create",
-        "enroot_py.base.run run",
         "enroot_py.cli.bundle write",
         "enroot_py.runtime.rootfs Source.__init__",
         "enroot_py.store.prune prune",
