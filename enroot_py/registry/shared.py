@@ -16,8 +16,8 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from enroot_py.base import digests, linux, log, trusted
 from enroot_py.base.errors import ImageError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.manifests import Descriptor
     from enroot_py.registry.sources import Blob, Source
 
+_T = TypeVar("_T")
 _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
 _SIGN = 5.0  # seconds between signs of life
 _POLL = 0.2
@@ -37,7 +38,7 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 _LONGEST = 4096  # bytes of a lock that are read
 
 
-class Shared:
+class SharedBlobs:
     """The directory ``path``, which is made where it is missing, for ``readers``: everybody, a group or a user.
 
     Whatever another user has made or left there costs a warning and a fetch of one's own, but no wait.
@@ -55,11 +56,31 @@ class Shared:
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
             ) from e
 
-    def blob(self, source: Source, descriptor: Descriptor) -> Found | Kept | Blob:
-        """The blob from here, or from ``source`` and then kept here when it is published.
+    def read(self, source: Source, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
+        """What ``use`` makes of a blob from here, or from ``source``, which is kept here then.
 
+        ``use`` checks the digest, and raises ImageError where it is wrong: a blob from here is fetched again.
         From ``source`` alone where what is here is another user's, and of no use.
         """
+        while (blob := self._blob(source, descriptor)) is not None:
+            with blob:
+                try:
+                    result = use(blob)
+                except ImageError as e:
+                    if not isinstance(blob, _SharedBlob):
+                        raise
+                    log.warn(f"{e}; the shared {blob.path} is damaged: fetching it again")
+                    if not blob.reject():
+                        break
+                    continue
+                if isinstance(blob, _Tee):
+                    blob.publish()
+                return result
+        with source.blob(descriptor) as alone:
+            return use(alone)
+
+    def _blob(self, source: Source, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
+        """The blob from here, or from ``source`` and then kept here; None where that cannot be."""
         alone = f"fetching {_short(descriptor)} for this node alone"
         try:
             with contextlib.ExitStack() as closing:
@@ -74,7 +95,7 @@ class Shared:
             log.warn(f"{e.filename} is another user's, who keeps it to himself: {alone}")
         except OSError as e:
             log.warn(f"{e.filename or self._path}: {e.strerror}: {alone}")
-        return source.blob(descriptor)
+        return None
 
 
 class _Useless(Exception):
@@ -119,7 +140,7 @@ class _Turn:
         self._host, self._boot, self._pid = socket.gethostname(), linux.boot_id()[:8], os.getpid()
         self._own = f"{self._host}.{self._boot}.{self._pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
-    def blob(self, source: Source) -> Found | Kept:
+    def blob(self, source: Source) -> _SharedBlob | _Tee:
         """The blob from here, or from ``source``. Raises OSError, _Useless."""
         waited = False
         while True:
@@ -129,22 +150,22 @@ class _Turn:
                 with contextlib.ExitStack() as unlocking:
                     unlocking.callback(os.unlink, self._lock, dir_fd=self._directories.blobs)
                     if not _exists(self._directories.blobs, self._name):
-                        kept = Kept(source.blob(self._descriptor), self._directories, self._own, self._name)
+                        blob = _Tee(source.blob(self._descriptor), self._directories, self._own, self._name)
                         unlocking.pop_all()  # it does so when it is closed
-                        return kept
+                        return blob
                 continue  # who had the lock was done between our two looks
             if not waited:
                 log.info(f"waiting for {self._holder()}, who fetches {_short(self._descriptor)}")
                 waited = True
             time.sleep(_POLL)
 
-    def _read(self) -> Found:
+    def _read(self) -> _SharedBlob:
         """Raises FileNotFoundError where nobody has fetched the blob yet, or not all of it."""
-        found = Found(self._directories, self._name)
-        if found.size == self._descriptor.size:
-            return found
-        log.warn(f"{found.path} has not the size that it should have: fetching it again")
-        if not found.reject():
+        blob = _SharedBlob(self._directories, self._name)
+        if blob.size == self._descriptor.size:
+            return blob
+        log.warn(f"{blob.path} has not the size that it should have: fetching it again")
+        if not blob.reject():
             raise _Useless
         raise FileNotFoundError
 
@@ -192,7 +213,7 @@ class _Turn:
         return f"process {pid} on {host}"
 
 
-class Found:
+class _SharedBlob:
     """A blob that another node has fetched. Raises OSError where it is not there, or no file."""
 
     def __init__(self, directories: _Directories, name: str) -> None:
@@ -217,7 +238,7 @@ class Found:
         return self._file.read(size)
 
     def reject(self) -> bool:
-        """It is not what its name says: nobody shall read it again. False where it is another user's to remove."""
+        """Remove it, for it is not what its name says. False where it is another user's to remove."""
         self._file.close()
         try:
             os.unlink(self._name, dir_fd=self._directories.blobs)
@@ -228,8 +249,8 @@ class Found:
         return True
 
 
-class Kept:
-    """A blob on its way to whoever reads it, and to the shared directory."""
+class _Tee:
+    """A blob on its way to whoever reads it and, as by tee(1), to the shared directory."""
 
     def __init__(self, blob: Blob, directories: _Directories, temporary: str, name: str) -> None:
         self._blob = blob

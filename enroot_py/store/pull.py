@@ -17,16 +17,16 @@ from enroot_py.store.store import Image, Name, Store, cannot_write
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Descriptor, Manifest
-    from enroot_py.registry.shared import Found, Kept
     from enroot_py.registry.sources import Blob, Source
     from enroot_py.store.index import Index
     from enroot_py.store.store import Build
 
     AnyImage = Reference | LocalImage
+    _T = TypeVar("_T")
 
 __all__ = ["Image", "import_", "pull"]
 
@@ -249,36 +249,32 @@ def _layers(
     return total
 
 
-def _open(source: Source, reference: AnyImage, blob: Descriptor, settings: Settings) -> Blob | Found | Kept:
-    """A blob from its source, or from what nodes share."""
+def _read(source: Source, reference: AnyImage, blob: Descriptor, settings: Settings, use: Callable[[Blob], _T]) -> _T:
+    """What ``use`` makes of a blob, from its source or from what nodes share: see SharedBlobs.read."""
     if not settings.shared_blobs or isinstance(reference, LocalImage):
-        return source.blob(blob)
-    from enroot_py.registry.shared import Shared
+        with source.blob(blob) as stream:
+            return use(stream)
+    from enroot_py.registry.shared import SharedBlobs
 
-    return Shared(settings.shared_blobs, settings.shared_blobs_for).blob(source, blob)
+    return SharedBlobs(settings.shared_blobs, settings.shared_blobs_for).read(source, blob, use)
 
 
 def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> bytes:
     """The image config, from its source or from what nodes share."""
     from enroot_py.base import digests
-    from enroot_py.registry.shared import Found, Kept
 
     if not settings.shared_blobs or isinstance(reference, LocalImage):
         return source.config(manifest)
-    while True:
-        with _open(source, reference, manifest.config, settings) as stream:
-            if manifest.config.size > _MAX_CONFIG:
-                raise ImageError(f"{reference}: a config of {manifest.config.size} bytes")
-            data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))  # noqa: B023 - used up at once
-            if digests.of(data) == manifest.config.digest:
-                if isinstance(stream, Kept):
-                    stream.publish()
-                return data
-            if not isinstance(stream, Found):
-                raise ImageError(f"{reference}: the config {manifest.config.digest} has the digest {digests.of(data)}")
-            log.warn(f"the shared {stream.path} is damaged: fetching it again")
-            if not stream.reject():
-                return source.config(manifest)
+    if manifest.config.size > _MAX_CONFIG:
+        raise ImageError(f"{reference}: a config of {manifest.config.size} bytes")
+
+    def read(stream: Blob) -> bytes:
+        data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))
+        if digests.of(data) != manifest.config.digest:
+            raise ImageError(f"{reference}: the config {manifest.config.digest} has the digest {digests.of(data)}")
+        return data
+
+    return _read(source, reference, manifest.config, settings, read)
 
 
 def _task(
@@ -290,10 +286,9 @@ def _task(
     settings: Settings,
     count: Callable[[int], None],
 ) -> Callable[[], None]:
-    from enroot_py.registry.shared import Found, Kept
     from enroot_py.store import unpack
 
-    def take(stream: Blob | Found | Kept, path: str) -> None:
+    def take(stream: Blob, path: str) -> None:
         try:
             layer = unpack.layer(stream, path, progress=count)
         except ImageError as e:
@@ -315,23 +310,13 @@ def _task(
         with store.build(layout.LAYERS, diff_id) as build:
             if build.done:  # by another import, while we waited for it
                 return
-            use = settings
-            while True:
-                with _open(source, reference, blob, use) as stream:
-                    try:
-                        take(stream, build.path)
-                    except ImageError as e:
-                        if not isinstance(stream, Found):
-                            raise
-                        log.warn(f"{e}; the shared {stream.path} is damaged: fetching it again")
-                        if not stream.reject():
-                            use = settings.replace("a damaged blob", shared_blobs="")
-                        build.clear()
-                        continue
-                    if isinstance(stream, Kept):
-                        stream.publish()
-                build.publish()
-                return
+
+            def use(stream: Blob) -> None:
+                build.clear()  # of a blob that was damaged
+                take(stream, build.path)
+
+            _read(source, reference, blob, settings, use)
+            build.publish()
 
     return fetch
 

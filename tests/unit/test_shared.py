@@ -55,6 +55,10 @@ class Stream:
         return data
 
 
+def read(path: Path, source: Place) -> bytes:
+    return shared.SharedBlobs(str(path)).read(source, BLOB, lambda blob: b"".join(iter(lambda: blob.read(100), b"")))
+
+
 def take(place: Path, count: int, *, user: int = -1) -> None:
     """So many processes take the blob at once; all get it."""
     children = []
@@ -65,11 +69,7 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
             try:
                 if user >= 0:
                     os.setuid(user)
-                with shared.Shared(str(place / "shared")).blob(Place(place / "log"), BLOB) as stream:
-                    got = b"".join(iter(lambda: stream.read(100), b""))
-                    if isinstance(stream, shared.Kept):
-                        stream.publish()
-                status = got != DATA
+                status = read(place / "shared", Place(place / "log")) != DATA
             finally:
                 os._exit(status)
         children.append(child)
@@ -124,8 +124,7 @@ def test_directories_are_open_to_others_from_the_first_moment_on(
     monkeypatch.setattr(os, "chmod", lambda *_: None)  # by then another node may have looked
     umask = os.umask(0o077)
     try:
-        with shared.Shared(str(tmp_path)).blob(Place(tmp_path / "log"), BLOB):
-            pass
+        read(tmp_path, Place(tmp_path / "log"))
     finally:
         os.umask(umask)
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}
