@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from enroot_py.registry.manifests import Descriptor
-    from enroot_py.registry.sources import Blob, Source
+    from enroot_py.registry.sources import Blob, ImageSource
 
 _T = TypeVar("_T")
 _EXPIRY = 60.0  # seconds without a sign of life, after which a lock is nobody's
@@ -56,7 +56,7 @@ class SharedBlobs:
                 f"cannot use the shared blobs in {path}: {e.strerror}", hint="see ENROOT_SHARED_BLOBS"
             ) from e
 
-    def read(self, source: Source, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
+    def read(self, source: ImageSource, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
         """What ``use`` makes of a blob from here, or from ``source``, which is kept here then.
 
         ``use`` checks the digest, and raises ImageError where it is wrong: a blob from here is fetched again.
@@ -79,7 +79,7 @@ class SharedBlobs:
         with source.blob(descriptor) as alone:
             return use(alone)
 
-    def _blob(self, source: Source, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
+    def _blob(self, source: ImageSource, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
         """The blob from here, or from ``source`` and then kept here; None where that cannot be."""
         alone = f"fetching {_short(descriptor)} for this node alone"
         try:
@@ -140,7 +140,7 @@ class _Turn:
         self._host, self._boot, self._pid = socket.gethostname(), linux.boot_id()[:8], os.getpid()
         self._own = f"{self._host}.{self._boot}.{self._pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
-    def blob(self, source: Source) -> _SharedBlob | _Tee:
+    def blob(self, source: ImageSource) -> _SharedBlob | _Tee:
         """The blob from here, or from ``source``. Raises OSError, _Useless."""
         waited = False
         while True:

@@ -31,7 +31,7 @@ class Blob(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """What the pipeline asks of the place of an image. All raise ImageError, a registry RegistryError too."""
 
     @property
@@ -48,7 +48,7 @@ class Source(Protocol):
 
 def open_source(
     reference: Reference | LocalImage, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
-) -> Source:
+) -> ImageSource:
     """The place of an image. A registry is not yet asked; an archive is read. Raises ImageError.
 
     ``heard``: see Repository.

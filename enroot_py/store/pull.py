@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Descriptor, Manifest
-    from enroot_py.registry.sources import Blob, Source
+    from enroot_py.registry.sources import Blob, ImageSource
     from enroot_py.store.index import Index
     from enroot_py.store.store import Build
 
@@ -154,7 +154,7 @@ def _disagreement(
     )
 
 
-def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> Image:
+def _fetch(store: Store, source: ImageSource, reference: AnyImage, manifest: Manifest, settings: Settings) -> Image:
     """Bring an image and the layers that it lacks into the store; it is held when this returns."""
     from enroot_py.store import onefile, prune
 
@@ -191,7 +191,7 @@ def _fetch(store: Store, source: Source, reference: AnyImage, manifest: Manifest
 def _assemble(
     store: Store,
     build: Build,
-    source: Source,
+    source: ImageSource,
     reference: AnyImage,
     manifest: Manifest,
     settings: Settings,
@@ -212,7 +212,7 @@ def _assemble(
 
 def _layers(
     store: Store,
-    source: Source,
+    source: ImageSource,
     reference: AnyImage,
     manifest: Manifest,
     diff_ids: Sequence[str],
@@ -249,7 +249,9 @@ def _layers(
     return total
 
 
-def _read(source: Source, reference: AnyImage, blob: Descriptor, settings: Settings, use: Callable[[Blob], _T]) -> _T:
+def _read(
+    source: ImageSource, reference: AnyImage, blob: Descriptor, settings: Settings, use: Callable[[Blob], _T]
+) -> _T:
     """What ``use`` makes of a blob, from its source or from what nodes share: see SharedBlobs.read."""
     if not settings.shared_blobs or isinstance(reference, LocalImage):
         with source.blob(blob) as stream:
@@ -259,7 +261,7 @@ def _read(source: Source, reference: AnyImage, blob: Descriptor, settings: Setti
     return SharedBlobs(settings.shared_blobs, settings.shared_blobs_for).read(source, blob, use)
 
 
-def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settings: Settings) -> bytes:
+def _config_data(source: ImageSource, reference: AnyImage, manifest: Manifest, settings: Settings) -> bytes:
     """The image config, from its source or from what nodes share."""
     from enroot_py.base import digests
 
@@ -279,7 +281,7 @@ def _config_data(source: Source, reference: AnyImage, manifest: Manifest, settin
 
 def _task(
     store: Store,
-    source: Source,
+    source: ImageSource,
     reference: AnyImage,
     diff_id: str,
     blob: Descriptor,

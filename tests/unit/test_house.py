@@ -43,7 +43,6 @@ OPEN = {
         "enroot_py.store.pull _task",
     },
     "names of two classes": {
-        "Source",
         "_Names",
     },
 }
