@@ -11,6 +11,7 @@ import os
 import sys
 
 from enroot_py.base._linux import ffi, lib
+from enroot_py.base.fds import Fd
 
 FLOOR = "5.12"  # which Linux we need: its mount_setattr(2) is the newest call that nothing stands in for
 
@@ -84,6 +85,10 @@ def _check(result: int, *paths: str | None) -> int:
     return result
 
 
+def _descriptor(result: int, *paths: str | None) -> Fd:
+    return Fd(_check(result, *paths))
+
+
 def _text(value: str | None) -> bytes:
     return _NULL if value is None else value.encode(*_ENCODING)
 
@@ -108,9 +113,9 @@ def umount2(target: str, flags: int) -> None:
     _check(lib.umount2(_text(target), flags), target)
 
 
-def open_tree(dirfd: int, path: str, flags: int) -> int:
+def open_tree(dirfd: int, path: str, flags: int) -> Fd:
     """open_tree(2)"""
-    return _check(lib.linux_open_tree(dirfd, _text(path), flags), path)
+    return _descriptor(lib.linux_open_tree(dirfd, _text(path), flags), path)
 
 
 def move_mount(from_dirfd: int, from_path: str, to_dirfd: int, to_path: str, flags: int) -> None:
@@ -118,9 +123,9 @@ def move_mount(from_dirfd: int, from_path: str, to_dirfd: int, to_path: str, fla
     _check(lib.linux_move_mount(from_dirfd, _text(from_path), to_dirfd, _text(to_path), flags), to_path)
 
 
-def fsopen(fstype: str, flags: int) -> int:
+def fsopen(fstype: str, flags: int) -> Fd:
     """fsopen(2)"""
-    return _check(lib.linux_fsopen(_text(fstype), flags), fstype)
+    return _descriptor(lib.linux_fsopen(_text(fstype), flags), fstype)
 
 
 def fsconfig(fd: int, command: int, key: str | None, value: str | None, aux: int = 0) -> None:
@@ -128,9 +133,9 @@ def fsconfig(fd: int, command: int, key: str | None, value: str | None, aux: int
     _check(lib.linux_fsconfig(fd, command, _text(key), _text(value), aux), key)
 
 
-def fsmount(fd: int, flags: int, attributes: int) -> int:
+def fsmount(fd: int, flags: int, attributes: int) -> Fd:
     """fsmount(2)"""
-    return _check(lib.linux_fsmount(fd, flags, attributes))
+    return _descriptor(lib.linux_fsmount(fd, flags, attributes))
 
 
 def mount_setattr(dirfd: int, path: str, flags: int, attr_set: int, attr_clr: int, propagation: int) -> None:
@@ -138,9 +143,9 @@ def mount_setattr(dirfd: int, path: str, flags: int, attr_set: int, attr_clr: in
     _check(lib.linux_mount_setattr(dirfd, _text(path), flags, attr_set, attr_clr, propagation), path)
 
 
-def openat2(dirfd: int, path: str, flags: int, mode: int, resolve: int) -> int:
+def openat2(dirfd: int, path: str, flags: int, mode: int, resolve: int) -> Fd:
     """openat2(2)"""
-    return _check(lib.linux_openat2(dirfd, _text(path), flags, mode, resolve), path)
+    return _descriptor(lib.linux_openat2(dirfd, _text(path), flags, mode, resolve), path)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:

@@ -28,15 +28,15 @@ _AT_ONCE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 def open_in(root: int, path: str, flags: int = os.O_PATH, resolve: int = 0) -> Fd:
     """Open ``path`` beneath ``root``, with more of openat2(2)'s restrictions on its way. Raises OSError."""
     resolve |= linux.RESOLVE_IN_ROOT
-    return Fd(linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, 0, resolve))
+    return linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, 0, resolve)
 
 
 def exists(root: int, path: str) -> bool:
     try:
-        os.close(open_in(root, path))
+        with open_in(root, path):
+            return True
     except OSError:
         return False
-    return True
 
 
 class Foreign(OSError):
@@ -86,22 +86,19 @@ def check_own(root: int, path: str, *, named: bool = False, entered: bool = Fals
     believe what is mounted on /proc there.
     """
     try:
-        os.close(open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV))
-        return True
+        with open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV):
+            return True
     except OSError as e:
         if e.errno != errno.EXDEV:
             raise
     if not entered:
-        fd = open_in(root, path)
-        try:
+        with open_in(root, path) as fd:
             if is_own(root, fd):
                 return True
-        finally:
-            os.close(fd)
     try:
         if named:
-            os.close(open_in(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS))
-            return False
+            with open_in(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS):
+                return False
     except OSError as e:
         if e.errno != errno.ELOOP:
             raise
@@ -154,7 +151,7 @@ def create(
     named: bool = False,
     entered: bool = False,
     _depth: int = 0,
-) -> int:
+) -> Fd:
     """Open ``path`` beneath ``root`` with O_PATH; make it, with ``mode``, and its parents where they are missing.
 
     A dangling symlink is followed: what it points to is made. Nothing is made where check_own() says no.
@@ -169,8 +166,7 @@ def create(
     above, _, name = path.strip("/").rpartition("/")
     if name == "..":
         raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
-    parent = create(root, above or ".", directory=True, named=named, entered=entered, _depth=_depth + 1)
-    try:
+    with create(root, above or ".", directory=True, named=named, entered=entered, _depth=_depth + 1) as parent:
         try:
             if not check_own(root, above, named=named, entered=entered):
                 mode |= 0o755  # what is left there is the user's
@@ -186,9 +182,7 @@ def create(
             if not target.startswith("/"):
                 target = f"{above}/{target}"
             return create(root, target, directory=directory, mode=mode, entered=entered, _depth=_depth + 1)
-        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    finally:
-        os.close(parent)
+        return Fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent))
 
 
 def copy(root: int, source: str, target: str) -> None:
@@ -200,35 +194,30 @@ def copy(root: int, source: str, target: str) -> None:
     pending, room, number = [""], _LARGEST, 0
     while pending:
         place = pending.pop()
-        directory = open_in(root, source + place, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with open_in(root, source + place, os.O_RDONLY | os.O_DIRECTORY) as directory:
             for name in sorted(os.listdir(directory)):
-                path, found = f"{place}/{name}", os.stat(name, dir_fd=directory, follow_symlinks=False)
+                path, state = f"{place}/{name}", os.stat(name, dir_fd=directory, follow_symlinks=False)
                 number += 1
-                if number > _MOST or path.count("/") > _MAXSYMLINKS or found.st_size > room:
+                if number > _MOST or path.count("/") > _MAXSYMLINKS or state.st_size > room:
                     raise OSError(errno.EFBIG, "it is too large to be copied", source)
-                if stat.S_ISDIR(found.st_mode):
-                    os.close(create(root, target + path, directory=True, mode=found.st_mode & 0o777 | 0o700))
+                if stat.S_ISDIR(state.st_mode):
+                    os.close(create(root, target + path, directory=True, mode=state.st_mode & 0o777 | 0o700))
                     pending.append(path)
-                elif stat.S_ISLNK(found.st_mode):
+                elif stat.S_ISLNK(state.st_mode):
                     _link(root, os.readlink(name, dir_fd=directory), target + path)
-                elif stat.S_ISREG(found.st_mode):
-                    write(root, target + path, read(directory, name), found.st_mode & 0o777)
-                    room -= found.st_size
-        finally:
-            os.close(directory)
+                elif stat.S_ISREG(state.st_mode):
+                    write(root, target + path, read(directory, name), state.st_mode & 0o777)
+                    room -= state.st_size
 
 
 def _link(root: int, content: str, path: str) -> None:
     above, _, name = path.rpartition("/")
-    parent = create(root, above, directory=True)
-    try:
+    with create(root, above, directory=True) as parent:
         check_own(root, above)
-        os.symlink(content, name, dir_fd=parent)
-    except FileExistsError:
-        pass
-    finally:
-        os.close(parent)
+        try:
+            os.symlink(content, name, dir_fd=parent)
+        except FileExistsError:
+            pass
 
 
 def foreign_group(error: BaseException) -> str:
@@ -245,9 +234,8 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     Never in a tree of the host.
     """
     above, _, name = path.strip("/").rpartition("/")
-    parent = create(root, above or ".", directory=True)
     temporary = f".{name}.{os.getpid()}"
-    try:
+    with create(root, above or ".", directory=True) as parent:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
         try:
@@ -257,5 +245,3 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
         except BaseException:
             os.unlink(temporary, dir_fd=parent)
             raise
-    finally:
-        os.close(parent)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from enroot_py.base.fds import Fd
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 64  # directories that are open at a time
 
@@ -16,10 +18,10 @@ def make(path: str, mode: int) -> None:
     """
     os.mkdir(path, mode)
     try:
-        found = os.stat(path)
-        if found.st_gid != os.getegid():
+        state = os.stat(path)
+        if state.st_gid != os.getegid():
             os.chown(path, -1, os.getegid())
-            os.chmod(path, found.st_mode & 0o777)  # no set-group-ID, which would hand it on further
+            os.chmod(path, state.st_mode & 0o777)  # no set-group-ID, which would hand it on further
     except PermissionError:
         return  # a file system with one group for all, as by its option gid=
     except FileNotFoundError:
@@ -29,11 +31,8 @@ def make(path: str, mode: int) -> None:
 def remove(path: str) -> None:
     """Remove a directory and all beneath it. Raises OSError."""
     above, name = os.path.split(path)
-    parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Fd(os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
         remove_in(parent, name)
-    finally:
-        os.close(parent)
 
 
 def remove_in(parent: int, name: bytes | str) -> None:
@@ -43,13 +42,10 @@ def remove_in(parent: int, name: bytes | str) -> None:
     or Python has stack.
     """
     os.chmod(name, 0o700, dir_fd=parent)
-    top = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
+    with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as top:
         device = os.fstat(top).st_dev
         while not _clear(top, top, device, _DEPTH):
             pass
-    finally:
-        os.close(top)
     os.rmdir(name, dir_fd=parent)
 
 
@@ -68,10 +64,7 @@ def _clear(directory: int, top: int, device: int, depth: int) -> bool:
                 os.rename(entry.name, f".{os.urandom(8).hex()}", src_dir_fd=directory, dst_dir_fd=top)
                 done = False
                 continue
-            below = os.open(entry.name, _DIRECTORY, dir_fd=directory)
-            try:
+            with Fd(os.open(entry.name, _DIRECTORY, dir_fd=directory)) as below:
                 done = _clear(below, top, device, depth - 1) and done
-            finally:
-                os.close(below)
             os.rmdir(entry.name, dir_fd=directory)
     return done

@@ -28,10 +28,10 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
     What is missing is made, if ``make``. ``closed_to`` are the bits of a mode that the directory itself must not
     have. Raises OSError, whose strerror says what is not as it must be.
     """
-    found = _walk(path, make, strict, 0)[1]
-    _check_owner(found, path)
-    _check_mode(found, path, closed_to)
-    return found
+    state = _walk(path, make, strict, 0)[1]
+    _check_owner(state, path)
+    _check_mode(state, path, closed_to)
+    return state
 
 
 def own(path: str) -> str:
@@ -40,19 +40,19 @@ def own(path: str) -> str:
     What another user has made under the name of that is passed by; only then something is made. Raises OSError.
     """
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except OSError:
         return path
-    if not is_shared(found) or not os.access(path, os.W_OK):
+    if not is_shared(state) or not os.access(path, os.W_OK):
         return path
     return mine(path, f"user-{os.geteuid()}")
 
 
-def is_shared(found: os.stat_result) -> bool:
+def is_shared(state: os.stat_result) -> bool:
     """Whether users share a directory: root's, sticky and open to all, or another owner's, and open to a group."""
-    if found.st_mode & _EVERYBODY:
-        return found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)
-    return bool(found.st_mode & _GROUP) and found.st_uid != os.geteuid() and not _is_own_group(found)
+    if state.st_mode & _EVERYBODY:
+        return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
+    return bool(state.st_mode & _GROUP) and state.st_uid != os.geteuid() and not _is_own_group(state)
 
 
 def mine(parent: str, name: str) -> str:
@@ -74,10 +74,10 @@ def mine(parent: str, name: str) -> str:
 
 def _is_mine_or_free(path: str) -> bool:
     try:
-        found = os.lstat(path)
+        state = os.lstat(path)
     except FileNotFoundError:
         return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 def temporary(preferred: str) -> str:
@@ -105,7 +105,7 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
         shared = _look(here, at, strict)
         there = f"{here}/{name}"
         try:
-            found = os.lstat(there)
+            state = os.lstat(there)
         except FileNotFoundError:
             if not make:
                 raise
@@ -113,35 +113,35 @@ def _walk(path: str, make: bool, strict: bool, links: int) -> tuple[str, os.stat
                 os.mkdir(there, 0o700 if number == len(names) - 1 and not links else 0o755)
             except FileExistsError:
                 pass  # another process was quicker
-            found = os.lstat(there)
+            state = os.lstat(there)
         if shared:
-            _check_owner(found, there, "" if number == len(names) - 1 else there)
-        if stat.S_ISLNK(found.st_mode):
+            _check_owner(state, there, "" if number == len(names) - 1 else there)
+        if stat.S_ISLNK(state.st_mode):
             if links == _MAXSYMLINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), there)
             target = os.readlink(there)
-            here, found = _walk(target if target[:1] == "/" else f"{here}/{target}", make, strict, links + 1)
-        elif not stat.S_ISDIR(found.st_mode):
+            here, state = _walk(target if target[:1] == "/" else f"{here}/{target}", make, strict, links + 1)
+        elif not stat.S_ISDIR(state.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), there)
         else:
             here = there
-        at = found
+        at = state
     return here, at
 
 
-def _look(path: str, found: os.stat_result, strict: bool) -> bool:
+def _look(path: str, state: os.stat_result, strict: bool) -> bool:
     """Whether everybody can make something in a directory on the way. Raises OSError if others could also swap it."""
-    everybody = bool(found.st_mode & _EVERYBODY)
+    everybody = bool(state.st_mode & _EVERYBODY)
     if everybody:
-        if not found.st_mode & stat.S_ISVTX:
-            why = f"lies in {path or '/'}, where others can swap it (mode {found.st_mode & 0o7777:o}, not sticky)"
+        if not state.st_mode & stat.S_ISVTX:
+            why = f"lies in {path or '/'}, where others can swap it (mode {state.st_mode & 0o7777:o}, not sticky)"
             raise PermissionError(errno.EPERM, why, path)
-        if found.st_uid not in (os.geteuid(), 0) and found.st_uid != _root():
-            raise PermissionError(errno.EPERM, f"lies in {path}, where uid {found.st_uid} can swap it", path)
-    elif strict and found.st_mode & _GROUP and not found.st_mode & stat.S_ISVTX and not _is_own_group(found):
+        if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
+            raise PermissionError(errno.EPERM, f"lies in {path}, where uid {state.st_uid} can swap it", path)
+    elif strict and state.st_mode & _GROUP and not state.st_mode & stat.S_ISVTX and not _is_own_group(state):
         raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where a group can swap it", path)
-    if strict and found.st_uid not in (os.geteuid(), 0) and found.st_uid != _root():
-        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where uid {found.st_uid} can swap it", path)
+    if strict and state.st_uid not in (os.geteuid(), 0) and state.st_uid != _root():
+        raise PermissionError(errno.EPERM, f"lies in {path or '/'}, where uid {state.st_uid} can swap it", path)
     return everybody
 
 
@@ -158,9 +158,9 @@ def file(path: str) -> int:
     """
     fd = regular(os.open(path, _OPEN), path)
     try:
-        found = os.fstat(fd)
-        _check_owner(found, path)
-        _check_mode(found, path)
+        state = os.fstat(fd)
+        _check_owner(state, path)
+        _check_mode(state, path)
     except OSError:
         os.close(fd)
         raise
@@ -175,19 +175,19 @@ def regular(fd: int, path: str) -> int:
     return fd
 
 
-def _check_owner(found: os.stat_result, path: str, above: str = "") -> None:
+def _check_owner(state: os.stat_result, path: str, above: str = "") -> None:
     me = os.geteuid()
-    if found.st_uid not in (me, 0):
+    if state.st_uid not in (me, 0):
         what = f"lies in {above}, which belongs" if above else "belongs"
-        raise PermissionError(errno.EPERM, f"{what} to uid {found.st_uid}, not to uid {me} or root", path)
+        raise PermissionError(errno.EPERM, f"{what} to uid {state.st_uid}, not to uid {me} or root", path)
 
 
-def _check_mode(found: os.stat_result, path: str, closed_to: int = 0o022) -> None:
-    open_to = found.st_mode & closed_to
-    if open_to & _EVERYBODY or open_to & _GROUP and not _is_own_group(found):
-        raise PermissionError(errno.EPERM, f"can be written by others (mode {found.st_mode & 0o7777:o})", path)
+def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> None:
+    open_to = state.st_mode & closed_to
+    if open_to & _EVERYBODY or open_to & _GROUP and not _is_own_group(state):
+        raise PermissionError(errno.EPERM, f"can be written by others (mode {state.st_mode & 0o7777:o})", path)
 
 
-def _is_own_group(found: os.stat_result) -> bool:
+def _is_own_group(state: os.stat_result) -> bool:
     """Whether the group is the owner's private one, which has the same number: umask 002 goes with such groups."""
-    return found.st_gid == found.st_uid
+    return state.st_gid == state.st_uid

@@ -112,8 +112,8 @@ def main(arguments: Sequence[str]) -> int:
     except click.UsageError as e:
         verb = arguments[:1] if arguments[0] in penroot.commands else ()
         hint = f"{e.ctx.command_path if e.ctx else ' '.join((_program(), *verb))} --help"
-        said = " ".join(e.format_message().split()).rstrip(".")
-        raise UsageError(said, hint=hint, usage=_usage(e.ctx) if e.ctx else "") from e
+        message = " ".join(e.format_message().split()).rstrip(".")
+        raise UsageError(message, hint=hint, usage=_usage(e.ctx) if e.ctx else "") from e
 
 
 def _synopsis(made: click.Command) -> click.Command:
@@ -133,16 +133,16 @@ _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists
 
 def loaded(*, force: bool = False) -> Settings:
     """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE."""
-    found = settings.load()
-    return found.replace("--force", force_override=True) if force else found
+    options = settings.load()
+    return options.replace("--force", force_override=True) if force else options
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Containers for completion, and images in the working directory where one may be started."""
-    found = containers.names(settings.load())
+    names = containers.names(settings.load())
     if parameter.name == "name" and ctx.command.name == "start":
-        found += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
-    return [name for name in found if name.startswith(incomplete)]
+        names += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 @command
@@ -224,8 +224,8 @@ def inspect(arch: str | None, image: str) -> None:
 
     from enroot_py.store import pull
 
-    found = json.dumps(pull.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
-    click.echo(found.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
+    text = json.dumps(pull.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
+    click.echo(text.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
 
 
 @command
@@ -235,8 +235,8 @@ def list_(fancy: bool, form: str) -> None:
     """List the containers."""
     from enroot_py.cli import listing
 
-    found = settings.load()
-    click.echo(listing.as_json(found) if form == "json" else listing.as_text(found, fancy=fancy), nl=False)
+    options = settings.load()
+    click.echo(listing.as_json(options) if form == "json" else listing.as_text(options, fancy=fancy), nl=False)
 
 
 @_synopsis
@@ -355,10 +355,10 @@ def completion(shell: str) -> None:
     """Print what makes a SHELL complete commands, options and container names."""
     from click import shell_completion
 
-    found = shell_completion.get_completion_class(shell)
-    assert found is not None
-    name = os.path.basename(sys.argv[0])
-    click.echo(found(penroot, {}, name, f"_{name.upper()}_COMPLETE").source())
+    kind = shell_completion.get_completion_class(shell)
+    assert kind is not None
+    name = _program()
+    click.echo(kind(penroot, {}, name, f"_{name.upper()}_COMPLETE").source())
 
 
 @penroot.command("manual", hidden=True)
@@ -450,26 +450,26 @@ def cache_verify(repair: bool) -> None:
 @command
 def info() -> None:
     """Show the version, the files of settings, and every setting with its origin."""
-    found = settings.load()
+    options = settings.load()
     if called_as() == "enroot":
-        _info_of_enroot(found)
+        _info_of_enroot(options)
         return
     click.echo(f"penroot version: {__version__}")
-    files = list(settings.read_files(os.environ)) or [f"none in {settings.sysconf_path()} and {found.config_path}"]
+    files = list(settings.read_files(os.environ)) or [f"none in {settings.sysconf_path()} and {options.config_path}"]
     click.echo("Config files: " + " ".join(files))
     click.echo("\nEnvironment variables:")
-    for variable, text, origin in sorted(found.everything()):
+    for variable, text, origin in sorted(options.everything()):
         click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
     click.echo("\nHooks:")
-    for hook in hooks.arrange(hooks.STANDARD, found, os.environ):
+    for hook in hooks.arrange(hooks.STANDARD, options, os.environ):
         click.echo(f"  {hook.describe()}")
 
 
-def _info_of_enroot(found: Settings) -> None:
+def _info_of_enroot(options: Settings) -> None:
     """The same in enroot's form, which scripts read: what is off is not there."""
     site = settings.sysconf_path()
     variables = {
-        **{variable: text for variable, text, _ in found.everything() if variable.startswith("ENROOT_")},
+        **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
         **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
         "ENROOT_LIBRARY_PATH": hooks.STANDARD,
         "ENROOT_SYSCONF_PATH": site,

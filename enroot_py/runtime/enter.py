@@ -11,6 +11,7 @@ from _collections_abc import Iterable, Mapping
 
 from enroot_py.base import linux, paths
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
@@ -266,9 +267,8 @@ def switch_root(mount_point: str, *, again: bool) -> None:
         namespaces.hide()
         rootfs.switch(mount_point)
         return
-    myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    rootfs.switch(mount_point)
-    namespaces.enter_user(0, 0, myself=myself)
-    namespaces.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP)
-    os.close(myself)
+    with Fd(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as myself:
+        rootfs.switch(mount_point)
+        namespaces.enter_user(0, 0, myself=myself)
+        namespaces.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP)
     namespaces.hide()

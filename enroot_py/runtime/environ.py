@@ -58,8 +58,8 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         host = _without_secrets(text, host)
-    found = read_environment(text, lambda value: unquoted(substitute(value, host)))
-    return {key: value for key, value in found.items() if not key.startswith("ENROOT_")}
+    variables = read_environment(text, lambda value: unquoted(substitute(value, host)))
+    return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
 
 
 def is_secret(name: str, value: str) -> bool:

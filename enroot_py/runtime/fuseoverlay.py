@@ -14,6 +14,7 @@ from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
 from enroot_py.base import linux, signals
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, rootfs, squashfuse
 
 TYPE_CHECKING = False
@@ -51,8 +52,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
     if server is not None:
         server.wait()
         lowerdirs = (scratch + "/lower",)
-    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)) as fuse:
         name = SOURCE + (source.directory or source.upper or source.image)
         mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
         pid = os.fork()
@@ -70,16 +70,14 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
             finally:
                 os._exit(127)
         os.waitpid(pid, 0)
-    finally:
-        os.close(fuse)
-    try:
-        os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
-    except OSError as e:
-        os.close(mount)
-        raise ContainerError(
-            f"{program} ended at once", hint="see whether it mounts these directories: " + ":".join(lowerdirs)
-        ) from e
-    return mount
+    with mount:
+        try:
+            os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
+        except OSError as e:
+            raise ContainerError(
+                f"{program} ended at once", hint="see whether it mounts these directories: " + ":".join(lowerdirs)
+            ) from e
+        return mount.keep()
 
 
 def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work: str) -> None:

@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pwd import struct_passwd
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LINKS = "the image links there: see readlink -f in it"
 # In an installation they are inside the package, in a source tree beside it.
 STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/hooks") if os.path.isdir(d))
@@ -85,21 +86,19 @@ class Context:
 
     def is_directory(self, path: str) -> bool:
         try:
-            os.close(paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            with paths.open_in(self.root, path, _DIRECTORY):
+                return True
         except OSError:
             return False
-        return True
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted; none if there is no such directory."""
         try:
-            fd = paths.open_in(self.root, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = paths.open_in(self.root, path, _DIRECTORY)
         except OSError:
             return []
-        try:
-            return sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
+        with directory:
+            return sorted(os.listdir(directory))
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Replace a file, unless it says the same already. Raises HookError where that would be one of the host's."""

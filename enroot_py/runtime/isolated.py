@@ -75,12 +75,9 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
         terminal = os.readlink("/proc/self/fd/0")
         options = "x-create=file,bind,rw,nosuid,noexec,private"
         Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
-    dev = paths.open_in(root, "/dev")
-    try:
+    with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():
-            os.symlink(target, f"/proc/self/fd/{dev}/{name}")
-    finally:
-        os.close(dev)
+            os.symlink(target, name, dir_fd=dev)
 
 
 def raise_loopback() -> None:

@@ -13,6 +13,7 @@ from _collections_abc import Mapping
 
 from enroot_py.base import log, paths
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root:
 
 def _pairs(root: int, path: str) -> dict[str, str]:
     """``KEY VALUE`` or ``KEY=VALUE``; what is behind the first of both is the value, as in ENV_PATH PATH=/bin."""
-    found = {}
+    pairs = {}
     for line in (_read(root, path) or "").splitlines():
         cut = min((at for at in map(line.find, " \t=") if at >= 0), default=-1)
         if cut > 0 and not line.startswith("#"):
-            found[line[:cut]] = line[cut + 1 :].strip()
-    return found
+            pairs[line[:cut]] = line[cut + 1 :].strip()
+    return pairs
 
 
 def _read(root: int, path: str) -> str | None:
@@ -97,17 +98,11 @@ def _record(root: int, uid: int, name: str) -> None:
     now = int(time.time())
     try:
         os.close(paths.create(root, "/var/log/lastlog", directory=False))
-        fd = paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)
-        try:
+        with Fd(paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)) as fd:
             os.pwrite(fd, struct.pack(_LASTLOG, now, line, b"localhost"), uid * struct.calcsize(_LASTLOG))
-        finally:
-            os.close(fd)
-        fd = paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)
-        try:
+        with Fd(paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)) as fd:
             record = (_USER_PROCESS, os.getpid(), line, line[-4:], name.encode(), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))
-        finally:
-            os.close(fd)
     except OSError:
         return  # as for login(1): who may not write it is let in all the same
 

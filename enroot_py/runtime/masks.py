@@ -30,14 +30,12 @@ def cover(root: int) -> None:
     """Hide these files, or make them read-only, where the kernel has them. Later mounts cover this. Raises OSError."""
     for path in (*_READ_ONLY, *_HIDDEN):
         try:
-            fd = paths.open_in(root, path)
+            descriptor = paths.open_in(root, path)
         except OSError:
             continue  # not every kernel has each
-        try:
+        with descriptor as fd:
             if not paths.is_own(root, fd):
                 _cover(fd, path, path in _HIDDEN)
-        finally:
-            os.close(fd)
 
 
 def _cover(fd: int, path: str, hide: bool) -> None:
@@ -50,8 +48,6 @@ def _cover(fd: int, path: str, hide: bool) -> None:
         tree = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755", "size=4k"], _ATTRIBUTES)
     else:
         tree = linux.open_tree(linux.AT_FDCWD, "/dev/null", flags)
-    try:
+    with tree:
         linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | linux.AT_RECURSIVE, _ATTRIBUTES, 0, 0)
         mounts.attach(tree, fd)
-    finally:
-        os.close(tree)

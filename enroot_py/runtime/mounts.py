@@ -15,6 +15,7 @@ from _collections_abc import Iterable, Iterator, Mapping
 
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError
+from enroot_py.base.fds import Fd
 from enroot_py.config.words import expand, nearest
 
 _SET = {
@@ -202,19 +203,13 @@ class Mount:
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
             os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
-        mount = self._change(root) if "remount" in self.words or not self._creates else self._create(root)
-        if mount < 0:
+        if "remount" in self.words or not self._creates:
+            self._change(root)
             return
-        try:
-            target = self._target(root)
-            try:
-                if self.confined:
-                    self._check_confined(root, target)
-                attach(mount, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(mount)
+        with self._create(root) as mount, self._target(root) as target:
+            if self.confined:
+                self._check_confined(root, target)
+            attach(mount, target)
 
     def _check_confined(self, root: int, target: int) -> None:
         """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
@@ -231,33 +226,26 @@ class Mount:
     def _creates(self) -> bool:
         return self._binds or self.fstype != "none" or "x-move" in self.words
 
-    def _change(self, root: int) -> int:
+    def _change(self, root: int) -> None:
         """Change an existing mount: remount, or propagation alone."""
         if self.source not in ("none", self.target) and not self._changes:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
-        target = paths.open_in(root, self.target)
-        try:
+        with paths.open_in(root, self.target) as target:
             flags = linux.AT_EMPTY_PATH | (linux.AT_RECURSIVE if "r-propagation" in self.words else 0)
             linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
-        finally:
-            os.close(target)
-        return -1
 
-    def _create(self, root: int) -> int:
+    def _create(self, root: int) -> Fd:
         """A detached mount, as a file descriptor."""
         if not self._binds and "x-move" not in self.words:
             return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
         if not self.inside:
             return self._open_tree(linux.AT_FDCWD, self.source, 0)
-        source = paths.open_in(root, self.inside)
-        try:
+        with paths.open_in(root, self.inside) as source:
             if self.confined and not paths.is_own(root, source):
                 raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
-        finally:
-            os.close(source)
 
-    def _open_tree(self, directory: int, path: str, empty: int) -> int:
+    def _open_tree(self, directory: int, path: str, empty: int) -> Fd:
         if "x-move" in self.words:
             return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
         # Of the container's own a volume shows that alone, not what is mounted in it meanwhile.
@@ -271,16 +259,13 @@ class Mount:
                 raise
             recursive = linux.AT_RECURSIVE
             tree = linux.open_tree(directory, path, clone | recursive)
-        try:
+        with tree:
             if self._changeable or self.propagation:
                 flags = linux.AT_EMPTY_PATH | recursive
                 linux.mount_setattr(tree, "", flags, self._changeable, 0, self.propagation)
-        except BaseException:
-            os.close(tree)
-            raise
-        return tree
+            return tree.keep()
 
-    def _target(self, root: int, mode: int = 0) -> int:
+    def _target(self, root: int, mode: int = 0) -> Fd:
         """What is mounted on, made where the options say so.
 
         That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
@@ -298,11 +283,8 @@ class Mount:
             return True
         if not self.inside:
             return stat.S_ISDIR(os.stat(self.source).st_mode)
-        source = paths.open_in(root, self.inside)
-        try:
+        with paths.open_in(root, self.inside) as source:
             return stat.S_ISDIR(os.fstat(source).st_mode)
-        finally:
-            os.close(source)
 
 
 def attach(mount: int, target: int) -> None:
@@ -318,31 +300,29 @@ def attach(mount: int, target: int) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
 
 
-def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> int:
+def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:
     """Create a file system, detached, and return its mount as a file descriptor.
 
     ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
     own message where it gives one (fsopen(2), "message retrieval").
     """
-    context = linux.fsopen(fstype, linux.FSOPEN_CLOEXEC)
-    try:
-        linux.fsconfig(context, linux.FSCONFIG_SET_STRING, "source", source)
-        for option in options:
-            key, equals, value = option.partition("=")
-            if equals:
-                linux.fsconfig(context, linux.FSCONFIG_SET_STRING, key, value)
-            else:
-                linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, key, None)
-        linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE, None, None)
-        return linux.fsmount(context, linux.FSMOUNT_CLOEXEC, attributes)
-    except OSError as e:
+    with linux.fsopen(fstype, linux.FSOPEN_CLOEXEC) as context:
         try:
-            said = os.read(context, 4096).decode(errors="replace").split(" ", 1)[-1].strip()
-        except OSError:
-            raise e from None
-        raise OSError(e.errno, f"{e.strerror} ({said})") from e
-    finally:
-        os.close(context)
+            linux.fsconfig(context, linux.FSCONFIG_SET_STRING, "source", source)
+            for option in options:
+                key, equals, value = option.partition("=")
+                if equals:
+                    linux.fsconfig(context, linux.FSCONFIG_SET_STRING, key, value)
+                else:
+                    linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, key, None)
+            linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE, None, None)
+            return linux.fsmount(context, linux.FSMOUNT_CLOEXEC, attributes)
+        except OSError as e:
+            try:
+                message = os.read(context, 4096).decode(errors="replace").split(" ", 1)[-1].strip()
+            except OSError:
+                raise e from None
+            raise OSError(e.errno, f"{e.strerror} ({message})") from e
 
 
 def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:

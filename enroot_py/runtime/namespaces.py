@@ -8,6 +8,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
+from enroot_py.base.fds import Fd
 from enroot_py.runtime import execute
 
 TYPE_CHECKING = False
@@ -91,11 +92,8 @@ def unshare(flags: int) -> None:
 
 
 def _write(path: str, text: str, directory: int | None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with Fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)) as fd:
         os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def _advice(error: OSError, proc: str = "/proc") -> str:

@@ -42,13 +42,13 @@ def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[s
     """
     if not used(environ):
         return []
-    found = []
+    needed = []
     server = environ.get("PMIX_SERVER_TMPDIR", "")
     if os.path.isdir(server):
-        found.append((server, "rw", "PMIX_SERVER_TMPDIR"))
+        needed.append((server, "rw", "PMIX_SERVER_TMPDIR"))
     if remap_root and not _without_munge(environ):
-        found.append((_MUNGE, "ro", "PMIx with --container-remap-root"))
-    return found
+        needed.append((_MUNGE, "ro", "PMIx with --container-remap-root"))
+    return needed
 
 
 def _without_munge(environ: Mapping[str, str]) -> str:
@@ -115,12 +115,12 @@ def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool
     PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
     does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
     """
-    found = security(environ, libraries, remap_root=remap_root)
+    offers = security(environ, libraries, remap_root=remap_root)
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
     left = [module for module in modules if not module.startswith("shmem")]
     if left != modules:
-        found["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
-    return found
+        offers["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
+    return offers
 
 
 def told(
@@ -140,9 +140,9 @@ def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) ->
 
     Under these PMIx gives up for a component that it has not: only such as every PMIx has, or where none is.
     """
-    found = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
+    named = {copy: fit[name] for copy, name in _COPIES.items() if name in fit and copy not in has}
     alone = not libraries.have(*_OPEN_MPI)
-    return {copy: value for copy, value in found.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
+    return {copy: value for copy, value in named.items() if alone or _EVERYWHERE.issuperset(value.split(","))}
 
 
 def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:

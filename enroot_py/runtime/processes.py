@@ -10,6 +10,7 @@ import os
 
 from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import environ, execute, mounts
 from enroot_py.runtime.namespaces import confine, hide
@@ -150,11 +151,11 @@ def _is_root(pid: int, directory: str) -> bool:
 
 def find(target: str, settings: Settings) -> int:
     """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
-    found = running(settings)
+    containers = running(settings)
     pid = int(target) if target.isdecimal() and os.path.exists(f"/proc/{target}") else 0
     if pid and _is_elsewhere(pid):
         return pid
-    for process in found:
+    for process in containers:
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
             return process.pid
     if pid:
@@ -224,9 +225,9 @@ def enter(spaces: dict[str, int], pid: int) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
     try:
-        for fd in spaces.values():
-            linux.setns(fd, 0)
-            os.close(fd)
+        for namespace in spaces.values():
+            with Fd(namespace):
+                linux.setns(namespace, 0)
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
 

@@ -12,6 +12,7 @@ import os
 
 from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError
+from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts
 
 TYPE_CHECKING = False
@@ -205,17 +206,15 @@ def escape(path: str) -> str:
 def bind(directory: str) -> int:
     """The directory and all that is mounted beneath it, as a detached mount."""
     flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE
-    tree = linux.open_tree(linux.AT_FDCWD, directory, flags)
-    linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, _ATTRIBUTES, 0, 0)
-    return tree
+    with linux.open_tree(linux.AT_FDCWD, directory, flags) as tree:
+        linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, _ATTRIBUTES, 0, 0)
+        return tree.keep()
 
 
 def attach(mount: int, target: str) -> None:
     """Attach a detached mount and close its descriptor."""
-    try:
+    with Fd(mount):
         linux.move_mount(mount, "", linux.AT_FDCWD, target, linux.MOVE_MOUNT_F_EMPTY_PATH)
-    finally:
-        os.close(mount)
 
 
 def seal(root: str) -> None:

@@ -14,6 +14,7 @@ from errno import ENOEXEC
 from enroot_py import ENROOT_VERSION, LIBRARY
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import ConfigError, HookError
+from enroot_py.base.fds import Fd
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import SETTINGS, check_key
@@ -35,7 +36,7 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
     except OSError as e:
         raise ConfigError(f"cannot read {conf}: {e.strerror}", hint="--conf names a bash script") from e
     variables = {**base_directories(host), **host}
-    found = {}
+    directives = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("#") or not line[1:].lstrip().startswith("ENROOT_"):
             continue
@@ -44,10 +45,10 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
         if key != "ENROOT_ROOTFS":
             check_key(key, origin)
         try:
-            found[key] = expand(value, variables), origin
+            directives[key] = expand(value, variables), origin
         except ValueError as e:
             raise ConfigError(f"{origin}: {key}: {e}") from None
-    return found
+    return directives
 
 
 class Scripts:
@@ -85,14 +86,12 @@ class Scripts:
     def hook(self, path: str) -> None:
         """Run a bash hook. Raises HookError."""
         self._write_environ()
-        captured = os.memfd_create("penroot-hook") if log.captured() else -1
-        try:
-            _, status = os.waitpid(_spawn([path], self._exported, stderr=captured), 0)
-            if captured >= 0:
+        if log.captured():
+            with Fd(os.memfd_create("penroot-hook")) as captured:
+                _, status = os.waitpid(_spawn([path], self._exported, stderr=captured), 0)
                 _tell(os.fsdecode(os.pread(captured, _TOLD, 0)), failed=status != 0)
-        finally:
-            if captured >= 0:
-                os.close(captured)
+        else:
+            _, status = os.waitpid(_spawn([path], self._exported), 0)
         if status:
             code = os.waitstatus_to_exitcode(status)
             raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")

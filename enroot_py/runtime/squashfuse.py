@@ -7,6 +7,7 @@ import os
 
 from enroot_py.base import errors, linux, paths, signals
 from enroot_py.base.errors import ImageError, NamespaceError
+from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, rootfs
 
 _WINDOW = 128 << 10  # bytes, the read-ahead window of a FUSE mount
@@ -45,24 +46,23 @@ class Server:
             )
         try:
             # The fd must belong to the user namespace of the mount, fuse(4).
-            fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            device = Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
         except OSError as e:
             raise NamespaceError(
                 f"cannot open /dev/fuse: {e.strerror}",
                 hint=f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: penroot create IMAGE",
             ) from e
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
-        self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", mount_options(fuse), attributes)
-        try:
-            self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
-        except OSError as e:
-            from enroot_py.base import filesystems
+        with device as fuse:
+            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", mount_options(fuse), attributes)
+            try:
+                self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
+            except OSError as e:
+                from enroot_py.base import filesystems
 
-            raise ImageError(
-                f"cannot execute {program}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
-            ) from e
-        finally:
-            os.close(fuse)
+                raise ImageError(
+                    f"cannot execute {program}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
+                ) from e
 
     def attach(self, target: str) -> None:
         """Mount what is served, now that the server runs. Raises ImageError where it does not."""
@@ -174,12 +174,9 @@ def mount_options(fuse: int) -> list[str]:
 
 def _read_ahead(root: int, path: str) -> tuple[bytes, str]:
     """Ask for a file; its first page, and where it really is beneath the root. Raises OSError."""
-    fd = paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with paths.open_in(root, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         # The kernel takes no more than one window of a call.
         for offset in range(0, min(os.fstat(fd).st_size, _AHEAD), _WINDOW):
             os.posix_fadvise(fd, offset, _WINDOW, os.POSIX_FADV_WILLNEED)
         place = os.readlink(f"/proc/self/fd/{fd}").removeprefix(os.readlink(f"/proc/self/fd/{root}"))
         return os.pread(fd, 4096, 0), place
-    finally:
-        os.close(fd)
