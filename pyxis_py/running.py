@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _socket
 import errno
-import fcntl
 import os
 import select
 import sys
@@ -17,6 +16,7 @@ import time
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.base.locks import flock, is_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class RunningContainers:
             try:
                 self._make(directory)
                 with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                    _flock(fd, deadline)
-                    # Whoever had it may have removed the directory.
-                    if os.stat(directory).st_ino == os.fstat(fd).st_ino:
+                    while not flock(fd, wait=deadline is None):
+                        if deadline is not None and time.monotonic() >= deadline:
+                            raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
+                        time.sleep(_TICK)
+                    if is_at(fd, directory):  # whoever had it may have removed the directory
                         return fd.keep()
             except FileNotFoundError:
                 continue
-            except BlockingIOError:
-                raise BusyError(f"another step has held {directory} for {seconds:.0f} s") from None
             except OSError as e:
                 raise PenrootError(f"cannot lock {directory}: {e.strerror}") from e
 
@@ -205,19 +205,6 @@ class RunningContainers:
             steps = {socket.removesuffix(_NEW) for socket in sockets if socket.startswith(f"{jobid}.")}
             for step in steps or [""]:
                 self.forget(name, step)
-
-
-def _flock(fd: int, deadline: float | None) -> None:
-    """Raises BlockingIOError."""
-    while deadline is not None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_TICK)
-    fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 class Notes:
