@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from enroot_py.base.errors import UsageError
+from enroot_py.base.frozen import Frozen
 from pyxis_py import mounts
 from pyxis_py.mounts import PATH_MAX, bounded, split
 
@@ -28,41 +29,27 @@ YES = ("1", "true", "yes", "y")
 NO = ("0", "false", "no", "n")
 
 
-class Request:
-    """What a step asks for, read-only once parsed; None is "not said", so a setting decides.
+class Request(Frozen):
+    """What a step asks for; None is "not said", so a setting decides.
 
     ``origins`` names, for each attribute that was said, the option or the
     variable that said it, for messages.
     """
 
-    __slots__ = (
-        "image", "mounts", "workdir", "name", "name_mode", "save", "mount_home", "remap_root",
-        "entrypoint", "entrypoint_log", "writable", "env", "unshare", "origins",
-    )  # fmt: skip
-
-    image: str | None
-    mounts: tuple[MountEntry, ...]
-    workdir: str | None
-    name: str | None
-    name_mode: str
-    save: str | None
-    mount_home: bool | None
-    remap_root: bool | None
-    entrypoint: bool | None
-    entrypoint_log: bool | None
-    writable: bool | None
-    env: tuple[str, ...]
-    unshare: tuple[str, ...]
-    origins: dict[str, str]
-
-    def __init__(self, values: Mapping[str, Any], origins: dict[str, str]) -> None:
-        name, mode = values.get("name", (None, "auto"))
-        known = {"mounts": (), "env": (), "unshare": (), **values, "name": name, "name_mode": mode, "origins": origins}
-        for attribute in self.__slots__:
-            object.__setattr__(self, attribute, known.get(attribute))
-
-    def __setattr__(self, attribute: str, value: object) -> None:
-        raise AttributeError(f"a Request is read-only: {attribute}")
+    image: str | None = None
+    mounts: tuple[MountEntry, ...] = ()
+    workdir: str | None = None
+    name: str | None = None
+    name_mode: str = "auto"
+    save: str | None = None
+    mount_home: bool | None = None
+    remap_root: bool | None = None
+    entrypoint: bool | None = None
+    entrypoint_log: bool | None = None
+    writable: bool | None = None
+    env: tuple[str, ...] = ()
+    unshare: tuple[str, ...] = ()
+    origins: Mapping[str, str]
 
     @property
     def wants_container(self) -> bool:
@@ -312,32 +299,35 @@ def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str
     there and variables in mounts from here. Raises UsageError for a bad value and for two
     options that contradict each other.
     """
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    asked: dict[str, tuple[Any, str]] = {}
     for name, text in given:
         if name not in _BY_NAME:
             raise UsageError(f"--{name}: unknown option", hint="the plugin is of another version: pyxis-py install")
         option = _BY_NAME[name]
-        _say(option, option.from_command_line(text), f"--{name}", values, origins)
-    said = frozenset(values)
+        _add(asked, option, option.from_command_line(text), f"--{name}")
+    by_options = frozenset(asked)
     for option in OPTIONS:
-        if option.variable and option.variable in environ and option.sets not in said:
-            _say(option, option.from_variable(environ[option.variable]), option.variable, values, origins)
+        if option.variable and option.variable in environ and option.sets not in by_options:
+            _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
+    values = {attribute: value for attribute, (value, _) in asked.items()}
+    origins = {attribute: origin for attribute, (_, origin) in asked.items()}
+    if "name" in values:
+        values["name"], values["name_mode"] = values["name"]
     if cwd and "mounts" in values:
         try:
             values["mounts"] = tuple(mount.resolved(cwd, environ) for mount in values["mounts"])
         except ValueError as e:
             why, hint = e.args
             raise UsageError(f"{origins['mounts']}: {why}", hint=hint) from None
-    return Request(values, origins)
+    return Request(**values, origins=origins)
 
 
-def _say(option: Option, value: object, origin: str, values: dict[str, Any], origins: dict[str, str]) -> None:
-    # Slurm calls back more than once with the same value.
-    if values.setdefault(option.sets, value) == value:
-        origins[option.sets] = origin
+def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
+    """Note what an option asks for, and what said it, by the attribute that it sets. Raises UsageError."""
+    known, before = asked.get(option.sets, (value, origin))
+    if known == value:  # Slurm calls back more than once with the same value
+        asked[option.sets] = value, origin
         return
-    before = origins[option.sets]
     if before == origin:
         hint = (
             f"Slurm passes only the last one on: give it once, as {origin}={option.arginfo}; "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
+from enroot_py.base.frozen import Frozen
 from pyxis_py.options import NO, YES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
+    from typing import Any
 
 PLUGIN = "spank_pyxis.so"
 
@@ -54,10 +55,8 @@ SETTINGS = {
 }
 
 
-class PluginSettings:
-    """The plugin's arguments, read-only once loaded."""
-
-    __slots__ = tuple(SETTINGS)
+class PluginSettings(Frozen):
+    """The plugin's arguments."""
 
     runtime_path: str
     execute_entrypoint: bool
@@ -68,20 +67,13 @@ class PluginSettings:
     importer: str
     use_squashfuse: bool
 
-    def __init__(self, values: dict[str, str | bool]) -> None:
-        for name in self.__slots__:
-            object.__setattr__(self, name, values[name])
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"PluginSettings are read-only: {name}")
-
 
 def load(arguments: Iterable[str]) -> PluginSettings:
     """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.
     """
-    values = {name: setting.parse(setting.default) for name, setting in SETTINGS.items()}
+    values: dict[str, Any] = {name: setting.parse(setting.default) for name, setting in SETTINGS.items()}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if name not in SETTINGS or not equals:
@@ -91,4 +83,4 @@ def load(arguments: Iterable[str]) -> PluginSettings:
             values[name] = setting.parse(text)
         except ValueError as e:
             raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
-    return PluginSettings(values)
+    return PluginSettings(**values)

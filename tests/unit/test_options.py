@@ -250,6 +250,7 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py",
         "enroot_py.base",
         "enroot_py.base.errors",
+        "enroot_py.base.frozen",
         "pyxis_py",
         "pyxis_py.mounts",
         "pyxis_py.options",
