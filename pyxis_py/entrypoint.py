@@ -12,8 +12,10 @@ import fcntl
 import os
 import select
 
-from enroot_py.base import linux
+from enroot_py.base import linux, log
 from enroot_py.base.errors import CommandError, PenrootError
+from enroot_py.base.fds import Fd
+from pyxis_py.channel import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,29 +29,45 @@ _STARTED, _END = 8, 9  # of a shell, one digit
 _COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
 
 
-def run(container: Container, log: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
-    """Run the entrypoint of a container that this process has entered; its output goes to the descriptor ``log``.
+def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
+    """Run the entrypoint of a container that this process has entered; ``confine`` leaves it the privileges of a task.
 
-    ``confine`` leaves it the privileges of a task.
+    The user sees its output if that is to be ``shown``, or if it fails.
 
     Returns environment and working directory. Raises CommandError where the
     entrypoint ends without running what it was given.
     """
-    started, say = os.pipe()
-    wait, end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _execute(container, log, say, wait, confine)
-    os.close(say)
-    os.close(wait)
-    process = os.pidfd_open(child)
-    try:
-        poll = select.poll()
-        poll.register(started, select.POLLIN)
-        poll.register(process, select.POLLIN)
-        poll.poll()
-        said = os.read(started, 32) if select.select([started], (), (), 0)[0] else b""
-        if not said.strip().isdigit():
+    with Fd(os.memfd_create("penroot-entrypoint")) as output:
+        try:
+            return _run(container, output, confine)
+        except CommandError:
+            _show(output, log.error)
+            raise
+        finally:
+            if shown:
+                _show(output, lambda line: tell(f"entrypoint: {line}"))
+
+
+def _show(output: int, say: Callable[[str], None]) -> None:
+    for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
+        say(line)
+
+
+def _run(container: Container, output: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
+    started, say = map(Fd, os.pipe())
+    wait, end = map(Fd, os.pipe())
+    with started, end:
+        with say, wait:
+            child = os.fork()
+            if child == 0:
+                _execute(container, output, say, wait, confine)
+        with Fd(os.pidfd_open(child)) as process:
+            poll = select.poll()
+            poll.register(started, select.POLLIN)
+            poll.register(process, select.POLLIN)
+            poll.poll()
+        line = os.read(started, 32) if select.select([started], (), (), 0)[0] else b""
+        if not line.strip().isdigit():
             os.kill(child, 9)
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -57,22 +75,18 @@ def run(container: Container, log: int, confine: Callable[[], None]) -> tuple[di
                 f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
                 hint="leave it out: --no-container-entrypoint",
             )
-        pid = int(said)
+        pid = int(line)
         with open(f"/proc/{pid}/environ", "rb") as f:
             words = os.fsdecode(f.read()).split("\0")
         environ = dict(word.partition("=")[::2] for word in words if "=" in word)
-        workdir = os.readlink(f"/proc/{pid}/cwd")
-    finally:
-        for fd in (started, end, process):
-            os.close(fd)
-    return environ, workdir
+        return environ, os.readlink(f"/proc/{pid}/cwd")
 
 
-def _execute(container: Container, log: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
+def _execute(container: Container, output: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
     try:
         # First out of the way, as any of them may be where another one goes.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
-        for number, fd in ((1, log), (2, log), (_STARTED, say), (_END, wait)):
+        for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
         linux.close_range(3, _STARTED - 1, 0)
         linux.close_range(_END + 1, 0xFFFFFFFF, 0)

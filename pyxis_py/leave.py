@@ -30,7 +30,7 @@ _MOST = 10  # failures of the epilog that are told
 
 def mark(step: Step) -> None:
     """Let the container of a step go with its steps. Raises OSError."""
-    with open(f"{step.settings.data_path}/{step.container}/{_MARK}", "w") as f:
+    with open(f"{step.directory}/{_MARK}", "w") as f:
         f.write(f"{step.job.node} {linux.boot_id()}\n")
 
 

@@ -1,4 +1,4 @@
-"""Decisions of a step: which container it gets, and how it is made, entered and removed."""
+"""Decisions of a step: which container it gets, and how it is made and entered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from enroot_py import __version__
 from enroot_py.base import linux, log
 from enroot_py.base.errors import (
-    CommandError,
     ContainerError,
     ImageError,
     MountError,
@@ -27,7 +26,7 @@ from pyxis_py.running import Notes, RunningContainers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from enroot_py.config.settings import Settings
     from pyxis_py.job import Job
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
 _OF_TASKS = ("SLURM_", "PMI_", "PMIX_")
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
-
-
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
 
 
@@ -71,15 +68,20 @@ class Step:
         self.container = claims.of_this_node(self.name, self.settings.data_path)
 
     def _settings(self) -> Settings:
-        loaded = enroot_settings.load(self.host)
-        said = {
+        asked = {
             "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
-        return loaded.replace("option", **{name: value for name, value in said.items() if value is not None})
+        changes = {name: value for name, value in asked.items() if value is not None}
+        return enroot_settings.load(self.host).replace("option", **changes)
+
+    @property
+    def directory(self) -> str:
+        """Where the container is, or would be."""
+        return f"{self.settings.data_path}/{self.container}"
 
     def joins_running(self) -> bool:
         """Whether the step goes into a container of its name that runs. Raises ContainerError where it must not."""
@@ -94,10 +96,10 @@ class Step:
     def directory_id(self) -> tuple[int, int] | None:
         """What tells the container's directory from another of the same name; None where it has none."""
         try:
-            info = os.stat(f"{self.settings.data_path}/{self.container}")
+            status = os.stat(self.directory)
         except FileNotFoundError:
             return None
-        return info.st_dev, info.st_ino
+        return status.st_dev, status.st_ino
 
     def check_attached(self, names: tuple[str, ...], served: str, *, remap_root: bool) -> None:
         """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
@@ -140,7 +142,7 @@ class Step:
 
     def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
         return [
-            Mount(path, path, "none", f"x-create=dir,bind,{mode},nosuid,noexec,nodev,private", 0, what)
+            _bind(path, f"x-create=dir,{mode},noexec", what)
             for path, mode, what in pmix.directories(self.job.environ, remap_root=remap_root)
         ]
 
@@ -161,10 +163,14 @@ class Step:
 
     def prepare(self) -> rootfs.Source:
         """The root file system of the step, imported and created where that is needed. Raises PenrootError."""
-        request = self.request
         if self.settings.remap_root:
             self._check_pmix()
-        for mount in request.mounts:
+        self._check_sources()
+        return self._existing() or self._create()
+
+    def _check_sources(self) -> None:
+        """Raise MountError for a path in --container-mounts that is not there."""
+        for mount in self.request.mounts:
             try:
                 if mount.source.startswith("/"):
                     os.stat(mount.source)
@@ -172,33 +178,45 @@ class Step:
                 missing = isinstance(e, FileNotFoundError)
                 why = "source path does not exist" if missing else f"source path: {e.strerror}"
                 hint = f"it must exist on the node {self.job.node}" if missing else "give a path that you may read"
-                raise MountError(f"{request.origins['mounts']}: {why}: {mount.source}", hint=hint) from e
-        if request.name is not None and request.name_mode == "exec":
+                raise MountError(f"{self.request.origins['mounts']}: {why}: {mount.source}", hint=hint) from e
+
+    def _existing(self) -> rootfs.Source | None:
+        """The container that has the name of --container-name. Raises ContainerError where it must not be used."""
+        name, mode = self.request.name, self.request.name_mode
+        if name is None:
+            return None
+        if mode == "exec":
             raise ContainerError(
-                f"--container-name={request.name}:exec: the container is not running on this node",
+                f"--container-name={name}:exec: the container is not running on this node",
                 hint="use it without :exec, and it is started",
             )
-        if request.name is not None and self.container in containers.names(self.settings):
-            if request.name_mode == "create":
-                raise ContainerError(
-                    f"--container-name={request.name}:create: the container exists already",
-                    hint="use it without :create, or remove it: penroot remove " + self.container,
-                )
-            return containers.open_container(self.container, self.settings)
-        if request.image is None:
+        if self.container not in containers.names(self.settings):
+            return None
+        if mode == "create":
             raise ContainerError(
-                f"--container-name={request.name}: there is no such container on this node",
-                hint=self._other_name(request.name or "") or "give --container-image too, and it is made",
+                f"--container-name={name}:create: the container exists already",
+                hint="use it without :create, or remove it: penroot remove " + self.container,
             )
-        if request.name is not None and self.plugin.container_scope == "job":
-            self._note(self.name)
-        ours: tuple[list[str], ...] = ([], [self.job.node])
-        if request.name is None and self._takes_over and leave.maker(self.container, self.settings)[:1] in ours:
+        return containers.open_container(self.container, self.settings)
+
+    def _create(self) -> rootfs.Source:
+        """Make a container of the image, and note or mark it, if it goes with the job or with its steps."""
+        name, image = self.request.name, self.request.image
+        if image is None:
+            raise ContainerError(
+                f"--container-name={name}: there is no such container on this node",
+                hint=self._other_name(name or "") or "give --container-image too, and it is made",
+            )
+        if name is not None:
+            if self.plugin.container_scope == "job":
+                self._note(self.name)
+            return self._from_image(image)
+        if self._takes_over and leave.maker(self.container, self.settings)[:1] in ([], [self.job.node]):
             # A helper of this very step made it and was killed. The lock of the name was that one's too.
             leave.remove(self.container, self.settings)
             self._claim_name()
-        source = self._from_image(request.image)
-        if request.name is None and self._leaves_a_directory:
+        source = self._from_image(image)
+        if self._leaves_a_directory:
             leave.mark(self)
             leave.sweep(self)
         return source
@@ -259,8 +277,7 @@ class Step:
 
     def _note(self, what: str) -> bool:
         stays = what != self.name and not self.goes_with_steps
-        path = "-" if stays else f"{self.settings.data_path}/{self.container}"
-        return self.notes.add(what, path)
+        return self.notes.add(what, "-" if stays else self.directory)
 
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self.job.cwd or "/", image)
@@ -324,23 +341,13 @@ class Step:
             claims.refuse_changed(source)
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
-        mounts = self.request.fstab()
-        # Slurm's own come last, so that no tmpfs of the user hides them.
-        if self.job.script:
-            flags = "x-create=file,bind,ro,nosuid,nodev,private"
-            mounts.append(Mount(self.job.script, self.job.script, "none", flags, 0, "batch script"))
-        authority = self.job.environ.get("XAUTHORITY", "")
-        if authority.startswith(_XAUTHORITY) and os.path.exists(authority):
-            flags = "x-create=file,bind,ro,nosuid,noexec,nodev,private"
-            mounts.append(Mount(authority, authority, "none", flags, 0, "srun --x11"))
-        mounts += self._pmix_mounts(remap_root=self.settings.remap_root)
         container = enter(
             Start(
                 source=source,
                 settings=self.settings,
                 host=self.host,
                 superuser=self.superuser,
-                mounts=tuple(mounts),
+                mounts=self._mounts(),
                 env=self.chosen(),
                 program=self.job.command,
             )
@@ -348,26 +355,26 @@ class Step:
         for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:
             del container.environ[name]
         container.environ.update(self._fit_pmix(container.environ))
-        workdir = container.image.workdir if container.image else "/"
         if not self._runs_entrypoint:
             container.environ.setdefault("SHLVL", "0")  # as behind the shell that runs an image's script
-            return container.environ, container.below, workdir
-        output = os.memfd_create("penroot-entrypoint")
+            return container.environ, container.below, container.image.workdir if container.image else "/"
+        environ, workdir = entrypoint.run(container, self._confine, shown=bool(self.request.entrypoint_log))
+        return environ, container.below, workdir
 
-        def confine() -> None:
-            if not self.superuser:
-                namespaces.confine(remap_root=self.settings.remap_root)
+    def _confine(self) -> None:
+        """Leave this process the privileges of a task."""
+        if not self.superuser:
+            namespaces.confine(remap_root=self.settings.remap_root)
 
-        try:
-            environ, workdir = entrypoint.run(container, output, confine)
-            return environ, container.below, workdir
-        except CommandError:
-            self._show(output, log.error)
-            raise
-        finally:
-            if self.request.entrypoint_log:
-                self._show(output, lambda line: tell(f"entrypoint: {line}"))
-            os.close(output)
+    def _mounts(self) -> tuple[Mount, ...]:
+        """What the step mounts: Slurm's own come last, so that no tmpfs of the user hides them."""
+        mounts = self.request.fstab()
+        if self.job.script:
+            mounts.append(_bind(self.job.script, "x-create=file,ro", "batch script"))
+        authority = self.job.environ.get("XAUTHORITY", "")
+        if authority.startswith(_XAUTHORITY) and os.path.exists(authority):
+            mounts.append(_bind(authority, "x-create=file,ro,noexec", "srun --x11"))
+        return *mounts, *self._pmix_mounts(remap_root=self.settings.remap_root)
 
     def _is_of_a_task(self, name: str, value: str) -> bool:
         """Whether a hook has copied a variable of Slurm for this task. Other tasks, and other steps, have their own."""
@@ -386,10 +393,6 @@ class Step:
     def _runs_entrypoint(self) -> bool:
         asked = self.request.entrypoint
         return self.plugin.execute_entrypoint if asked is None else asked
-
-    def _show(self, output: int, say: Callable[[str], None]) -> None:
-        for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
-            say(line)
 
     def environ(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
@@ -414,3 +417,8 @@ class Step:
     def goes_with_steps(self) -> bool:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
         return self.request.name is None or bool(leave.maker(self.container, self.settings))
+
+
+def _bind(path: str, flags: str, what: str) -> Mount:
+    """A mount of the node's at its own path."""
+    return Mount(path, path, "none", f"{flags},bind,nosuid,nodev,private", 0, what)
