@@ -15,19 +15,12 @@ from collections.abc import Iterator
 import pytest
 
 # Fixtures and hooks of the other tiers.
-from tests.kernel.conftest import User, image, ordinary_user, require, rootfs
+from tests.kernel.conftest import UID, User, image, ordinary_user, require, rootfs, user
 from tests.slurm.conftest import lab, not_drained, pytest_collection_finish
 
-__all__ = ["User", "image", "lab", "not_drained", "pytest_collection_finish", "rootfs"]
+__all__ = ["UID", "User", "image", "lab", "not_drained", "pytest_collection_finish", "rootfs", "user"]
 
-# Other users than that of tests/kernel, which run beside these: each lists the containers that he runs.
-UID, BOB = 27003, 27002
-
-
-@pytest.fixture
-def user() -> Iterator[User]:
-    with ordinary_user(UID) as made:
-        yield made
+BOB = UID + 1
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,9 +24,10 @@ def limited(user: User) -> Iterator[Limited]:
     """Runs penroot as the user in a control group of so many MiB, with two processors' worth of threads or more."""
     root = pathlib.Path("/sys/fs/cgroup")
     v1 = (root / "memory").is_dir()
-    place = (root / "memory" if v1 else root) / f"penroot-test-{os.getpid()}"
+    top = root / "memory" if v1 else root
     require(os.geteuid() == 0, "control groups are root's")
-    place.mkdir()
+    place = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=top))
+    place.chmod(0o755)
 
     def run(mib: int, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         (place / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(f"{mib}M")

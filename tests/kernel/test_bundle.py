@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -227,6 +228,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait(timeout=300)
+        until(lambda: not [pid for pid in everyone if alive(pid)], "all have ended")  # until then the lock is held
     assert os.listdir(user.home / "tmp") == [work]
     with running(user, bundle, path):
         assert work not in os.listdir(user.home / "tmp")
@@ -518,8 +520,9 @@ def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
     place = next((line.split()[4] for line in lines if " - cgroup2 " in line), None)
     place = place or next((line.split()[4] for line in lines if " - cgroup " in line and "pids" in line), None)
     require(place, "no control groups are mounted")
-    group = pathlib.Path(str(place)) / f"penroot-test-{os.getpid()}"
-    (group / "marker").mkdir(parents=True)
+    group = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=place))
+    group.chmod(0o755)
+    (group / "marker").mkdir()
     script = f"ls -d {place}/marker && ! mkdir {place}/mine"
     try:
         prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")

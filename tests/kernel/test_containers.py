@@ -130,8 +130,8 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 
 def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
     script = (
-        f"mount -t tmpfs -o size=1m,mode=700,uid=27001 tmpfs {user.home}/small && "
-        f"setpriv --reuid=27001 --regid=27001 --clear-groups {PREFIX}/bin/penroot create {image}; "
+        f"mount -t tmpfs -o size=1m,mode=700,uid={UID} tmpfs {user.home}/small && "
+        f"setpriv --reuid={UID} --regid={UID} --clear-groups {PREFIX}/bin/penroot create {image}; "
         f"echo status $?; ls -A {user.home}/small"
     )
     (user.home / "small").mkdir()

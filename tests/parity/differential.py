@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.images import Image, busybox, directory, entry
-from tests.kernel.conftest import PREFIX, busybox_rootfs
+from tests.kernel.conftest import PREFIX, UID, busybox_rootfs
 from tests.kernel.registry import serve
 from tests.parity import ROOT
 
@@ -35,7 +35,7 @@ LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
 _KNOWN = "documented: "
 _UID = "27001"  # as the lines have it
-_UIDS = itertools.count(27101)  # lines of another file, or other tests, run no container of the same user
+_UIDS = itertools.count(UID + 2)  # lines of another file, or other tests, run no container of the same user
 _CONFIG = re.compile(r'^config::init "[^"]*"', re.M)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ def test_what_fails_now_and_then_is_named_with_its_way(tmp_path: Path) -> None:
     script = "import pathlib\ndef test_steady(): pass\ndef test_lucky():\n    pathlib.Path(__file__ + '.was').mkdir()\n"
     (tmp_path / "test_made.py").write_text(script)  # the second time there is such a directory
     command = [sys.executable, "-m", "tests.repeat", "--times", "2", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # where the outputs are kept
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert "| 1 | as they are | 2 | 0 | 0 | 0 |" in done.stdout
     assert "| 2 | on one processor | 1 | 1 | 0 | 1 |" in done.stdout
