@@ -19,6 +19,7 @@ from enroot_py.runtime.namespaces import confine, hide
 # capabilities for the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
+_LOOKS = 100  # at a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
 
@@ -111,9 +112,11 @@ def _container(pid: int, settings: Settings) -> str | None:
         name = mounts.unescape(fields[3]).rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
     for option in options.split(","):
-        place = mounts.unescape(option.partition("=")[2])
+        key, _, value = option.partition("=")
+        place = mounts.unescape(value)
         if place.startswith(data):
-            return place[len(data) :].partition("/")[0]
+            removed = key == "upperdir" and fields[dash + 1] == "overlay" and not _changes(pid, place)
+            return UNKNOWN if removed else place[len(data) :].partition("/")[0]
     return UNKNOWN if "userxattr" in options else None
 
 
@@ -134,11 +137,30 @@ def changing(upper: str) -> Process | None:
             seen.add(mntns)
             root = _root_mount(int(entry))
             options = mounts.unescape(root[-1]).split(",") if root else []
-            if f"upperdir={upper}" in options or root and root[-2] == _FUSE + upper:
+            if f"upperdir={upper}" in options and _changes(int(entry), upper) or root and root[-2] == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
         except OSError:  # it has gone, or is somebody else's
             continue
     return None
+
+
+def _changes(pid: int, upper: str) -> bool:
+    """Whether the overlay of a process has the directory ``upper``, not one of that name that was removed before.
+
+    The root of an overlay has the times of its upper directory, and nobody sets the time of a change, inode(7).
+    """
+    try:
+        for _ in range(_LOOKS):
+            before = os.stat(upper).st_ctime_ns
+            if os.stat(f"/proc/{pid}/root").st_ctime_ns == before:
+                return True
+            if os.stat(upper).st_ctime_ns == before:
+                return False
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        pass
+    return True  # for all that can be seen
 
 
 def _is_root(pid: int, directory: str) -> bool:

@@ -57,6 +57,21 @@ def test_a_second_writer_is_told_who_has_the_container(user: User, options: tupl
     assert user.start("--rw", "w", "cat", "/y") == "y\n"
 
 
+def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
+    made(user)
+    first = begun(user)
+    user.penroot("remove", "--force", "w")
+    made(user)
+    assert user.start("--rw", "w", "sh", "-c", "echo z > /z; cat /z") == "z\n"
+    second = begun(user)
+    assert "is changing the container w" in user.penroot("start", "--rw", "w", "true", status=1).stderr
+    names = [line.split()[0] for line in user.penroot("list", "--fancy").stdout.splitlines()[1:]]
+    assert names == ["w", "<unknown>"]
+    assert user.penroot("exec", "w", "ls", "/z").stdout == "/z\n"
+    for process in (first, second):
+        process.communicate("\n")
+
+
 def test_of_many_writers_one_runs(user: User) -> None:
     """Issue 10, 9: however close together they begin."""
     made(user)

@@ -135,6 +135,13 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
     assert srun(lab, NAME, "cat", "/later") == "seen\n"
 
 
+def test_what_was_removed_while_it_ran_is_not_the_new_one_of_its_name(lab: Lab) -> None:
+    with running(lab, IMAGE, NAME, "--container-writable"):
+        lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1")
+        with running(lab, IMAGE, NAME, "--container-writable", before="echo new > /made"):
+            assert srun(lab, NAME, "cat", "/made") == "new\n"
+
+
 @pytest.mark.parametrize("name", ["a\\b", "a b", "a,b", "..", "-x", "*$HOME'", "é"])
 def test_names_of_unusual_characters(lab: Lab, name: str) -> None:
     srun(lab, IMAGE, f"--container-name={name}", "--container-writable", *sh("echo 1 > /kept"))
