@@ -388,9 +388,9 @@ def cache_list() -> None:
     """List the stored images: digest, size, last use, names."""
     import time
 
-    from enroot_py.store import prune
+    from enroot_py.store import inventory
 
-    for image in prune.images(_store()):
+    for image in inventory.images(_store()):
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
         click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
 
@@ -409,7 +409,7 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
         limit = Size("0", "").parse(keep)
     except ValueError as e:
         raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
-    done = prune.prune(_store(), settings.load(), limit=limit, older=older * 86400, dry=dry_run)
+    done = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
     for digest, user in done.kept:
         log.info(f"kept {digest}: used by {user}")
     for image in done.images:
@@ -422,20 +422,20 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
 @click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
 def cache_verify(repair: bool) -> None:
     """Read all that is stored and compare it with what was unpacked."""
-    from enroot_py.store import prune, pull
+    from enroot_py.store import inventory, layout, pull, verify
 
     store = _store()
-    count, layers, size = prune.total(store)
-    damaged: dict[tuple[str, str], str] = {}
-    for kind, name, what in prune.verify(store):
-        log.error(f"{kind}/{name}: {what}")
-        damaged[kind, name] = what
+    count, layers, size = inventory.total(store)
+    damaged = set()
+    for directory, what in verify.damage(store):
+        log.error(f"{layout.name_of(directory)}: {what}")
+        damaged.add(directory)
     checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
     log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
     if damaged and not repair:
         raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
     failed = 0
-    for reference in prune.repair(store, settings.load(), damaged) if damaged else ():
+    for reference in verify.repair(store, damaged) if damaged else ():
         try:
             pull.pull(reference, settings.load())
         except PenrootError as e:

@@ -47,25 +47,21 @@ _LONGEST = 200  # characters of a name
 
 def layer(root: str, diff_id: str) -> str:
     """The directory of a layer. Raises ImageError for what is no digest."""
-    return directory(root, LAYERS, digests.encoded(diff_id))
+    return f"{root}/{LAYERS}/{digests.encoded(diff_id)}"
 
 
 def image(root: str, digest: str) -> str:
     """The directory of an image. Raises ImageError for what is no digest."""
-    return directory(root, IMAGES, digests.encoded(digest))
+    return f"{root}/{IMAGES}/{digests.encoded(digest)}"
 
 
-def directory(root: str, kind: str, name: str) -> str:
-    """The directory of a layer or an image by its name."""
-    return f"{root}/{kind}/{name}"
-
-
-def names(root: str, kind: str) -> list[str]:
-    """The names, which are hex digits, of all layers, images or users."""
+def all_of(root: str, kind: str) -> list[str]:
+    """All LAYERS, IMAGES or USERS."""
     try:
-        return sorted(name for name in os.listdir(f"{root}/{kind}") if len(name) == 64)  # not .nfs0000…
+        names = sorted(os.listdir(f"{root}/{kind}"))
     except FileNotFoundError:
         return []
+    return [f"{root}/{kind}/{name}" for name in names if len(name) == 64]  # not .nfs0000…
 
 
 def digest_of(directory: str) -> str:
@@ -78,14 +74,19 @@ def root_of(directory: str) -> str:
     return os.path.dirname(os.path.dirname(directory))
 
 
-def making(root: str, kind: str, name: str) -> str:
+def name_of(directory: str) -> str:
+    """A layer or an image in words for people: KIND/NAME."""
+    return directory.removeprefix(root_of(directory) + "/")
+
+
+def making(directory: str) -> str:
     """Where a layer or an image is made."""
-    return f"{root}/{TMP}/{kind}-{name}"
+    return f"{root_of(directory)}/{TMP}/{name_of(directory).replace('/', '-')}"
 
 
-def trash(root: str, kind: str, name: str) -> str:
+def trash(directory: str) -> str:
     """Where a layer or an image is on its way out."""
-    return f"{root}/{TMP}/trash-{kind}-{name}"
+    return f"{root_of(directory)}/{TMP}/trash-{name_of(directory).replace('/', '-')}"
 
 
 # ---------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
     finally:
         image.release()
         try:
-            prune.prune(Store(local), inner, wait=False)
+            prune.prune(Store(local), inner, prune.Bounds(), wait=False)
         except BlockingIOError:
             log.debug(f"{local}: another import is at work")
 

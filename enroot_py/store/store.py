@@ -274,10 +274,9 @@ class Build:
     """
 
     def __init__(self, root: str, kind: str, digest: str) -> None:
-        name = digests.encoded(digest)
         self._root = root
-        self.target = layout.directory(root, kind, name)
-        self.path = layout.making(root, kind, name)
+        self.target = f"{root}/{kind}/{digests.encoded(digest)}"
+        self.path = layout.making(self.target)
         self.done = False
         self._fd: Fd | None = None
 

@@ -1,0 +1,132 @@
+"""Who uses the images of a store.
+
+An image is in use while somebody holds it (Image.hold), while a process on this node sees
+a mount of it, or while the record of a container names it. Sources: proc(5),
+/proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
+filesystems": a lower directory that is removed beneath a mount does not fail, it reads as
+empty, so nothing that is in use may go.
+
+In a store on a network file system other nodes have mounts and locks that cannot be seen.
+There each start renews a file that names its node: a lease, which holds for thirty days, or
+for as long as --older says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from enroot_py.base import log
+from enroot_py.config.settings import Settings
+from enroot_py.store import layout, records
+from enroot_py.store.store import Store
+
+LEASE = 30 * 86400  # seconds: no job runs as long
+_SETTLED = 3600  # seconds after which a container whose record was announced has been made
+
+
+def of_containers(store: Store, settings: Settings) -> dict[str, str]:
+    """Digest of each image that the record of a container names -> the container's directory."""
+    users = {}
+    for record in {*_records_in(settings.data_path), *_noted_records(store)}:
+        if image := records.read(record).get("image"):
+            users[layout.digest_of(image)] = os.path.dirname(record)
+    return users
+
+
+def _records_in(data_path: str) -> list[str]:
+    try:
+        return [f"{data_path}/{name}/{records.MARK}" for name in os.listdir(data_path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _noted_records(store: Store) -> Iterator[str]:
+    """Those of other data paths; the notes of containers that were removed go."""
+    for link in layout.all_of(store.root, layout.USERS):
+        try:
+            record = os.readlink(link)
+        except OSError as e:  # whatever it is, no record of ours
+            log.warn(f"{link}: {e.strerror}: ignoring it")
+            continue
+        container = os.path.dirname(record)
+        old = time.time() - os.lstat(link).st_mtime > _SETTLED
+        if old and os.path.isdir(os.path.dirname(container)) and not os.path.lexists(container):
+            os.unlink(link)  # the place is there, the container is not
+        else:
+            yield record
+
+
+def of_mounts() -> dict[str, str]:
+    """Digest of each image in an overlay that a process of this node sees -> the process.
+
+    Whatever the path of the store was to him who mounted it: digests are unique. The
+    digest "" stands for a mount whose layers cannot be told.
+    """
+    users: dict[str, str] = {}
+    seen: set[bytes] = set()
+    for pid, mountinfo in _of_processes("mountinfo"):
+        if mountinfo in seen:
+            continue
+        seen.add(mountinfo)
+        for line in mountinfo.splitlines():
+            kind, _, options = line.partition(b" - ")[2].partition(b" ")
+            if kind == b"overlay":
+                for digest in layout.images_in(options):
+                    users.setdefault(digest, f"process {pid}")
+                if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
+                    users.setdefault("", f"process {pid}")  # a long path: rootfs.overlay() gave a descriptor instead
+    for pid, words in _of_processes("cmdline"):  # who serves a squashfs file: a FUSE mount does not name it
+        for word in words.split(b"\0")[1:]:
+            if digest := layout.image_in(os.fsdecode(word)):
+                users[digest] = f"process {pid}"
+    return users
+
+
+def _of_processes(name: str) -> Iterator[tuple[str, bytes]]:
+    """A file of /proc/PID of all processes, but those that end or are hidden from us (hidepid): they are others'."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as f:
+                data = f.read()
+        except OSError:
+            continue
+        yield pid, data
+
+
+# ---------------------------------------------------------------------------
+# Leases
+
+
+def leased(store: Store, digest: str, lease: float) -> str:
+    """Another node that has started an image of a shared store within ``lease`` seconds, in words; or ""."""
+    for path, image, node in layout.leases(store.root):
+        if image != digest or node == os.uname().nodename:
+            continue  # of our own we see the mounts
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - os.stat(path).st_mtime < lease:
+                return f"a start on {node}"
+    return ""
+
+
+def has_leases(store: Store) -> bool:
+    """Whether all that may run has a lease; a store from before there were any gets them from now on."""
+    since = layout.leases_since(store.root)
+    if not os.path.isdir(os.path.dirname(since)):
+        os.mkdir(os.path.dirname(since), 0o700)
+        with open(since, "x"):
+            return False
+    try:
+        return time.time() - os.stat(since).st_mtime > LEASE
+    except FileNotFoundError:
+        return True
+
+
+def forget_leases(store: Store) -> None:
+    """Remove the leases of images that are gone."""
+    for path, image, _ in layout.leases(store.root):
+        if not os.path.isdir(layout.image(store.root, image)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

@@ -1,0 +1,102 @@
+"""All that is stored is read again and compared with what was unpacked; what is damaged is taken out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator
+
+from enroot_py.base import digests
+from enroot_py.base.errors import PenrootError
+from enroot_py.registry.reference import is_uri
+from enroot_py.store import crash, index, inventory, layout, usage
+from enroot_py.store.prune import Alone
+from enroot_py.store.store import Store
+
+
+def damage(store: Store) -> Iterator[tuple[str, str]]:
+    """What is wrong, in words, with which directory of a layer or an image; nothing is pruned meanwhile.
+
+    Raises OSError.
+    """
+    if not os.path.isdir(store.root):
+        return
+    with store.lock():
+        for image in layout.all_of(store.root, layout.IMAGES):
+            for what in _of_image(image):
+                yield image, what
+        for layer in layout.all_of(store.root, layout.LAYERS):
+            for what in _of_layer(layer):
+                yield layer, what
+
+
+def _of_image(path: str) -> Iterator[str]:
+    for file in crash.changed_files(path):
+        if file not in (layout.MANIFEST, layout.CONFIG):  # these have digests
+            yield f"its {file} was changed"
+    if os.path.exists(f"{path}/{layout.FILE}"):  # the copy of a squashfs file, which is all in its layer
+        yield from index.differences(f"{path}/{layout.HEAD}")
+        return
+    try:
+        with open(f"{path}/{layout.MANIFEST}", "rb") as f:
+            manifest = f.read()
+        with open(f"{path}/{layout.CONFIG}", "rb") as f:
+            config = f.read()
+    except FileNotFoundError as e:
+        yield f"{e.filename} is missing"
+        return
+    if digests.of(manifest) != layout.digest_of(path):
+        yield "its manifest was changed"
+        return
+    if json.loads(manifest)["config"]["digest"] != digests.of(config):
+        yield "its config was changed"
+    if os.path.exists(f"{path}/{layout.SQUASHFS}"):
+        if not crash.is_unchanged(path):
+            yield f"its {layout.SQUASHFS} was changed"
+        return
+    for layer in inventory.layers_of(path):
+        if not os.path.isdir(layer):
+            yield f"its layer {os.path.basename(layer)} is missing"
+    yield from index.differences(f"{path}/{layout.HEAD}")
+
+
+def _of_layer(path: str) -> Iterator[str]:
+    for name in (layout.TREE, layout.INDEX):
+        if not os.path.exists(f"{path}/{name}"):
+            yield f"its {name} is missing"
+            return
+    for file in crash.changed_files(path):
+        yield f"its {file} was changed"
+    yield from index.differences(path)
+
+
+def repair(store: Store, damaged: Collection[str]) -> list[str]:
+    """Take what is damaged out of the store, and images above damaged layers; returns the references to pull again.
+
+    Raises PenrootError where something uses one of them.
+    """
+    with Alone(store) as alone:
+        bad = [image for image in inventory.images(store) if not set(damaged).isdisjoint((image.path, *image.layers))]
+        for image in bad:
+            user = usage.of_mounts().get(image.digest) if alone.take(image.path) else "a start"
+            if user:
+                message = f"the image {image.digest} is damaged, but {user} uses it"
+                raise PenrootError(message, hint="stop its containers first")
+        for image in bad:
+            alone.discard(image.path)
+        for layer in set(damaged) & set(layout.all_of(store.root, layout.LAYERS)):
+            alone.take(layer)  # against those who sweep
+            alone.discard(layer)
+    # By digest: a tag may have moved, and containers want the image that they were made from.
+    return [
+        name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
+        for image in bad
+        for name in image.names[:1]
+        if name[0] != "/"
+    ]
+
+
+def _repository(name: str) -> str:
+    """REGISTRY/REPOSITORY of a reference in its canonical form."""
+    before, at, _ = name.partition("@")
+    return before if at else name.rpartition(":")[0]
