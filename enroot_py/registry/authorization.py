@@ -22,7 +22,7 @@ _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a heade
 
 
 class Authorization:
-    """What requests to the repository of ``reference`` say of us: nothing, until the registry wants to know.
+    """The Authorization header of requests to the repository of ``reference``: none before the registry wants one.
 
     ``heard`` is called with True before a program is asked for a login, and with False after. Methods
     raise RegistryError, and Transient.
@@ -37,10 +37,10 @@ class Authorization:
         self._client = client
         self._heard = heard
         self._credential: Credential | None = None
-        self._stranger = ""  # who hands out tokens and is not known to: it got no login
+        self._stranger = ""  # a token server that got no login, as it is not known to be the registry's
 
     def answer(self, challenge: str) -> None:
-        """Do what a WWW-Authenticate header wants: get a token for this repository, or use Basic."""
+        """Do what a WWW-Authenticate header asks for: get a token for this repository, or use Basic."""
         known = dict(challenges(challenge))
         bearer = known.get("bearer", {})
         if bearer.get("realm"):
@@ -56,7 +56,7 @@ class Authorization:
         self.headers = {"Authorization": self._credential.basic()}
 
     def unauthorized(self) -> RefusedError:
-        """The error of an answer of status 401 to what was said of us."""
+        """The error of an answer of status 401 to our header."""
         if self._credential is None and self._stranger:
             return refusals.stranger(self._reference, self._stranger, self._settings)
         return refusals.unauthorized(self._reference, self._credential, self._settings)
@@ -71,21 +71,21 @@ class Authorization:
         )
 
     def _login(self, realm: str = "") -> Credential | None:
-        self._heard(True)  # a program that knows it, and may ask its user, is not the registry's silence
+        self._heard(True)  # a program that asks its user for a password is not the registry's silence
         credential = credentials.find(self._reference, self._settings, realm=realm)
         self._heard(False)
         return credential
 
     def _token(self, challenge: Mapping[str, str]) -> str:
         realm = self._realm(challenge["realm"])
-        # A registry names whom it likes. Another one's login, or a token for it, is not for this one.
+        # A registry may name any server. The login, or a token, of another registry is not for this one.
         known = site.is_token_server(self._reference.registry, realm.netloc, self._settings)
         self._credential = None
         if known or self._client.is_own(realm):
             self._credential = self._login(realm.netloc if known else "")
         else:
             self._stranger = realm.netloc
-        # Nor is what the challenge says about the scope: a token is for the repository that was asked for.
+        # Whatever scope the challenge names, the token is for the repository that we ask for.
         query = {
             "service": challenge.get("service", ""),
             "scope": f"repository:{self._reference.repository}:pull",

@@ -84,7 +84,7 @@ def netrc_path(settings: Settings) -> str:
 
 
 def _docker_paths(environ: Mapping[str, str]) -> list[str]:
-    """Files in docker's format: of whom the user names one, of docker, and of podman."""
+    """Files in docker's format: the one that the user names, docker's, and podman's."""
     base = base_directories(environ)
     podmans = [base["XDG_CONFIG_HOME"]]
     if environ.get("XDG_RUNTIME_DIR"):
@@ -150,7 +150,7 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """A password; or what it says, as a whole, to be taken from: ``$NAME``, ``${NAME}`` or ``$(COMMAND)``.
+        """The password; where all of it is ``$NAME``, ``${NAME}`` or ``$(COMMAND)``, what that stands for.
 
         A backslash before the ``$`` makes it an ordinary character. Any other ``$`` is one.
         """
@@ -192,7 +192,7 @@ class _Netrc:
 
 
 def _ask(command: Sequence[str], environ: Mapping[str, str], question: str = "") -> tuple[str, ConfigError | None]:
-    """What a program writes to stdout, which no message quotes, for it is a secret; and why it failed."""
+    """What a program writes to stdout, which is a secret and part of no message; and why it failed."""
     with open(os.memfd_create("question"), "w+b") as stdin, open(os.memfd_create("answer"), "w+b") as stdout:
         stdin.write(question.encode())
         stdin.seek(0)

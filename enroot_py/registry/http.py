@@ -30,10 +30,10 @@ _T = TypeVar("_T")
 _MAX_WAIT = 60.0  # seconds that we are willing to wait because a server says so
 _MAX_REDIRECTS = 5
 _CHUNK = 1 << 18
-_READS = 20_000  # with fewer than _PIECE bytes each, a body costs us more than its sender
+_READS = 20_000  # after so many, a body of fewer than _PIECE bytes each costs us more than its sender
 _PIECE = 100
-_AT_ONCE = 1.0  # seconds that a read takes at most once something has come
-_REST = 1 << 16  # bytes of an answer that nobody wants: to read more costs more than a connection
+_AT_ONCE = 1.0  # seconds after which a read returns what has come
+_REST = 1 << 16  # bytes: to read more that nobody wants costs more than a new connection
 _NO_CONNECTION = (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError)
 
 
@@ -46,14 +46,14 @@ class Transient(Exception):
 
 
 class Patience:
-    """How often what fails is tried again, and how long to wait before."""
+    """How often a failing request is tried again, and after what time."""
 
     def __init__(self, settings: Settings) -> None:
         self._tries = settings.transfer_retries
-        self._lost = 0
+        self._failures = 0
 
     def renew(self) -> None:
-        self._lost = 0
+        self._failures = 0
 
     def outlast(self, what: str, act: Callable[[], _T]) -> _T:
         """What ``act`` returns, after as many tries as it takes. Raises Unreachable when there are no more."""
@@ -61,16 +61,16 @@ class Patience:
             try:
                 return act()
             except Transient as e:
-                self.lost(e, what)
+                self.wait(e, what)
 
-    def lost(self, error: Transient, what: str) -> None:
+    def wait(self, error: Transient, what: str) -> None:
         """Sleep before the next try. Raises Unreachable when there is none."""
-        self._lost += 1
-        wait = error.wait if error.wait is not None else min(0.25 * 2**self._lost, 15.0) * random.uniform(0.5, 1.0)
-        if self._lost > self._tries or wait > _MAX_WAIT:
+        self._failures += 1
+        wait = error.wait if error.wait is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
+        if self._failures > self._tries or wait > _MAX_WAIT:
             asked = f", and asks to wait for {error.wait:.0f} s" if error.wait else ""
             raise Unreachable(
-                f"{what}: {error}{asked}, after {self._lost} {'try' if self._lost == 1 else 'tries'}",
+                f"{what}: {error}{asked}, after {self._failures} {'try' if self._failures == 1 else 'tries'}",
                 hint="try again later; ENROOT_TRANSFER_RETRIES and ENROOT_STALL_TIMEOUT are the limits",
             ) from error
         log.info(f"{what}: {error}; trying again in {wait:.1f} s")
@@ -144,7 +144,7 @@ class Response:
 
 
 class HttpClient:
-    """Requests to one server, and to wherever it sends us. Nothing is asked before the first one.
+    """Requests to one server, and to wherever it redirects them.
 
     ``host`` is HOST or HOST:PORT. ``heard`` is called with False for each answer. Methods raise
     RegistryError, as Unreachable where there is no server, and Transient.
@@ -184,7 +184,7 @@ class HttpClient:
         for _ in range(_MAX_REDIRECTS + 1):
             response = self.once(method, address, headers)
             if response.status == 401 and address.origin != first.origin:
-                response.discard()  # the challenge is not the server's: no secret of ours is for that host
+                response.discard()  # another host gets no secret of ours, whatever its challenge
                 raise RegistryError(f"{first.netloc} redirects to {address.netloc}, which wants a login of its own")
             if response.status not in (301, 302, 303, 307, 308):
                 return response
@@ -238,7 +238,7 @@ class HttpClient:
         return self._connections.is_own(address)
 
     def _passing(self, address: Address, error: Exception) -> Transient:
-        host = address.netloc  # of who hands out tokens, or has the blobs, perhaps
+        host = address.netloc  # perhaps another one, which hands out tokens or has the blobs
         return Transient(reason(error) if host == self.host else f"{host}: {reason(error)}")
 
     @property

@@ -132,7 +132,7 @@ def _platform_names(document: dict[str, Any]) -> list[str]:
 
 
 def fields(document: object) -> dict[str, Any]:
-    """An object of a document; what is none has no fields."""
+    """``document``, if it is a JSON object; else an empty one."""
     return document if isinstance(document, dict) else {}
 
 

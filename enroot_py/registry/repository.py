@@ -151,7 +151,7 @@ class Repository:
         if response.status != 401:
             return response
         response.discard()
-        # Also when a token has expired in the middle of a pull.
+        # Not the first request only: a token may expire in the middle of a pull.
         self._authorization.answer(response.header("WWW-Authenticate"))
         response = self._client.request(method, path, {**headers, **self._authorization.headers})
         if response.status == 401:
@@ -210,7 +210,7 @@ class Download:
         self._descriptor = descriptor
         self._name = f"the blob {descriptor.digest}"
         self._at = 0
-        self._held = 0  # where patience began anew
+        self._renewed = 0  # the byte at which patience was
         self._patience = Patience(settings)
         self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
         self._response: Response | None = None
@@ -244,15 +244,15 @@ class Download:
             except Transient as e:
                 self._close()
                 if self._at < whole:
-                    self._patience.lost(e, f"{self._name} at byte {self._at}")
+                    self._patience.wait(e, f"{self._name} at byte {self._at}")
         return b""
 
     def _count(self, data: bytes) -> bytes:
         self._at += len(data)
         if self._at > self._descriptor.size:
             raise ImageError(f"{self._name} is larger than its {self._descriptor.size} bytes")
-        if self._at - self._held >= _PROGRESS:
-            self._held = self._at
+        if self._at - self._renewed >= _PROGRESS:
+            self._renewed = self._at
             self._patience.renew()
         return data
 
@@ -265,7 +265,7 @@ class Download:
         if self._at and response.status == 206:
             first = response.header("Content-Range").removeprefix("bytes ").partition("-")[0]
             if first != str(self._at):
-                self._ranges = False  # from here on all of it, as from who does not know them
+                self._ranges = False  # from now on we ask for all of it
                 raise Transient(f"the registry resumed at byte {first or '?'} instead of {self._at}")
         else:
             response.skip(self._at)  # no ranges here

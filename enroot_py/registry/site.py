@@ -11,8 +11,8 @@ One line a registry (HOST or HOST:PORT; ``*`` is every other), and what holds fo
 ``http`` allows plain HTTP where TLS is not spoken, ``ca`` names a file of authorities to
 trust besides the system's, and each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the
 registry itself, in order. ``token`` names another host that hands out the registry's tokens,
-and gets its login for that; where none is named, only the registry's own host does, and those
-that are known to. The user's line replaces the system's. Mirrors are trusted with
+and gets its login for that; without it, only the registry's own host does, and the token
+servers that are known here. The user's line replaces the system's. Mirrors are trusted with
 the meaning of a tag; what a digest names is checked whoever sends it.
 """
 
@@ -85,7 +85,7 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
-    """Whether ``host``, which is not the registry's own, is known to hand out the tokens of a registry."""
+    """Whether ``host``, another one than the registry's own, is known to hand out its tokens."""
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 
 
