@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import click
 
@@ -14,72 +13,20 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.cli.cache import cache
+from enroot_py.cli.commands import CONTEXT, Commands, synopsis, there, usage
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import SETTINGS, slips
 from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from enroot_py.store.store import Store
-
-
-# What verbs of docker and podman are called here.
-_ELSEWHERE = {
-    "images": "cache list",
-    "ls": "list",
-    "ps": "list --fancy",
-    "pull": "import",
-    "rm": "remove",
-    "rmi": "cache prune",
-    "run": "start",
-}
-
-
-class Commands(click.Group):
-    """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
-            hint = f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}"
-            raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=_usage(ctx))
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands)
-
-
-T = TypeVar("T", str | None, tuple[str, ...])
-
-
-def _there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
-    """A value that is not empty: else it is a variable of a script that was not set."""
-    if value == "" or isinstance(value, tuple) and "" in value:
-        raise click.BadParameter("it is empty")
-    return value
-
-
-class Days(click.FloatRange):
-    """A time in days, with a name for messages."""
-
-    name = "number of days"
-
-
 _PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
-
-
-def _usage(ctx: click.Context) -> str:
-    """The help text of a command, which goes to stdout."""
-    return ctx.get_help() + "\n"
 
 
 @click.group(
     cls=Commands,
-    context_settings=_CONTEXT,
+    context_settings=CONTEXT,
     no_args_is_help=False,
     invoke_without_command=True,
     options_metavar="",
@@ -113,19 +60,12 @@ def main(arguments: Sequence[str]) -> int:
         verb = arguments[:1] if arguments[0] in penroot.commands else ()
         hint = f"{e.ctx.command_path if e.ctx else ' '.join((_program(), *verb))} --help"
         message = " ".join(e.format_message().split()).rstrip(".")
-        raise UsageError(message, hint=hint, usage=_usage(e.ctx) if e.ctx else "") from e
-
-
-def _synopsis(made: click.Command) -> click.Command:
-    """Let the usage of a command say of its options what it has."""
-    words = ("[options]", click.Option), ("[--]", click.Argument)
-    made.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in made.params))
-    return made
+        raise UsageError(message, hint=hint, usage=usage(e.ctx) if e.ctx else "") from e
 
 
 def command(function: Callable[..., None]) -> click.Command:
     """A verb of the command line, under the name of its function."""
-    return _synopsis(penroot.command(function.__name__.strip("_"), context_settings=_CONTEXT)(function))
+    return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
 _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
@@ -146,8 +86,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 @command
-@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
-@click.option("-o", "--output", callback=_there, help="Name of the image file; - is stdout.")
+@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
+@click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @_force
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
@@ -162,7 +102,7 @@ def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None
 
 
 @command
-@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
+@click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
@@ -181,8 +121,8 @@ def create(name: str | None, force: bool, image: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
-@click.option("-n", "--name", callback=_there, help="Name of the container, if not the image's.")
+@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
+@click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
@@ -203,7 +143,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 
 
 @command
-@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
     """Print the digest of an image's manifest for an architecture, as the registry has it now."""
@@ -213,7 +153,7 @@ def digest(arch: str | None, uri: str) -> None:
 
 
 @command
-@click.option("-a", "--arch", callback=_there, help="Architecture, if not this machine's.")
+@click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.argument("image")
 def inspect(arch: str | None, image: str) -> None:
     """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
@@ -239,12 +179,12 @@ def list_(fancy: bool, form: str) -> None:
     click.echo(listing.as_json(options) if form == "json" else listing.as_text(options, fancy=fancy), nl=False)
 
 
-@_synopsis
-@penroot.command("exec", context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@synopsis
+@penroot.command("exec", context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option(
     *("-e", "--env"),
     multiple=True,
-    callback=_there,
+    callback=there,
     metavar="KEY[=VALUE]",
     help="Set a variable, or take it from the caller.",
 )
@@ -288,7 +228,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 
 @command
-@click.option("-o", "--output", callback=_there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
+@click.option("-o", "--output", callback=there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
 @_force
 @click.argument("name", shell_complete=_names)
 def export(output: str | None, force: bool, name: str) -> None:
@@ -299,9 +239,9 @@ def export(output: str | None, force: bool, name: str) -> None:
 @command
 @click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
 @click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", callback=_there, help="What the bundle is.")
-@click.option("-o", "--output", callback=_there, help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", callback=_there, help="Where --keep unpacks it, if not ./BUNDLE.")
+@click.option("-d", "--desc", callback=there, help="What the bundle is.")
+@click.option("-o", "--output", callback=there, help="Name of the bundle, if not IMAGE.run.")
+@click.option("-t", "--target", callback=there, help="Where --keep unpacks it, if not ./BUNDLE.")
 @_force
 @click.argument("image")
 def bundle(
@@ -344,6 +284,7 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
     return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
 
 
+penroot.add_command(cache)
 penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
@@ -369,82 +310,6 @@ def manual_(directory: str) -> None:
 
     manual.write(manual.pages(penroot), directory)
     click.echo(manual.example(), nl=False)
-
-
-@penroot.group(context_settings=_CONTEXT, no_args_is_help=False, options_metavar="")
-def cache() -> None:
-    """Show, check and clean the store of images."""
-
-
-def _store() -> Store:
-    from enroot_py.store.store import Store
-
-    return Store(settings.load().cache_path)
-
-
-@_synopsis
-@cache.command("list", context_settings=_CONTEXT)
-def cache_list() -> None:
-    """List the stored images: digest, size, last use, names."""
-    import time
-
-    from enroot_py.store import inventory
-
-    for image in inventory.images(_store()):
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
-        click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
-
-
-@_synopsis
-@cache.command("prune", context_settings=_CONTEXT)
-@click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
-@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
-def cache_prune(keep: str, older: float, dry_run: bool) -> None:
-    """Remove images that no container uses, those used longest ago first."""
-    from enroot_py.config.table import Size
-    from enroot_py.store import prune
-
-    try:
-        limit = Size("0", "").parse(keep)
-    except ValueError as e:
-        raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
-    done = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
-    for digest, user in done.kept:
-        log.info(f"kept {digest}: used by {user}")
-    for image in done.images:
-        click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
-    log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
-
-
-@_synopsis
-@cache.command("verify", context_settings=_CONTEXT)
-@click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
-def cache_verify(repair: bool) -> None:
-    """Read all that is stored and compare it with what was unpacked."""
-    from enroot_py.store import inventory, layout, pull, verify
-
-    store = _store()
-    count, layers, size = inventory.total(store)
-    damaged = set()
-    for directory, what in verify.damage(store):
-        log.error(f"{layout.name_of(directory)}: {what}")
-        damaged.add(directory)
-    checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
-    log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
-    if damaged and not repair:
-        raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
-    failed = 0
-    for reference in verify.repair(store, damaged) if damaged else ():
-        try:
-            pull.pull(reference, settings.load())
-        except PenrootError as e:
-            log.error(f"{reference}: {e}")
-            failed += 1
-    if failed:
-        raise PenrootError(
-            f"{log.many(failed, 'damaged image')} could not be fetched again", hint="import them from where they are"
-        )
 
 
 @command

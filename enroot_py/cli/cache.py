@@ -1,0 +1,96 @@
+"""``penroot cache``: the store of images, shown, checked and cleaned."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from enroot_py.base import log
+from enroot_py.base.errors import PenrootError, UsageError
+from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.config import settings
+from enroot_py.config.table import Size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.store.store import Store
+
+
+class Days(click.FloatRange):
+    """A time in days, with a name for messages."""
+
+    name = "number of days"
+
+
+@click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
+def cache() -> None:
+    """Show, check and clean the store of images."""
+
+
+def _store() -> Store:
+    from enroot_py.store.store import Store
+
+    return Store(settings.load().cache_path)
+
+
+@synopsis
+@cache.command("list", context_settings=CONTEXT)
+def cache_list() -> None:
+    """List the stored images: digest, size, last use, names."""
+    from enroot_py.store import inventory
+
+    for image in inventory.images(_store()):
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.used))
+        click.echo(f"{image.digest}  {image.size / 1e6:9.1f} MB  {used}  {' '.join(image.names) or '-'}")
+
+
+@synopsis
+@cache.command("prune", context_settings=CONTEXT)
+@click.option("--keep", metavar="SIZE", default="0", help="Stop at this size, such as 20G.")
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only what was not used for so long.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be removed.")
+def cache_prune(keep: str, older: float, dry_run: bool) -> None:
+    """Remove images that no container uses, those used longest ago first."""
+    from enroot_py.store import prune
+
+    try:
+        limit = Size("0", "").parse(keep)
+    except ValueError as e:
+        raise UsageError(f"--keep {keep}: it {e}", hint="penroot cache prune --help") from None
+    done = prune.prune(_store(), settings.load(), prune.Bounds(limit, older * 86400), dry=dry_run)
+    for digest, user in done.kept:
+        log.info(f"kept {digest}: used by {user}")
+    for image in done.images:
+        click.echo(f"{image.digest}  {' '.join(image.names) or '-'}")
+    log.info(f"{'would free' if dry_run else 'freed'} {log.size(done.size)}, {log.many(done.layers, 'layer')}")
+
+
+@synopsis
+@cache.command("verify", context_settings=CONTEXT)
+@click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
+def cache_verify(repair: bool) -> None:
+    """Read all that is stored and compare it with what was unpacked."""
+    from enroot_py.store import inventory, layout, pull, verify
+
+    store = _store()
+    count, layers, size = inventory.total(store)
+    damaged = set()
+    for directory, what in verify.damage(store):
+        log.error(f"{layout.name_of(directory)}: {what}")
+        damaged.add(directory)
+    checked = f"{log.many(count, 'image')} and {log.many(layers, 'layer')}, {log.size(size)}"
+    log.info(f"checked {checked}: {len(damaged) or 'none'} damaged")
+    if damaged and not repair:
+        raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
+    failed = 0
+    for reference in verify.repair(store, damaged) if damaged else ():
+        try:
+            pull.pull(reference, settings.load())
+        except PenrootError as e:
+            log.error(f"{reference}: {e}")
+            failed += 1
+    if failed:
+        raise PenrootError(
+            f"{log.many(failed, 'damaged image')} could not be fetched again", hint="import them from where they are"
+        )

@@ -1,0 +1,58 @@
+"""Click with enroot's manners, for all verbs."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import click
+
+from enroot_py.base.errors import UsageError
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+# What verbs of docker and podman are called here.
+_ELSEWHERE = {
+    "images": "cache list",
+    "ls": "list",
+    "ps": "list --fancy",
+    "pull": "import",
+    "rm": "remove",
+    "rmi": "cache prune",
+    "run": "start",
+}
+
+
+class Commands(click.Group):
+    """Click's group with enroot's manners: no arguments is a mistake, ``help`` is a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] in _ELSEWHERE:
+            hint = f"it is {ctx.command_path} {_ELSEWHERE[args[0]]}"
+            raise UsageError(f"No such command '{args[0]}'", hint=hint, usage=usage(ctx))
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands)
+
+
+T = TypeVar("T", str | None, tuple[str, ...])
+
+
+def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
+    """A value that is not empty: else it is a variable of a script that was not set."""
+    if value == "" or isinstance(value, tuple) and "" in value:
+        raise click.BadParameter("it is empty")
+    return value
+
+
+def usage(ctx: click.Context) -> str:
+    """The help text of a command, which goes to stdout."""
+    return ctx.get_help() + "\n"
+
+
+def synopsis(made: click.Command) -> click.Command:
+    """Let the usage of a command say of its options what it has."""
+    words = ("[options]", click.Option), ("[--]", click.Argument)
+    made.options_metavar = " ".join(word for word, kind in words if any(isinstance(p, kind) for p in made.params))
+    return made
