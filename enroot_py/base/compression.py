@@ -175,10 +175,11 @@ _MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder]], ...] = (
     ((b"BZh",), "bzip2", _bzip2),
     ((b"\xfd7zXZ\x00",), "xz", _xz),
 )
+MAGIC_SIZE = 8  # bytes that tell any of them, and how long a skippable frame is
 
 
 def name_of(start: bytes) -> str:
-    """The name of what compressed data that begins with these eight bytes, or ``none``."""
+    """The name of the format of data that begins with these MAGIC_SIZE bytes, or ``none``."""
     return next((name for magic, name, _ in _MAGIC if start.startswith(magic)), "none")
 
 
@@ -252,21 +253,23 @@ class Decompressed:
 
     def _decompress(self) -> Iterator[bytes]:
         data = self._raw()
-        while data and len(data) < 8 and (more := self._raw()):
+        while data and len(data) < MAGIC_SIZE and (more := self._raw()):
             data += more
-        kind = next(((name, make) for magic, name, make in _MAGIC if data.startswith(magic)), None)
-        if kind is None:
-            while data:
-                yield data
-                data = self._raw()
-            return
-        name, make = kind
+        for magic, name, make in _MAGIC:
+            if data.startswith(magic):
+                yield from self._members(data, name, make)
+                return
+        while data:
+            yield data
+            data = self._raw()
+
+    def _members(self, data: bytes, name: str, make: Callable[[], _Decoder]) -> Iterator[bytes]:
+        """A blob may be several members or frames, one after the other: RFC 1952, RFC 8878."""
         decoder: _Decoder | None = None
         while data:
             if decoder is None:
-                # A blob may be several members or frames, one after the other (RFC 1952, RFC 8878).
                 data = data.lstrip(b"\0") if name in ("gzip", "xz") else data
-                if len(data) < 8 and (more := self._raw()):
+                if len(data) < MAGIC_SIZE and (more := self._raw()):
                     data += more
                     continue
                 if not data:

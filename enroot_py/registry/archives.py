@@ -162,7 +162,7 @@ def open_plain(path: str, settings: Settings) -> IO[bytes]:
     try:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(open(_regular(path), "rb"))
-            form = compression.name_of(file.read(8))
+            form = compression.name_of(file.read(compression.MAGIC_SIZE))
             file.seek(0)
             if form == "none":
                 closing.pop_all()
