@@ -78,14 +78,14 @@ rm -f /etc/rc.local
 """
 # The tasks of the step: they are the user's, and are slurmstepd's until they execute their program.
 WAITING = "pgrep -u alice -x slurmstepd"
-# Which of them has started the helper and waits for its answer: it is in poll(2), the others in futex(2).
+# Which of them has started the helper and waits for its answer: it is in poll(2), the others in fcntl(2).
 FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
 CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
 
 
 def all_wait(lab: Lab, tasks: int) -> None:
     """Until all tasks are there, and wait: before, others may be in poll(2) as well, for something else."""
-    until(lambda: on_node(lab, CALLS).split() == ["202"] * (tasks - 1) + ["7"], f"{tasks} tasks wait")
+    until(lambda: on_node(lab, CALLS).split() == ["7"] + ["72"] * (tasks - 1), f"{tasks} tasks wait")
 
 
 @pytest.fixture(scope="module")
