@@ -70,14 +70,14 @@ def _bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> None:
 def _make(root: int, path: str) -> int:
     """Open a directory of the container to mount on, made as `mounts` does. Raises OSError."""
     try:
-        return paths.create(root, path, directory=True, mode=0, named=True, entered=True)
+        return paths.make_directory(root, path, 0, named=True, entered=True)
     except OSError as e:
         if e.errno != errno.EROFS:
             raise
     # Through a mount of our own; what the programs see stays read-only.
     view = linux.open_tree(root, "", _CLONE | linux.AT_EMPTY_PATH)
     linux.mount_setattr(view, "", linux.AT_EMPTY_PATH, 0, linux.MOUNT_ATTR_RDONLY, 0)
-    os.close(paths.create(view, path, directory=True, mode=0, entered=True))
+    os.close(paths.make_directory(view, path, 0, entered=True))
     return paths.open_in(root, path)
 
 

@@ -142,47 +142,55 @@ def text(root: int, path: str) -> str:
         raise ContainerError(message, hint=f"penroot start --mount FILE:{path} puts a file in its place") from e
 
 
-def create(
-    root: int,
-    path: str,
-    *,
-    directory: bool,
-    mode: int = 0o755,
-    named: bool = False,
-    entered: bool = False,
-    _depth: int = 0,
-) -> Fd:
-    """Open ``path`` beneath ``root`` with O_PATH; make it, with ``mode``, and its parents where they are missing.
+def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
+    """Open the directory ``path`` beneath ``root`` with O_PATH; make it and its parents where they are missing.
 
     A dangling symlink is followed: what it points to is made. Nothing is made where check_own() says no.
     Raises OSError.
     """
-    try:
-        return open_in(root, path)
-    except FileNotFoundError:
-        pass
-    if _depth > _MAXSYMLINKS:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-    above, _, name = path.strip("/").rpartition("/")
-    if name == "..":
-        raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
-    with create(root, above or ".", directory=True, named=named, entered=entered, _depth=_depth + 1) as parent:
+    return _Maker(root, named=named, entered=entered).make(path, mode, directory=True)
+
+
+def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False) -> Fd:
+    """Open the file ``path`` beneath ``root`` with O_PATH, as make_directory() does a directory. Raises OSError."""
+    return _Maker(root, named=named, entered=False).make(path, mode, directory=False)
+
+
+class _Maker:
+    """Makes what is missing of a path beneath a root, by the rules of check_own()."""
+
+    def __init__(self, root: int, *, named: bool, entered: bool) -> None:
+        self._root = root
+        self._named = named
+        self._entered = entered
+
+    def make(self, path: str, mode: int, *, directory: bool, depth: int = 0) -> Fd:
         try:
-            if not check_own(root, above, named=named, entered=entered):
+            return open_in(self._root, path)
+        except FileNotFoundError:
+            pass
+        if depth > _MAXSYMLINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        above, _, name = path.strip("/").rpartition("/")
+        if name == "..":
+            raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
+        with self.make(above or ".", 0o755, directory=True, depth=depth + 1) as parent:
+            if not check_own(self._root, above, named=self._named, entered=self._entered):
                 mode |= 0o755  # what is left there is the user's
-            if directory:
-                os.mkdir(name, mode, dir_fd=parent)
-            else:
-                os.mknod(name, stat.S_IFREG | mode & 0o666, dir_fd=parent)
-        except FileExistsError:
             try:
-                target = os.readlink(name, dir_fd=parent)
-            except OSError:
-                return open_in(root, path)  # somebody else made it in the meantime
-            if not target.startswith("/"):
-                target = f"{above}/{target}"
-            return create(root, target, directory=directory, mode=mode, entered=entered, _depth=_depth + 1)
-        return Fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent))
+                if directory:
+                    os.mkdir(name, mode, dir_fd=parent)
+                else:
+                    os.mknod(name, stat.S_IFREG | mode & 0o666, dir_fd=parent)
+            except FileExistsError:
+                try:
+                    target = os.readlink(name, dir_fd=parent)
+                except OSError:
+                    return open_in(self._root, path)  # somebody else made it in the meantime
+                follower = _Maker(self._root, named=False, entered=self._entered)
+                target = target if target.startswith("/") else f"{above}/{target}"
+                return follower.make(target, mode, directory=directory, depth=depth + 1)
+            return Fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent))
 
 
 def copy(root: int, source: str, target: str) -> None:
@@ -201,7 +209,7 @@ def copy(root: int, source: str, target: str) -> None:
                 if number > _MOST or path.count("/") > _MAXSYMLINKS or state.st_size > room:
                     raise OSError(errno.EFBIG, "it is too large to be copied", source)
                 if stat.S_ISDIR(state.st_mode):
-                    os.close(create(root, target + path, directory=True, mode=state.st_mode & 0o777 | 0o700))
+                    os.close(make_directory(root, target + path, state.st_mode & 0o777 | 0o700))
                     pending.append(path)
                 elif stat.S_ISLNK(state.st_mode):
                     _link(root, os.readlink(name, dir_fd=directory), target + path)
@@ -212,7 +220,7 @@ def copy(root: int, source: str, target: str) -> None:
 
 def _link(root: int, content: str, path: str) -> None:
     above, _, name = path.rpartition("/")
-    with create(root, above, directory=True) as parent:
+    with make_directory(root, above) as parent:
         check_own(root, above)
         try:
             os.symlink(content, name, dir_fd=parent)
@@ -235,7 +243,7 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     """
     above, _, name = path.strip("/").rpartition("/")
     temporary = f".{name}.{os.getpid()}"
-    with create(root, above or ".", directory=True) as parent:
+    with make_directory(root, above or ".") as parent:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
         try:

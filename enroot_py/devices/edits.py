@@ -242,7 +242,7 @@ class _Places:
 
     def directory(self, path: str) -> int:
         if path not in self.directories:
-            self.directories[path] = paths.create(self.root, path, directory=True)
+            self.directories[path] = paths.make_directory(self.root, path)
         return self.directories[path]
 
     def own_directory(self, path: str) -> int:
@@ -319,7 +319,7 @@ class _Places:
 
     def tmpfs(self, path: str) -> None:
         """Cover a directory with an empty one. Raises OSError."""
-        target = paths.create(self.root, path, directory=True)
+        target = paths.make_directory(self.root, path)
         try:
             made = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], _FILE | linux.MOUNT_ATTR_NOEXEC)
             try:

@@ -235,7 +235,7 @@ def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Moun
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
     try:
-        os.close(paths.create(root, image.workdir, directory=True, named=named))
+        os.close(paths.make_directory(root, image.workdir, named=named))
     except OSError as e:
         message = f"cannot make the image's working directory {image.workdir}: {e.strerror}"
         raise ContainerError(message, hint="make it yourself where it belongs to the host; or: --rc SCRIPT") from e

@@ -115,7 +115,7 @@ class Context:
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         """Make a directory and its parents. Raises HookError where that would be one of the host's."""
         try:
-            os.close(paths.create(self.root, path, directory=True, mode=mode))
+            os.close(paths.make_directory(self.root, path, mode))
         except paths.Foreign as e:
             raise HookError(f"cannot make {path} in the container: {e.strerror}", hint=_LINKS) from e
 

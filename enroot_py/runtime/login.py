@@ -97,7 +97,7 @@ def _record(root: int, uid: int, name: str) -> None:
     line = os.ttyname(0).removeprefix("/dev/").encode() if os.isatty(0) else b""
     now = int(time.time())
     try:
-        os.close(paths.create(root, "/var/log/lastlog", directory=False))
+        os.close(paths.make_file(root, "/var/log/lastlog"))
         with Fd(paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)) as fd:
             os.pwrite(fd, struct.pack(_LASTLOG, now, line, b"localhost"), uid * struct.calcsize(_LASTLOG))
         with Fd(paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)) as fd:

@@ -275,7 +275,8 @@ class Mount:
             if word.startswith("x-create="):
                 kind = word.removeprefix("x-create=")
                 directory = kind == "dir" or (kind == "auto" and self._source_is_directory(root))
-                return paths.create(root, self.target, directory=directory, mode=mode, named=not self.confined)
+                make = paths.make_directory if directory else paths.make_file
+                return make(root, self.target, mode, named=not self.confined)
         return paths.open_in(root, self.target)
 
     def _source_is_directory(self, root: int) -> bool:

@@ -32,7 +32,6 @@ OPEN = {
         "enroot_py.store.pull _head",
     },
     "functions with too many parameters": {
-        "enroot_py.base.paths create",
         "enroot_py.cli.bundle write",
         "enroot_py.runtime.rootfs Source.__init__",
         "enroot_py.store.prune prune",
