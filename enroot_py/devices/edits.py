@@ -15,6 +15,7 @@ import stat
 
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import HookError
+from enroot_py.base.fds import Fd
 from enroot_py.devices import ldcache
 from enroot_py.runtime import mounts
 
@@ -59,20 +60,13 @@ class Host:
     def path(self, path: str) -> str:
         return self.prefix + path
 
-    def open(self, path: str) -> int:
-        """Open with O_PATH, symlinks beneath the tree. Raises OSError."""
-        return os.open(path, _FLAGS) if self._root < 0 else paths.open_in(self._root, path)
-
     def real(self, path: str) -> str:
         """Where a path of the tree leads, symlinks resolved; empty where there is nothing."""
         try:
-            fd = self.open(path)
+            with Fd(os.open(path, _FLAGS)) if self._root < 0 else paths.open_in(self._root, path) as fd:
+                return os.readlink(f"/proc/self/fd/{fd}").removeprefix(self.prefix)
         except OSError:
             return ""
-        try:
-            return os.readlink(f"/proc/self/fd/{fd}").removeprefix(self.prefix)
-        finally:
-            os.close(fd)
 
     def exists(self, path: str) -> bool:
         # Nodes of a tree made for a test are nodes, not links that could lead out of it.
@@ -95,13 +89,10 @@ class Host:
         try:
             if self._root < 0:
                 return sorted(os.listdir(path))
-            fd = paths.open_in(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+            with paths.open_in(self._root, path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                return sorted(os.listdir(fd))
         except OSError:
             return []
-        try:
-            return sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
 
 
 class Edits:
@@ -154,8 +145,7 @@ class Edits:
                 (log.explain or log.debug)(line)
         for command in self.programs:
             _run(command, context)
-        place = _Places(context.root)
-        try:
+        with _Places(context.root) as place:
             self._nodes(context, place, whole)
             steps: list[tuple[str, Callable[..., None], tuple[object, ...]]] = []
             steps += [(path, place.tmpfs, ()) for path in self.tmpfs]
@@ -167,8 +157,6 @@ class Edits:
                 except OSError as e:
                     say = log.warn if do == place.bind else log.debug
                     say(f"{self.origin}: cannot give the container {path}: {e.strerror}")
-        finally:
-            place.close()
         self._cache(context)
         context.environ.update(self.environ)
 
@@ -219,13 +207,10 @@ def shared_dev(context: Context) -> bool:
     host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/") + "/dev"
     try:
         theirs = os.stat(host)
-        fd = paths.open_in(context.root, "/dev")
+        with paths.open_in(context.root, "/dev") as fd:
+            ours = os.fstat(fd)
     except OSError:
         return False
-    try:
-        ours = os.fstat(fd)
-    finally:
-        os.close(fd)
     return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
 
 
@@ -236,7 +221,10 @@ class _Places:
         self.root = root
         self.directories: dict[str, int] = {}
 
-    def close(self) -> None:
+    def __enter__(self) -> _Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for fd in self.directories.values():
             os.close(fd)
 
@@ -260,14 +248,11 @@ class _Places:
         directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
         recursive = linux.AT_RECURSIVE if directory else 0
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive
-        tree = linux.open_tree(linux.AT_FDCWD, source, flags)
-        try:
+        with Fd(linux.open_tree(linux.AT_FDCWD, source, flags)) as tree:
             if attributes:
                 linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
             self._make(above or "/", name, directory)
             linux.move_mount(tree, "", parent, name, linux.MOVE_MOUNT_F_EMPTY_PATH)
-        finally:
-            os.close(tree)
 
     def _make(self, above: str, name: str, directory: bool) -> None:
         """A place to mount on. A symlink gives way: a mount through it would cover what it leads to."""
@@ -302,32 +287,23 @@ class _Places:
     def hide(self, path: str) -> None:
         """Make a device of the shared /dev one that cannot be opened. Raises OSError."""
         try:
-            fd = paths.open_in(self.root, path)
+            hidden = paths.open_in(self.root, path)
         except OSError:
             return  # what is not there is hidden
-        try:
-            flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
-            tree = linux.open_tree(fd, "", flags)
-            try:
-                attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
-                linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, attributes, 0, 0)
-                mounts.attach(tree, fd)
-            finally:
-                os.close(tree)
-        finally:
-            os.close(fd)
+        flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
+        with hidden, Fd(linux.open_tree(hidden, "", flags)) as tree:
+            attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
+            linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, attributes, 0, 0)
+            mounts.attach(tree, hidden)
 
     def tmpfs(self, path: str) -> None:
         """Cover a directory with an empty one. Raises OSError."""
-        target = paths.make_directory(self.root, path)
-        try:
-            made = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], _FILE | linux.MOUNT_ATTR_NOEXEC)
-            try:
-                mounts.attach(made, target)
-            finally:
-                os.close(made)
-        finally:
-            os.close(target)
+        attributes = _FILE | linux.MOUNT_ATTR_NOEXEC
+        with (
+            paths.make_directory(self.root, path) as target,
+            Fd(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], attributes)) as made,
+        ):
+            mounts.attach(made, target)
 
 
 def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:
