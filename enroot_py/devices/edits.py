@@ -248,7 +248,7 @@ class _Places:
         directory = bool(attributes) and stat.S_ISDIR(os.stat(source).st_mode)
         recursive = linux.AT_RECURSIVE if directory else 0
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | recursive
-        with Fd(linux.open_tree(linux.AT_FDCWD, source, flags)) as tree:
+        with linux.open_tree(linux.AT_FDCWD, source, flags) as tree:
             if attributes:
                 linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | recursive, attributes, 0, 0)
             self._make(above or "/", name, directory)
@@ -291,7 +291,7 @@ class _Places:
         except OSError:
             return  # what is not there is hidden
         flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
-        with hidden, Fd(linux.open_tree(hidden, "", flags)) as tree:
+        with hidden, linux.open_tree(hidden, "", flags) as tree:
             attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
             linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, attributes, 0, 0)
             mounts.attach(tree, hidden)
@@ -301,7 +301,7 @@ class _Places:
         attributes = _FILE | linux.MOUNT_ATTR_NOEXEC
         with (
             paths.make_directory(self.root, path) as target,
-            Fd(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], attributes)) as made,
+            mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], attributes) as made,
         ):
             mounts.attach(made, target)
 
