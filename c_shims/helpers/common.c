@@ -2,7 +2,6 @@
 
 #include "../linux.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <err.h>
 #include <errno.h>
@@ -57,38 +56,29 @@ char *text(const char *format, ...)
 
 char *read_all(int fd, size_t *length)
 {
-	size_t size = 4096, used = 0;
-	char *data = malloc(size);
+	char *data = NULL, block[1 << 16];
+	size_t size = 0;
+	FILE *to = open_memstream(&data, &size);
+	int error = to ? 0 : errno;
 
-	while (data) {
-		ssize_t n = read(fd, data + used, size - used - 1);
+	while (!error) {
+		ssize_t n = read(fd, block, sizeof(block));
 
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0) {
-			free(data);
-			return NULL;
-		}
-		if (n == 0) {
-			data[used] = '\0';
-			if (length)
-				*length = used;
-			return data;
-		}
-		used += (size_t)n;
-		if (used > LARGEST) {
-			free(data);
-			errno = EFBIG;
-			return NULL;
-		}
-		if (used + 1 == size) {
-			char *more = realloc(data, size *= 2);
-
-			if (!more)
-				free(data);
-			data = more;
-		}
+		if (n == 0)
+			break;
+		if (n < 0 && errno != EINTR)
+			error = errno;
+		if (n > 0 && (fwrite(block, 1, (size_t)n, to) != (size_t)n || ftello(to) > LARGEST))
+			error = EFBIG;
 	}
+	if (to && fclose(to) != 0 && !error)
+		error = errno;
+	if (length)
+		*length = size;
+	if (!error)
+		return data;
+	free(data);
+	errno = error;
 	return NULL;
 }
 
@@ -107,20 +97,31 @@ bool write_all(int fd, const void *data, size_t length)
 	return true;
 }
 
-const char *option(char **argv, int *at, const char *name)
+int parse_options(char **argv, int at, const struct word *words, int *flags)
 {
-	size_t n = strlen(name);
+	while (argv[at] && argv[at][0] == '-' && argv[at][1]) {
+		const char *argument = argv[at++];
+		const struct word *word = words;
+		size_t n = strcspn(argument, "=");
 
-	if (!argv[*at] || strncmp(argv[*at], name, n))
-		return NULL;
-	if (argv[*at][n] == '=')
-		return argv[(*at)++] + n + 1;
-	if (argv[*at][n])
-		return NULL;
-	if (!argv[*at + 1])
-		errx(EXIT_FAILURE, "option %s needs a value", name);
-	*at += 2;
-	return argv[*at - 1];
+		if (!strcmp(argument, "--"))
+			break;
+		if (!strcmp(argument, "--help") || !strcmp(argument, "-h")) {
+			*flags |= HELP;
+			break;
+		}
+		while (word->name && (strncmp(word->name, argument, n) || word->name[n] || (argument[n] && word->bit)))
+			word++;
+		if (!word->name)
+			errx(EXIT_FAILURE, "unknown option: %s", argument);
+		*flags |= word->bit;
+		if (word->bit)
+			continue;
+		if (!argument[n] && !argv[at])
+			errx(EXIT_FAILURE, "option %s needs a value", word->name);
+		*(word->list ? (*word->list)++ : word->value) = argument[n] ? argument + n + 1 : argv[at++];
+	}
+	return at;
 }
 
 static void write_text(const char *path, const char *content)
@@ -217,28 +218,29 @@ static void pass_on(int signal, siginfo_t *info, void *context)
 		kill((pid_t)forward_to, signal);
 }
 
-void catch_signals(void)
+/* Handlers would end with exec(3), but before it they would only swallow signals; what the caller ignores stays ignored,
+ * nohup(1). */
+static void handle(struct sigaction action)
 {
-	struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART};
-
 	for (size_t i = 0; i < LENGTH(forwarded); i++) {
 		struct sigaction old;
 
-		/* nohup(1): what the caller ignores stays ignored. */
 		if (sigaction(forwarded[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
 			sigaction(forwarded[i], &action, NULL);
 	}
 }
 
-/* In the child: handlers would end with exec, but before it they would only swallow signals. */
-void release_signals(void)
+pid_t fork_heard(void)
 {
-	for (size_t i = 0; i < LENGTH(forwarded); i++) {
-		struct sigaction old;
+	pid_t child;
 
-		if (sigaction(forwarded[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-			signal(forwarded[i], SIG_DFL);
-	}
+	handle((struct sigaction){.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART});
+	child = fork();
+	if (child < 0)
+		err(EXIT_FAILURE, "cannot fork");
+	if (child == 0)
+		handle((struct sigaction){.sa_handler = SIG_DFL});
+	return child;
 }
 
 int wait_and_forward(pid_t child)
@@ -261,21 +263,26 @@ int wait_and_forward(pid_t child)
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+int end_as(int status)
+{
+	if (status > 128) {
+		signal(status - 128, SIG_DFL);
+		raise(status - 128);
+	}
+	return status;
+}
+
 void fork_and_forward(void)
 {
-	int alive[2], status;
+	int alive[2];
 	pid_t child;
 
 	if (pipe2(alive, O_CLOEXEC) < 0)
 		err(EXIT_FAILURE, "cannot create a pipe");
-	catch_signals();
-	child = fork();
-	if (child < 0)
-		err(EXIT_FAILURE, "cannot fork");
+	child = fork_heard();
 	if (child == 0) {
 		struct pollfd parent = {.fd = alive[0]};
 
-		release_signals();
 		/* Ends with its parent, also where that one is killed; maybe it was already. */
 		close(alive[1]);
 		prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -286,12 +293,7 @@ void fork_and_forward(void)
 	}
 	/* It stays outside; who is root in the container is not to get there by /proc/PID/root. */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	status = wait_and_forward(child);
-	if (status > 128) {
-		signal(status - 128, SIG_DFL);
-		raise(status - 128);
-	}
-	_exit(status);
+	_exit(end_as(wait_and_forward(child)));
 }
 
 int open_root(const char *path)
@@ -488,74 +490,51 @@ int create_in(int root, const char *path, mode_t type, mode_t mode, enum place p
 	return create_at(root, path, type, mode, place, 0);
 }
 
-static void append(char **out, size_t *used, const char *from, size_t n)
+/* The value of NAME, NAME- or NAME:-DEFAULT. */
+static void put_value(FILE *to, const char *word, size_t length)
 {
-	char *more = realloc(*out, *used + n + 1);
+	AUTO_FREE name = text("%.*s", (int)length, word);
+	char *fallback = strstr(name, ":-");
+	const char *value;
 
-	if (!more)
-		err(EXIT_FAILURE, "cannot allocate memory");
-	memcpy(more + *used, from, n);
-	*used += n;
-	more[*used] = '\0';
-	*out = more;
+	if (fallback) {
+		*fallback = '\0';
+		fallback += 2;
+	} else if (length && name[length - 1] == '-') {
+		name[length - 1] = '\0';
+	}
+	value = getenv(name);
+	if (value && *value) {
+		fputs(value, to);
+	} else if (fallback) {
+		AUTO_FREE more = substitute(fallback);
+
+		fputs(more, to);
+	}
 }
 
 char *substitute(const char *from)
 {
+	static const char of_names[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
 	char *out = NULL;
-	size_t used = 0;
+	size_t size;
+	FILE *to = open_memstream(&out, &size);
 
-	append(&out, &used, "", 0);
-	while (*from) {
-		size_t n = strcspn(from, "$");
+	if (!to)
+		err(EXIT_FAILURE, "cannot allocate memory");
+	for (const char *mark; (mark = strchr(from, '$'));) {
+		bool braced = mark[1] == '{';
+		const char *name = mark + 1 + braced, *end = braced ? strchr(name, '}') : name + strspn(name, of_names);
 
-		append(&out, &used, from, n);
-		from += n;
-		if (*from != '$')
-			break;
-		if (from[1] == '{') {
-			const char *end = strchr(from, '}');
-			AUTO_FREE name = NULL;
-			char *fallback;
-			const char *value;
-
-			if (!end)
-				errx(EXIT_FAILURE, "'${' without '}': %s", from);
-			name = strndup(from + 2, (size_t)(end - from) - 2);
-			if (!name)
-				err(EXIT_FAILURE, "cannot allocate memory");
-			fallback = strstr(name, ":-");
-			if (fallback) {
-				*fallback = '\0';
-				fallback += 2;
-			} else if (*name && name[strlen(name) - 1] == '-') {
-				name[strlen(name) - 1] = '\0';
-			}
-			value = getenv(name);
-			if (value && *value) {
-				append(&out, &used, value, strlen(value));
-			} else if (fallback) {
-				AUTO_FREE more = substitute(fallback);
-
-				append(&out, &used, more, strlen(more));
-			}
-			from = end + 1;
-		} else {
-			n = 1;
-			while (isalnum((unsigned char)from[n]) || from[n] == '_')
-				n++;
-			if (n == 1) {
-				append(&out, &used, "$", 1);
-			} else {
-				AUTO_FREE name = strndup(from + 1, n - 1);
-				const char *value = name ? getenv(name) : NULL;
-
-				if (value)
-					append(&out, &used, value, strlen(value));
-			}
-			from += n;
-		}
+		if (!end)
+			errx(EXIT_FAILURE, "'${' without '}': %s", mark);
+		fwrite(from, 1, (size_t)(mark - from) + (!braced && end == name), to); /* "$" alone stands for itself */
+		put_value(to, name, (size_t)(end - name));
+		from = end + braced;
 	}
+	fputs(from, to);
+	if (fclose(to) != 0)
+		err(EXIT_FAILURE, "cannot allocate memory");
 	return out;
 }
 

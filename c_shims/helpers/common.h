@@ -31,20 +31,33 @@ char *text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *read_all(int fd, size_t *length);
 bool write_all(int fd, const void *data, size_t length);
 
-/* The value of "--name VALUE" or "--name=VALUE" at argv[*at], else NULL; *at moves beyond it. */
-const char *option(char **argv, int *at, const char *name);
+/* An option: a flag, whose bit is set, or one with a value, "--name VALUE" or "--name=VALUE", or a list of values. */
+struct word {
+	const char *name;
+	int bit;
+	const char **value;
+	const char ***list; /* where the next value goes */
+};
+
+enum { HELP = 1 }; /* the bit of --help and -h */
+
+/* Where the options from argv[at] on end, by "--" or before the first word that is none. Ends the program for one that
+ * is not among `words`, of which the last has no name. */
+int parse_options(char **argv, int at, const struct word *words, int *flags);
 
 /* namespaces(7); each ends the program where the kernel refuses, and says what the administrator can change. */
 void enter_user(uid_t uid, gid_t gid);
 void enter_namespaces(int flags);
 void keep_capabilities(void);
 
-/* fork(2), where the parent passes signals on to the child and ends as it ended. Returns in the child. */
-void fork_and_forward(void);
-/* The same for a child that was forked already: its exit status, 128 + N for signal N. Calls before(argument) in between. */
+/* fork(2) of a child to which the parent passes signals on. */
+pid_t fork_heard(void);
+/* Wait for it: its exit status, 128 + N for signal N. */
 int wait_and_forward(pid_t child);
-void catch_signals(void);
-void release_signals(void);
+/* End by that signal too; returns the status of one that ended by itself. */
+int end_as(int status);
+/* All of that; returns in the child only, which ends with its parent. */
+void fork_and_forward(void);
 
 /* Paths beneath the open directory root: no symlink and no ".." leads out of it. Return -1 with errno. */
 int open_in(int root, const char *path, int flags);

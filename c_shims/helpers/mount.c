@@ -37,95 +37,108 @@ enum {
 
 enum { MAX_FIELDS = 6, MAX_OF_IMAGE = 1000 };
 
-enum word { SET, UNSET, FS_FLAG, PROPAGATION, BIND, RBIND, REMOUNT, MOVE, DETACH, NOFAIL, SILENT, CREATE, NOTHING };
-
+/* Flags of mount(2), and what they are to mount_setattr(2). */
 static const struct {
-	const char *name;
-	enum word word;
-	unsigned long flag, attribute; /* of mount(2), of mount_setattr(2) */
-} words[] = {
-	{"ro", SET, MS_RDONLY, ATTR_RDONLY},
-	{"nosuid", SET, MS_NOSUID, ATTR_NOSUID},
-	{"nodev", SET, MS_NODEV, ATTR_NODEV},
-	{"noexec", SET, MS_NOEXEC, ATTR_NOEXEC},
-	{"noatime", SET, MS_NOATIME, ATTR_NOATIME},
-	{"nodiratime", SET, MS_NODIRATIME, ATTR_NODIRATIME},
-	{"strictatime", SET, MS_STRICTATIME, ATTR_STRICTATIME},
-	{"rw", UNSET, MS_RDONLY, ATTR_RDONLY},
-	{"suid", UNSET, MS_NOSUID, ATTR_NOSUID},
-	{"dev", UNSET, MS_NODEV, ATTR_NODEV},
-	{"exec", UNSET, MS_NOEXEC, ATTR_NOEXEC},
-	{"atime", UNSET, MS_NOATIME, ATTR_NOATIME},
-	{"diratime", UNSET, MS_NODIRATIME, ATTR_NODIRATIME},
-	{"sync", FS_FLAG, MS_SYNCHRONOUS, 0},
-	{"dirsync", FS_FLAG, MS_DIRSYNC, 0},
-	{"shared", PROPAGATION, MS_SHARED, 0},
-	{"slave", PROPAGATION, MS_SLAVE, 0},
-	{"private", PROPAGATION, MS_PRIVATE, 0},
-	{"unbindable", PROPAGATION, MS_UNBINDABLE, 0},
-	{"rshared", PROPAGATION, MS_SHARED | MS_REC, 0},
-	{"rslave", PROPAGATION, MS_SLAVE | MS_REC, 0},
-	{"rprivate", PROPAGATION, MS_PRIVATE | MS_REC, 0},
-	{"runbindable", PROPAGATION, MS_UNBINDABLE | MS_REC, 0},
-	{"bind", BIND, 0, 0},
-	{"rbind", RBIND, 0, 0},
-	{"remount", REMOUNT, 0, 0},
-	{"x-move", MOVE, 0, 0},
-	{"x-detach", DETACH, 0, 0},
-	{"nofail", NOFAIL, 0, 0},
-	{"silent", SILENT, 0, 0},
-	{"x-create=dir", CREATE, 'd', 0},
-	{"x-create=file", CREATE, 'f', 0},
-	{"x-create=auto", CREATE, 'a', 0},
-	/* What means nothing here, but is no option of a file system either. */
-	{"defaults", NOTHING, 0, 0},
-	{"auto", NOTHING, 0, 0},
-	{"noauto", NOTHING, 0, 0},
-	{"user", NOTHING, 0, 0},
-	{"nouser", NOTHING, 0, 0},
-	{"users", NOTHING, 0, 0},
-	{"nousers", NOTHING, 0, 0},
-	{"owner", NOTHING, 0, 0},
-	{"noowner", NOTHING, 0, 0},
-	{"group", NOTHING, 0, 0},
-	{"nogroup", NOTHING, 0, 0},
-	{"loud", NOTHING, 0, 0},
-	{"async", NOTHING, 0, 0},
-	{"relatime", NOTHING, 0, 0},
-	{"norelatime", NOTHING, 0, 0},
-	{"nostrictatime", NOTHING, 0, 0},
-	{"iversion", NOTHING, 0, 0},
-	{"noiversion", NOTHING, 0, 0},
-	{"mand", NOTHING, 0, 0},
-	{"nomand", NOTHING, 0, 0},
-	{"lazytime", NOTHING, 0, 0},
-	{"nolazytime", NOTHING, 0, 0},
+	const char *set, *unset;
+	unsigned long flag;
+	uint64_t attribute;
+} flags[] = {
+	{"ro", "rw", MS_RDONLY, ATTR_RDONLY},
+	{"nosuid", "suid", MS_NOSUID, ATTR_NOSUID},
+	{"nodev", "dev", MS_NODEV, ATTR_NODEV},
+	{"noexec", "exec", MS_NOEXEC, ATTR_NOEXEC},
+	{"noatime", "atime", MS_NOATIME, ATTR_NOATIME},
+	{"nodiratime", "diratime", MS_NODIRATIME, ATTR_NODIRATIME},
+	{"strictatime", "", MS_STRICTATIME, ATTR_STRICTATIME},
+	{"sync", "", MS_SYNCHRONOUS, 0},
+	{"dirsync", "", MS_DIRSYNC, 0},
 };
 
+static const struct {
+	const char *name; /* with an "r" before it, of all that is beneath, too */
+	unsigned long flag;
+} propagations[] = {
+	{"shared", MS_SHARED},
+	{"slave", MS_SLAVE},
+	{"private", MS_PRIVATE},
+	{"unbindable", MS_UNBINDABLE},
+};
+
+/* The bits of an entry, and their words. */
+enum {
+	BIND = 1 << 0,
+	RBIND = 1 << 1,
+	REMOUNT = 1 << 2,
+	MOVE = 1 << 3,
+	DETACH = 1 << 4,
+	NOFAIL = 1 << 5,
+	SILENT = 1 << 6,
+	CREATE_DIR = 1 << 7,
+	CREATE_FILE = 1 << 8,
+	CREATE_AUTO = 1 << 9,
+	CREATE = CREATE_DIR | CREATE_FILE | CREATE_AUTO,
+};
+static const char *const kinds[] = {"bind",   "rbind",	"remount",	"x-move",	 "x-detach",
+				    "nofail", "silent", "x-create=dir", "x-create=file", "x-create=auto"};
+
+/* What means nothing here, but is no option of a file system either. */
+static const char *const ignored[] = {
+	"defaults", "auto",	"noauto",     "user",	       "nouser",    "users",	    "nousers", "owner",
+	"noowner",  "group",	"nogroup",    "loud",	       "async",	    "relatime",	    "norelatime",
+	"mand",	    "nomand",	"iversion",   "noiversion",    "lazytime",  "nolazytime",   "nostrictatime",
+};
+
+/* A line; what it takes is not freed, as the program ends with the last of them. */
 struct entry {
 	const char *origin;
 	int line, pass;
 	bool image; /* of an image's fstab, which reaches nothing of the host */
 	const char *inside; /* a source beneath the root: its path there */
 	char *source, *target, *type, *options;
-	bool is[NOTHING + 1];
-	char create;
+	unsigned int is;
 	unsigned long flags, propagation;
 	uint64_t attributes;
 	char *data; /* what the file system itself is told */
 };
 
-static ssize_t find_word(const char *name)
+/* Whether a word is an option that is known here. */
+static bool apply(struct entry *e, const char *word)
 {
-	for (size_t i = 0; i < LENGTH(words); i++)
-		if (!strcmp(words[i].name, name))
-			return (ssize_t)i;
-	return -1;
+	for (size_t i = 0; i < LENGTH(flags); i++) {
+		if (!strcmp(word, flags[i].set)) {
+			e->flags |= flags[i].flag;
+			e->attributes |= flags[i].attribute;
+			return true;
+		}
+		if (!strcmp(word, flags[i].unset)) {
+			e->flags &= ~flags[i].flag;
+			e->attributes &= ~flags[i].attribute;
+			return true;
+		}
+	}
+	for (size_t i = 0; i < LENGTH(propagations); i++) {
+		bool recursive = *word == 'r';
+
+		if (!strcmp(word + recursive, propagations[i].name)) {
+			e->propagation = propagations[i].flag | (recursive ? MS_REC : 0);
+			return true;
+		}
+	}
+	for (size_t i = 0; i < LENGTH(kinds); i++) {
+		if (!strcmp(word, kinds[i])) {
+			e->is = (1U << i & CREATE ? e->is & ~(unsigned int)CREATE : e->is) | 1U << i;
+			return true;
+		}
+	}
+	for (size_t i = 0; i < LENGTH(ignored); i++)
+		if (!strcmp(word, ignored[i]))
+			return true;
+	return false;
 }
 
 static bool are_options(const char *field)
 {
-	return strchr(field, ',') || find_word(field) >= 0;
+	return strchr(field, ',') || apply(&(struct entry){0}, field);
 }
 
 /* fstab(5): "\040" and its like are characters that would separate fields. */
@@ -145,48 +158,17 @@ static void decode(char *field)
 	*to = '\0';
 }
 
-static void parse_options(struct entry *e)
+static void parse_words(struct entry *e)
 {
-	AUTO_FREE copy = strdup(e->options);
-	char *rest = copy, *word;
+	char *rest = text("%s", e->options);
 
-	e->data = calloc(1, strlen(e->options) + 1);
-	if (!copy || !e->data)
-		err(EXIT_FAILURE, "cannot allocate memory");
-	while ((word = strsep(&rest, ","))) {
-		ssize_t i = find_word(word);
-
-		if (!*word)
+	e->data = text("%s", "");
+	for (char *word; (word = strsep(&rest, ","));) {
+		if (!*word || apply(e, word))
 			continue;
-		if (i < 0) {
-			if (!strcmp(e->type, "none"))
-				errx(EXIT_FAILURE, "%s:%d: unknown mount option '%s'", e->origin, e->line, word);
-			if (*e->data)
-				strcat(e->data, ",");
-			strcat(e->data, word);
-			continue;
-		}
-		e->is[words[i].word] = true;
-		switch (words[i].word) {
-		case SET:
-			e->attributes |= words[i].attribute;
-			/* fall through */
-		case FS_FLAG:
-			e->flags |= words[i].flag;
-			break;
-		case UNSET:
-			e->attributes &= ~words[i].attribute;
-			e->flags &= ~words[i].flag;
-			break;
-		case PROPAGATION:
-			e->propagation = words[i].flag;
-			break;
-		case CREATE:
-			e->create = (char)words[i].flag;
-			break;
-		default:
-			break;
-		}
+		if (!strcmp(e->type, "none"))
+			errx(EXIT_FAILURE, "%s:%d: unknown mount option '%s'", e->origin, e->line, word);
+		e->data = text("%s%s%s", e->data, *e->data ? "," : "", word);
 	}
 }
 
@@ -195,27 +177,24 @@ static char *substitute_rootfs(const char *word)
 {
 	static const char variable[] = "${ENROOT_ROOTFS}";
 	const char *rootfs = getenv("ENROOT_ROOTFS");
+	bool has_it = rootfs && !strncmp(word, variable, strlen(variable));
 
-	if (!rootfs || strncmp(word, variable, strlen(variable)))
-		return strdup(word);
-	return text("%s%s", rootfs, word + strlen(variable));
+	return text("%s%s", has_it ? rootfs : "", has_it ? word + strlen(variable) : word);
 }
 
 /* An image mounts a tmpfs, or directories of its own. */
 static void confine(struct entry *e)
 {
-	bool bind = e->is[BIND] || e->is[RBIND], tmpfs = !strcmp(e->type, "tmpfs");
+	bool bind = e->is & (BIND | RBIND), tmpfs = !strcmp(e->type, "tmpfs");
 
-	if (e->is[REMOUNT] || e->is[MOVE] || e->is[DETACH] || bind == tmpfs ||
-	    (bind && (!e->inside || strcmp(e->type, "none"))))
+	if (e->is & (REMOUNT | MOVE | DETACH) || bind == tmpfs || (bind && (!e->inside || strcmp(e->type, "none"))))
 		errx(EXIT_FAILURE,
 		     "%s:%d: an image may mount a tmpfs and its own directories, not '%s'; "
 		     "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount",
 		     e->origin, e->line, e->source);
 	e->flags |= MS_NOSUID | MS_NODEV;
 	e->attributes |= ATTR_NOSUID | ATTR_NODEV;
-	e->is[RBIND] = false;
-	e->is[BIND] = bind;
+	e->is = (e->is & ~(unsigned int)RBIND) | (bind ? BIND : 0);
 }
 
 static const char *inside(const char *source)
@@ -243,8 +222,6 @@ static bool parse(char *line, struct entry *e)
 		if (n == MAX_FIELDS)
 			errx(EXIT_FAILURE, "%s:%d: more than %d fields; write a space as \\040", e->origin, e->line, MAX_FIELDS);
 		fields[n] = e->image ? substitute_rootfs(word) : substitute(word);
-		if (!fields[n])
-			err(EXIT_FAILURE, "cannot allocate memory");
 		decode(fields[n++]);
 	}
 	/* A frequency means nothing here: a number that stands alone is the pass. */
@@ -256,38 +233,22 @@ static bool parse(char *line, struct entry *e)
 			errx(EXIT_FAILURE, "%s:%d: passno must be a number, not '%s'", e->origin, e->line, fields[i]);
 		if (pass)
 			e->pass = (int)pass;
-		free(fields[i]);
 	}
 	fields[n < 4 ? n : 4] = NULL;
 	e->source = *field++;
-	e->target = *field && !are_options(*field) ? *field++ : strdup(e->source);
-	if (e->target && !strcmp(e->target, "none") && *field && are_options(*field)) {
-		free(e->target);
-		e->target = strdup(e->source);
-	}
-	e->type = *field && !are_options(*field) ? *field++ : strdup("none");
+	e->target = *field && !are_options(*field) ? *field++ : e->source;
+	if (!strcmp(e->target, "none") && *field && are_options(*field))
+		e->target = e->source;
+	e->type = *field && !are_options(*field) ? *field++ : "none";
 	/* "tmpfs /tmp" is a tmpfs, not a bind mount of a file of that name. */
-	if (e->type && !strcmp(e->type, "none") && !strcmp(e->source, "tmpfs")) {
-		free(e->type);
-		e->type = strdup("tmpfs");
-	}
-	e->options = *field ? *field : strdup(strcmp(e->type, "none") ? "" : "rbind,x-create=auto");
-	if (!e->target || !e->type || !e->options)
-		err(EXIT_FAILURE, "cannot allocate memory");
-	parse_options(e);
+	if (!strcmp(e->type, "none") && !strcmp(e->source, "tmpfs"))
+		e->type = "tmpfs";
+	e->options = *field ? *field : strcmp(e->type, "none") ? "" : "rbind,x-create=auto";
+	parse_words(e);
 	e->inside = inside(e->source);
 	if (e->image)
 		confine(e);
 	return true;
-}
-
-static void free_entry(struct entry *e)
-{
-	free(e->source);
-	free(e->target);
-	free(e->type);
-	free(e->options);
-	free(e->data);
 }
 
 static int set_attributes(const struct entry *e, int fd, bool recursive)
@@ -301,7 +262,7 @@ static int set_attributes(const struct entry *e, int fd, bool recursive)
 /* Read-only covers what is mounted beneath, too. */
 static int bind_source(const struct entry *e, const char *source, int target)
 {
-	unsigned int recursive = e->is[RBIND] ? RECURSIVE : 0;
+	unsigned int recursive = e->is & RBIND ? RECURSIVE : 0;
 	AUTO_CLOSE tree = linux_open_tree(AT_FDCWD, source, TREE_CLONE | O_CLOEXEC | recursive);
 
 	if (tree < 0 && errno == EINVAL && !recursive) {
@@ -317,22 +278,19 @@ static int bind_source(const struct entry *e, const char *source, int target)
 static int open_target(const struct entry *e, const char *source, int root)
 {
 	struct stat is, top;
-	bool directory = e->create == 'd';
+	bool directory = e->is & (CREATE_DIR | CREATE_AUTO);
 
-	if (!e->create)
+	if (!(e->is & CREATE))
 		return open_in(root, e->target, O_PATH);
-	if (e->create == 'a') {
-		directory = true;
-		if (e->is[BIND] || e->is[RBIND]) {
-			if (stat(source, &is) < 0)
-				return -1;
-			directory = S_ISDIR(is.st_mode);
-		}
+	if (e->is & CREATE_AUTO && e->is & (BIND | RBIND)) {
+		if (stat(source, &is) < 0)
+			return -1;
+		directory = S_ISDIR(is.st_mode);
 	}
 	/* Where the root is the host's own, all of it is. */
-	if (stat("/", &top) == 0 && fstat(root, &is) == 0 && is.st_dev == top.st_dev && is.st_ino == top.st_ino)
-		return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644, ANYWHERE);
-	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644, e->image ? OWN : NAMED);
+	bool hosts = stat("/", &top) == 0 && fstat(root, &is) == 0 && is.st_dev == top.st_dev && is.st_ino == top.st_ino;
+	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644,
+			 hosts ? ANYWHERE : e->image ? OWN : NAMED);
 }
 
 /* An image does not cover what the host lends, as /proc, nor the root, where the other mounts are. */
@@ -353,43 +311,36 @@ static bool leave_out(const struct entry *e, int root, int target, int source)
 static int execute(const struct entry *e, int root)
 {
 	AUTO_CLOSE from = e->inside ? open_in(root, e->inside, O_PATH) : -1;
-	AUTO_FREE beneath = NULL;
-	const char *source = e->source;
 	AUTO_CLOSE target = -1;
-	AUTO_FREE path = NULL;
-	AUTO_CLOSE top = -1;
+	const char *source, *path;
 
 	if (from < 0 && e->inside && !strcmp(e->inside, e->target))
 		from = create_in(root, e->inside, S_IFDIR, 0755, OWN); /* a volume that the image has no directory for */
 	if (from < 0 && e->inside)
 		return -1;
-	if (e->inside)
-		source = beneath = text("/proc/self/fd/%d", from);
+	source = e->inside ? text("/proc/self/fd/%d", from) : e->source;
 	target = open_target(e, source, root);
 	if (target < 0)
 		return -1;
 	path = text("/proc/self/fd/%d", target);
 	if (e->image && leave_out(e, root, target, from))
 		return 0;
-	if (e->is[DETACH])
+	if (e->is & DETACH)
 		return umount2(path, MNT_DETACH);
-	if (e->is[REMOUNT])
-		return set_attributes(e, target, e->is[RBIND] || e->propagation & MS_REC);
-	if (e->is[MOVE])
+	if (e->is & REMOUNT || (!(e->is & (MOVE | BIND | RBIND)) && !strcmp(e->type, "none")))
+		return set_attributes(e, target, e->is & RBIND || e->propagation & MS_REC);
+	if (e->is & MOVE)
 		return mount(source, path, NULL, MS_MOVE, NULL);
-	if (e->is[BIND] || e->is[RBIND])
+	if (e->is & (BIND | RBIND))
 		return bind_source(e, source, target);
-	if (!strcmp(e->type, "none"))
-		return set_attributes(e, target, e->is[RBIND] || e->propagation & MS_REC);
 	if (mount(e->source, path, e->type, e->flags, e->data) < 0)
 		return -1;
+	if (!e->propagation)
+		return 0;
 	/* The older descriptor still means what is beneath. */
-	top = open_in(root, e->target, O_PATH);
-	if (top < 0 || !e->propagation)
-		return top < 0 ? -1 : 0;
-	free(path);
-	path = text("/proc/self/fd/%d", top);
-	return mount(NULL, path, NULL, e->propagation, NULL);
+	close_fd(&target);
+	target = open_in(root, e->target, O_PATH);
+	return target < 0 ? -1 : mount(NULL, text("/proc/self/fd/%d", target), NULL, e->propagation, NULL);
 }
 
 static void mount_fstab(const char *name, int root, int pass, bool image)
@@ -402,7 +353,7 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 	if (!all)
 		err(EXIT_FAILURE, "cannot read %s", name);
 	while ((line = strsep(&rest, "\n"))) {
-		CLEANUP(free_entry) struct entry e = {
+		struct entry e = {
 			.origin = image ? "/etc/fstab of the image" : strcmp(name, "-") ? name : "stdin", .line = ++number, .image = image};
 
 		if (!parse(line, &e))
@@ -415,41 +366,30 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 			warnx("%s:%d: %s is left out: it leads to what is mounted from the host", e.origin, number, e.target);
 			continue;
 		}
-		if (!e.is[NOFAIL] && errno == EXDEV)
+		if (!(e.is & NOFAIL) && errno == EXDEV)
 			errx(EXIT_FAILURE, "%s:%d: cannot mount on %s: it leads to what is mounted from the host", e.origin, number,
 			     e.target);
-		if (!e.is[NOFAIL])
-			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is[DETACH] ? "detach" : "mount",
+		if (!(e.is & NOFAIL))
+			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is & DETACH ? "detach" : "mount",
 			    e.source, e.target);
-		if (!e.is[SILENT])
+		if (!(e.is & SILENT))
 			warn("%s:%d: cannot mount %s on %s", e.origin, number, e.source, e.target);
 	}
 }
 
 int main(int argc, char **argv)
 {
-	const char *directory = "/", *value, *image = NULL;
+	const char *directory = "/", *pass = "0", *image = NULL;
+	const struct word words[] = {
+		{"--root", .value = &directory}, {"--image", .value = &image}, {"--pass", .value = &pass}, {0}};
+	int flags = 0, at = parse_options(argv, 1, words, &flags);
 	AUTO_CLOSE root = -1;
-	int at = 1, pass = 0;
+	char *end;
+	int number = (int)strtol(pass, &end, 10);
 
-	while (argv[at] && argv[at][0] == '-' && argv[at][1]) {
-		if ((value = option(argv, &at, "--root"))) {
-			directory = value;
-		} else if ((value = option(argv, &at, "--image"))) {
-			image = value;
-		} else if ((value = option(argv, &at, "--pass"))) {
-			char *end;
-
-			pass = (int)strtol(value, &end, 10);
-			if (*end || !*value)
-				errx(EXIT_FAILURE, "--pass must be a number, not '%s'", value);
-		} else if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
-			at = argc;
-		} else {
-			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
-		}
-	}
-	if (at >= argc && !image) {
+	if (*end || !*pass)
+		errx(EXIT_FAILURE, "--pass must be a number, not '%s'", pass);
+	if (flags & HELP || (at >= argc && !image)) {
 		printf("Usage: %s [--root DIR] [--pass N] [--image FSTAB] FSTAB...\n\n"
 		       "Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin. --image is that of an\n"
 		       "image: it mounts a tmpfs, and directories beneath DIR, which is in ENROOT_ROOTFS.\n",
@@ -459,8 +399,8 @@ int main(int argc, char **argv)
 	root = open_root(directory);
 	umask(022);
 	if (image)
-		mount_fstab(image, root, pass, true);
+		mount_fstab(image, root, number, true);
 	for (; argv[at]; at++)
-		mount_fstab(argv[at], root, pass, false);
+		mount_fstab(argv[at], root, number, false);
 	return EXIT_SUCCESS;
 }

@@ -1,8 +1,9 @@
-/* penroot-runfile: what a bundle's driver (enroot_py/bundle.sh) cannot do in shell.
+/* penroot-runfile: what a bundle's driver (configs/bundle/driver.sh) cannot do in shell.
  *
  *   guard DIR COMMAND...       run COMMAND, delete DIR when it has ended, whatever ended it
  *   enter OPTIONS COMMAND...   namespaces and root file system of the container, then COMMAND
- *   extract FILE OFFSET DIR    unpack the squashfs image at OFFSET into a new directory
+ *   try COMMAND...             run COMMAND in a user and a mount namespace
+ *   extract FILE OFFSET DIR    unpack the squashfs image at OFFSET into a new directory, by rename; --quiet
  *   size FILE OFFSET           bytes that it takes unpacked
  *   compressions               those that extract can undo
  *   get ROOT PATH              print a file beneath ROOT; no symlink leads out; status 3 where there is none
@@ -12,7 +13,6 @@
  *   exists ROOT PATH           whether there is such a file
  *   substitute                 stdin to stdout, ${VAR} replaced
  *   environment [WORDS PARTS]  variables of an .env file with ${VAR} replaced; of an image, which gets no secrets
- *   check                      whether this host can run bundles
  */
 #include "common.h"
 
@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -52,6 +51,46 @@ static long long number(const char *word)
 	if (!*word || *end || n < 0)
 		errx(EXIT_FAILURE, "not a number: %s", word);
 	return n;
+}
+
+/* The directory of a path, which is cut there; *name is the rest. */
+static char *parent_of(const char *path, const char **name)
+{
+	char *parent = text("%s", path), *slash = strrchr(parent, '/');
+
+	if (!slash || !slash[1])
+		errx(EXIT_FAILURE, "not an absolute path: %s", path);
+	*slash = '\0';
+	*name = slash + 1;
+	return parent;
+}
+
+/* Fork a process that nobody waits for, and that no signal of the caller's reaches. True in it. */
+static bool fork_away(void)
+{
+	pid_t middle = fork();
+	int null;
+
+	if (middle < 0)
+		err(EXIT_FAILURE, "cannot fork");
+	if (middle > 0) {
+		while (waitpid(middle, NULL, 0) < 0 && errno == EINTR)
+			;
+		return false;
+	}
+	if (fork())
+		_exit(EXIT_SUCCESS);
+	setsid();
+	for (int signal_ = 1; signal_ < NSIG; signal_++)
+		if (signal_ != SIGCHLD)
+			signal(signal_, SIG_IGN);
+	/* No pipe of the caller's may stay open because of us. */
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	for (int fd = 0; fd < 3; fd++)
+		dup2(null, fd);
+	if (chdir("/") < 0)
+		_exit(EXIT_FAILURE);
+	return true;
 }
 
 /* -- the working directory ------------------------------------------------------------------------------------ */
@@ -98,156 +137,88 @@ static void await(int pidfd)
 /* A process that outlives a killed guard, to end the container and delete its directory. */
 static void watch(const char *directory, pid_t child)
 {
-	int guard_fd = linux_pidfd_open(getpid()), child_fd = linux_pidfd_open(child), null;
-	pid_t middle = guard_fd < 0 || child_fd < 0 ? -1 : fork();
+	AUTO_CLOSE guard_fd = linux_pidfd_open(getpid());
+	AUTO_CLOSE child_fd = linux_pidfd_open(child);
 
-	if (middle < 0)
-		err(EXIT_FAILURE, "cannot fork");
-	if (middle > 0) {
-		while (waitpid(middle, NULL, 0) < 0 && errno == EINTR)
-			;
-		close(guard_fd);
-		close(child_fd);
+	if (guard_fd < 0 || child_fd < 0)
+		err(EXIT_FAILURE, "cannot watch over processes");
+	if (!fork_away())
 		return;
-	}
-	if (fork())
-		_exit(EXIT_SUCCESS);
-	setsid();
-	for (int signal_ = 1; signal_ < NSIG; signal_++)
-		signal(signal_, SIG_IGN);
-	/* No pipe of the caller's may stay open because of us. */
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	for (int fd = 0; fd < 3; fd++)
-		dup2(null, fd);
-	if (chdir("/") < 0)
-		_exit(EXIT_FAILURE);
 	await(guard_fd);
-	if (access(directory, F_OK) < 0)
-		_exit(EXIT_SUCCESS);
-	kill(child, SIGKILL);
-	await(child_fd);
-	delete_directory(directory);
+	if (access(directory, F_OK) == 0) {
+		kill(child, SIGKILL);
+		await(child_fd);
+		delete_directory(directory);
+	}
 	_exit(EXIT_SUCCESS);
 }
 
 static int guard(char **argv)
 {
 	AUTO_FREE directory = realpath(argv[0], NULL);
-	AUTO_FREE parent = directory ? strdup(directory) : NULL;
-	AUTO_CLOSE fd = -1, mark = -1;
+	AUTO_CLOSE fd = directory ? open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	AUTO_CLOSE mark = -1;
+	const char *name;
 	pid_t child;
 	int status;
 
-	if (!directory || !parent)
-		err(EXIT_FAILURE, "cannot find %s", argv[0]);
-	*strrchr(parent, '/') = '\0';
-	fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
-		err(EXIT_FAILURE, "cannot open %s", directory);
+		err(EXIT_FAILURE, "cannot open %s", argv[0]);
+	AUTO_FREE parent = parent_of(directory, &name);
 	flock(fd, LOCK_EX | LOCK_NB); /* where a file system has none, nothing is swept */
 	mark = openat(fd, live, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 	sweep(*parent ? parent : "/");
-	catch_signals();
-	child = fork();
-	if (child < 0)
-		err(EXIT_FAILURE, "cannot fork");
+	child = fork_heard();
 	if (child == 0) {
-		release_signals();
 		execv(argv[1], argv + 1);
 		err(EXIT_FAILURE, "cannot run %s", argv[1]);
 	}
 	watch(directory, child);
 	status = wait_and_forward(child);
 	delete_directory(directory);
-	if (status > 128) {
-		signal(status - 128, SIG_DFL);
-		raise(status - 128);
-	}
-	return status;
+	return end_as(status);
 }
 
 /* -- the image ------------------------------------------------------------------------------------------------ */
 
-struct mapping {
-	uint8_t *data;
-	size_t length;
-};
-
-static void unmap(struct mapping *mapping)
+static void unpack(const char *path, const char *offset, const char *to, bool quiet)
 {
-	munmap(mapping->data, mapping->length);
-}
-
-static struct mapping map(const char *path)
-{
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	struct mapping mapping;
-	struct stat is;
-
-	if (fd < 0 || fstat(fd, &is) < 0)
-		err(EXIT_FAILURE, "cannot open %s", path);
-	mapping.length = (size_t)is.st_size;
-	mapping.data = mmap(NULL, mapping.length ? mapping.length : 1, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (mapping.data == MAP_FAILED)
-		err(EXIT_FAILURE, "cannot read %s", path);
-	return mapping;
-}
-
-static void extract(const char *path, long long offset, const char *to, bool quiet)
-{
-	CLEANUP(unmap) struct mapping file = map(path);
 	AUTO_CLOSE directory = open(to, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	struct squashfs *fs;
-	struct statvfs room;
-	uint64_t need;
+	struct squashfs *fs = squashfs_open(path, number(offset));
+	uint64_t need = squashfs_size(fs), room;
+	struct statvfs is;
 
-	if ((size_t)offset > file.length)
-		errx(EXIT_FAILURE, "%s is truncated: %zu of more than %lld bytes", path, file.length, offset);
-	if (directory < 0 || fstatvfs(directory, &room) < 0)
+	if (directory < 0 || fstatvfs(directory, &is) < 0)
 		err(EXIT_FAILURE, "cannot open %s", to);
-	fs = squashfs_open(file.data + offset, file.length - (size_t)offset);
-	need = squashfs_size(fs);
-	if ((uint64_t)room.f_bavail * room.f_frsize < need)
+	room = (uint64_t)is.f_bavail * is.f_frsize;
+	if (room < need)
 		errx(EXIT_FAILURE,
 		     "not enough space in %s: %llu MiB are needed, %llu MiB are free; set ENROOT_TEMP_PATH to another directory",
-		     to, (unsigned long long)need >> 20, (unsigned long long)room.f_bavail * room.f_frsize >> 20);
+		     to, (unsigned long long)need >> 20, (unsigned long long)room >> 20);
 	squashfs_unpack(fs, directory, !quiet && isatty(STDERR_FILENO) && need > SPARE);
 	squashfs_close(fs);
 }
 
 /* DIR appears when it is complete, and nothing is left where it never is. */
-static int extract_new(const char *path, long long offset, const char *to, bool quiet)
+static int extract(char **argv)
 {
-	AUTO_FREE copy = strdup(to);
-	char *slash = copy ? strrchr(copy, '/') : NULL;
-	AUTO_FREE temporary = NULL;
+	const char *to = argv[2], *name;
+	AUTO_FREE parent = parent_of(to, &name);
+	AUTO_FREE temporary = text("%s/.%s.%d", parent, name, getpid());
 	pid_t child;
 	int status;
 
-	if (!slash || !slash[1])
-		errx(EXIT_FAILURE, "not an absolute path: %s", to);
-	*slash = '\0';
-	temporary = text("%s/.%s.%d", copy, slash + 1, getpid());
 	if (access(to, F_OK) == 0)
 		errx(EXIT_FAILURE, "file exists: %s", to);
-	if (*copy) {
-		AUTO_CLOSE root = open_root("/");
-		AUTO_CLOSE parent = create_in(root, copy, S_IFDIR, 0700, ANYWHERE);
-
-		if (parent < 0)
-			err(EXIT_FAILURE, "cannot create %s", copy);
-	}
 	if (mkdir(temporary, 0700) < 0)
 		err(EXIT_FAILURE, "cannot create %s", temporary);
-	catch_signals();
-	child = fork();
+	child = fork_heard();
 	if (child == 0) {
-		release_signals();
 		prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-		extract(path, offset, temporary, quiet);
+		unpack(argv[0], argv[1], temporary, argv[3]);
 		_exit(EXIT_SUCCESS);
 	}
-	status = child < 0 ? EXIT_FAILURE : wait_and_forward(child);
+	status = wait_and_forward(child);
 	if (status == 0 && rename(temporary, to) < 0) {
 		warn("cannot create %s", to);
 		status = EXIT_FAILURE;
@@ -257,99 +228,83 @@ static int extract_new(const char *path, long long offset, const char *to, bool 
 	return status;
 }
 
-static int print_size(const char *path, long long offset)
+static int size(char **argv)
 {
-	CLEANUP(unmap) struct mapping file = map(path);
-	struct squashfs *fs;
+	struct squashfs *fs = squashfs_open(argv[0], number(argv[1]));
 
-	if ((size_t)offset > file.length)
-		errx(EXIT_FAILURE, "%s is truncated", path);
-	fs = squashfs_open(file.data + offset, file.length - (size_t)offset);
 	printf("%llu\n", (unsigned long long)squashfs_size(fs));
 	squashfs_close(fs);
 	return EXIT_SUCCESS;
 }
 
-/* -- the root file system ------------------------------------------------------------------------------------- */
-
-struct server {
-	int fuse, go;
-};
-
-static char *find_program(const char *name)
+static int compressions(char **argv)
 {
-	const char *path = getenv("PATH");
-	AUTO_FREE search = text("%s", path ? path : "/usr/local/bin:/usr/bin:/bin");
-	char *rest = search, *directory;
-
-	while ((directory = strsep(&rest, ":"))) {
-		char *program = text("%s/%s", directory, name);
-
-		if (*directory == '/' && access(program, X_OK) == 0)
-			return program;
-		free(program);
-	}
-	return NULL;
+	(void)argv;
+	puts(SQUASHFS_COMPRESSIONS);
+	return EXIT_SUCCESS;
 }
 
-/* Forks the process that serves the image, where one is installed and /dev/fuse is open to us. It stays in the
- * old mount namespace and ends when the kernel ends the connection, with the last process of the new one. */
-static bool start_server(struct server *server, const char *image, long long offset, const char *program)
+/* -- the root file system ------------------------------------------------------------------------------------- */
+
+enum { REMAP = 2, WRITABLE = 4, QUIET = 8, APART = CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS };
+
+static struct {
+	const char *work, *image, *offset, *keep, *server;
+	int flags;
+} start;
+
+static int try(char **argv)
 {
-	int go[2];
-	pid_t middle;
+	enter_user(0, 0);
+	enter_namespaces(CLONE_NEWNS);
+	execv(argv[0], argv);
+	err(EXIT_FAILURE, "cannot run %s", argv[0]);
+}
 
+/* Forks the process that serves the image, where /dev/fuse is open to us. It stays in the old mount namespace and ends
+ * when the kernel ends the connection, with the last process of the new one. Returns the descriptor of the connection,
+ * or -1; what is written to *go begins it. */
+static int start_server(int *go)
+{
 	/* The descriptor must belong to the user namespace that mounts. */
-	server->fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-	if (server->fuse < 0)
-		return false;
-	if (pipe2(go, O_CLOEXEC) < 0 || (middle = fork()) < 0)
-		err(EXIT_FAILURE, "cannot start %s", program);
-	if (middle == 0) {
-		AUTO_FREE options = text("offset=%lld", offset);
-		char c;
-		int null;
+	int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC), pair[2];
 
-		if (fork())
+	if (fuse < 0)
+		return -1;
+	if (pipe2(pair, O_CLOEXEC) < 0)
+		err(EXIT_FAILURE, "cannot start %s", start.server);
+	if (fork_away()) {
+		AUTO_FREE options = text("offset=%lld", number(start.offset));
+		char c;
+
+		close(pair[1]);
+		if (read(pair[0], &c, 1) != 1)
 			_exit(EXIT_SUCCESS);
-		setsid();
-		for (int signal_ = 1; signal_ < NSIG; signal_++)
-			if (signal_ != SIGCHLD)
-				signal(signal_, SIG_IGN);
-		close(go[1]);
-		if (read(go[0], &c, 1) != 1)
-			_exit(EXIT_SUCCESS);
-		null = open("/dev/null", O_RDWR | O_CLOEXEC);
-		for (int fd = 0; fd < 3; fd++)
-			dup2(null, fd);
-		if (server->fuse == 3)
+		if (fuse == 3)
 			fcntl(3, F_SETFD, 0);
 		else
-			dup2(server->fuse, 3);
-		if (chdir("/") == 0)
-			execle(program, program, "-f", "-o", options, image, "/dev/fd/3", NULL,
-			       (char *[]){"PATH=/usr/bin:/bin", NULL});
+			dup2(fuse, 3);
+		execle(start.server, start.server, "-f", "-o", options, start.image, "/dev/fd/3", NULL,
+		       (char *[]){"PATH=/usr/bin:/bin", NULL});
 		_exit(127);
 	}
-	close(go[0]);
-	server->go = go[1];
-	while (waitpid(middle, NULL, 0) < 0 && errno == EINTR)
-		;
-	return true;
+	close(pair[0]);
+	*go = pair[1];
+	return fuse;
 }
 
 /* Mounts what is served; false where the server does not answer: libfuse 2 takes no descriptor. */
-static bool mount_served(struct server *server, const char *target)
+static bool mount_served(int fuse, int go, const char *target)
 {
-	AUTO_FREE data = text("fd=%d,rootmode=40000,user_id=%u,group_id=%u,allow_other,default_permissions", server->fuse,
-			      geteuid(), getegid());
+	AUTO_FREE data = text("fd=%d,rootmode=40000,user_id=%u,group_id=%u,allow_other,default_permissions", fuse, geteuid(),
+			      getegid());
 	bool mounted = mount("squashfuse", target, "fuse.squashfuse", MS_RDONLY | MS_NOSUID | MS_NODEV, data) == 0;
 	struct stat is;
 
-	if (mounted && write(server->go, "g", 1) != 1)
+	if (mounted && write(go, "g", 1) != 1)
 		warn("cannot start the FUSE server");
-	close(server->go);
-	close(server->fuse);
+	close(go);
+	close(fuse);
 	if (!mounted)
 		return false;
 	if (stat(target, &is) == 0 && access(target, X_OK) == 0) {
@@ -368,335 +323,224 @@ static void make_directory(const char *path)
 		err(EXIT_FAILURE, "cannot create %s", path);
 }
 
-static const char enter_usage[] = "enter --work DIR --image FILE --offset N [--keep DIR] [--root] [--rw] [--quiet] "
-				  "[--pid] [--net] [--ipc] [--uts] COMMAND...";
+static bool mount_overlay(const char *lower, const char *more)
+{
+	AUTO_FREE data = text("lowerdir=%s,upperdir=upper,workdir=ovl,userxattr%s", lower, more);
+
+	return mount("overlay", "mnt/root", "overlay", MS_NOSUID | MS_NODEV, data) == 0;
+}
+
+static void mount_unpacked(void)
+{
+	const char *path = start.keep ? start.keep : "rootfs";
+	AUTO_CLOSE directory = -1;
+	AUTO_FREE source = NULL;
+
+	if (!start.keep) {
+		make_directory(path);
+		unpack(start.image, start.offset, path, start.flags & QUIET);
+	}
+	directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
+		err(EXIT_FAILURE, "cannot open %s", path);
+	source = text("/proc/self/fd/%d", directory);
+	/* A directory that is kept is changed only with --rw; one that is not is ours alone. */
+	if ((start.flags & WRITABLE || !mount_overlay(source, "")) &&
+	    mount(source, "mnt/root", NULL, MS_BIND | MS_REC, NULL) < 0)
+		err(EXIT_FAILURE, "cannot mount the root file system");
+}
+
+/* In the working directory, WORK. */
+static void mount_root(uid_t uid, gid_t gid)
+{
+	int flags = (start.flags & APART & ~CLONE_NEWPID) | CLONE_NEWNS | CLONE_NEWCGROUP, fuse = -1, go = -1;
+	bool served;
+
+	make_directory("mnt");
+	make_directory("upper");
+	make_directory("ovl");
+	if (start.server) {
+		/* Files of the image belong to root: to the caller in a namespace where he is root, and to him under
+		 * his own number in another one inside it. With --root it is another one too: who is root there
+		 * cannot look at the server, whose root directory is the host's. */
+		enter_user(0, 0);
+		fuse = start_server(&go);
+		enter_namespaces(CLONE_NEWNS);
+	} else {
+		enter_user(uid, gid);
+		enter_namespaces(flags);
+	}
+	if (mount("tmpfs", "mnt", "tmpfs", MS_NOSUID | MS_NODEV, "mode=700") < 0)
+		err(EXIT_FAILURE, "cannot mount a tmpfs on %s/mnt", start.work);
+	make_directory("mnt/root");
+	make_directory("mnt/lower");
+	served = fuse >= 0 && mount_served(fuse, go, "mnt/lower");
+	if (start.server) {
+		enter_user(uid, gid);
+		enter_namespaces(flags);
+	}
+	/* Some file systems cannot hold an upper directory. */
+	if (!served || !mount_overlay("mnt/lower", ",xino=off"))
+		mount_unpacked();
+	if (uid)
+		keep_capabilities();
+}
 
 static int enter(char **argv)
 {
-	static const struct {
-		const char *option;
-		int flag;
-	} kinds[] = {{"--pid", CLONE_NEWPID}, {"--net", CLONE_NEWNET}, {"--ipc", CLONE_NEWIPC}, {"--uts", CLONE_NEWUTS}};
-	const char *work = NULL, *image = NULL, *offset = NULL, *keep = NULL, *value;
-	bool remap = false, writable = false, quiet = false, served = false;
-	int flags = CLONE_NEWNS | CLONE_NEWCGROUP, at = 0;
-	uid_t uid = geteuid();
-	gid_t gid = getegid();
-	AUTO_FREE program = NULL;
+	static const struct word words[] = {
+		{"--work", .value = &start.work},     {"--image", .value = &start.image}, {"--offset", .value = &start.offset},
+		{"--keep", .value = &start.keep},     {"--server", .value = &start.server}, {"--root", .bit = REMAP},
+		{"--rw", .bit = WRITABLE},	      {"--quiet", .bit = QUIET},	    {"--pid", .bit = CLONE_NEWPID},
+		{"--net", .bit = CLONE_NEWNET},	      {"--ipc", .bit = CLONE_NEWIPC},	    {"--uts", .bit = CLONE_NEWUTS},
+		{0},
+	};
+	/* Where we are, by a way that stays right when the working directory changes to the mounts' one. */
+	AUTO_CLOSE here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	char **command = argv + parse_options(argv, 0, words, &start.flags);
+	bool remap = start.flags & REMAP;
 	AUTO_FREE root = NULL;
-	struct server server;
 
-	while (argv[at] && argv[at][0] == '-') {
-		size_t i = 0;
-
-		if ((value = option(argv, &at, "--work"))) {
-			work = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--image"))) {
-			image = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--offset"))) {
-			offset = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--keep"))) {
-			keep = value;
-			continue;
-		}
-		while (i < LENGTH(kinds) && strcmp(kinds[i].option, argv[at]))
-			i++;
-		if (i < LENGTH(kinds))
-			flags |= kinds[i].flag;
-		else if (!strcmp(argv[at], "--root"))
-			remap = true;
-		else if (!strcmp(argv[at], "--rw"))
-			writable = true;
-		else if (!strcmp(argv[at], "--quiet"))
-			quiet = true;
-		else
-			break;
-		at++;
-	}
-	if (!work || !image || !offset || !argv[at])
-		errx(EXIT_FAILURE, "usage: %s", enter_usage);
-	if (remap)
-		uid = gid = 0;
-	root = text("%s/mnt/root", work);
-	{
-		/* Where we are, by a way that stays right when the working directory changes to the mounts' one. */
-		AUTO_CLOSE here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-
-		if (!keep) {
-			program = find_program("squashfuse_ll");
-			if (!program)
-				program = find_program("squashfuse");
-		}
-		if (chdir(work) < 0)
-			err(EXIT_FAILURE, "cannot enter %s", work);
-		make_directory("mnt");
-		make_directory("upper");
-		make_directory("ovl");
-		if (program) {
-			/* Files of the image belong to root: to the caller in a namespace where he is root, and
-			 * to him under his own number in another one inside it. With --root it is another one too:
-			 * who is root there cannot look at the server, whose root directory is the host's. */
-			enter_user(0, 0);
-			served = start_server(&server, image, number(offset), program);
-			enter_namespaces(CLONE_NEWNS);
-		} else {
-			enter_user(uid, gid);
-			enter_namespaces(flags & ~CLONE_NEWPID);
-		}
-		if (mount("tmpfs", "mnt", "tmpfs", MS_NOSUID | MS_NODEV, "mode=700") < 0)
-			err(EXIT_FAILURE, "cannot mount a tmpfs on %s/mnt", work);
-		make_directory("mnt/root");
-		make_directory("mnt/lower");
-		served = served && mount_served(&server, "mnt/lower");
-		if (program) {
-			enter_user(uid, gid);
-			enter_namespaces(flags & ~CLONE_NEWPID);
-		}
-		if (served && mount("overlay", "mnt/root", "overlay", MS_NOSUID | MS_NODEV,
-				    "lowerdir=mnt/lower,upperdir=upper,workdir=ovl,userxattr,xino=off") < 0)
-			served = false; /* a file system that cannot hold an upper directory */
-		if (!served) {
-			AUTO_CLOSE directory = -1;
-
-			if (!keep) {
-				make_directory("rootfs");
-				extract(image, number(offset), "rootfs", quiet);
-			} else if (fchdir(here) < 0) {
-				err(EXIT_FAILURE, "cannot go back");
-			}
-			directory = open(keep ? keep : "rootfs", O_PATH | O_DIRECTORY | O_CLOEXEC);
-			if (directory < 0 || chdir(work) < 0)
-				err(EXIT_FAILURE, "cannot open %s", keep ? keep : "rootfs");
-			{
-				AUTO_FREE source = text("/proc/self/fd/%d", directory);
-				AUTO_FREE data = text("lowerdir=%s,upperdir=upper,workdir=ovl,userxattr", source);
-
-				/* A directory that is kept is changed only with --rw; one that is not is ours alone. */
-				if ((writable || mount("overlay", "mnt/root", "overlay", MS_NOSUID | MS_NODEV, data) < 0) &&
-				    mount(source, "mnt/root", NULL, MS_BIND | MS_REC, NULL) < 0)
-					err(EXIT_FAILURE, "cannot mount the root file system");
-			}
-		}
-		if (uid)
-			keep_capabilities();
-		if (fchdir(here) < 0 && chdir("/") < 0)
-			err(EXIT_FAILURE, "cannot go back");
-	}
-	if (flags & CLONE_NEWPID) {
+	if (!start.work || !start.image || !start.offset || !*command)
+		errx(EXIT_FAILURE, "usage: enter --work DIR --image FILE --offset N COMMAND...");
+	if (chdir(start.work) < 0)
+		err(EXIT_FAILURE, "cannot enter %s", start.work);
+	mount_root(remap ? 0 : geteuid(), remap ? 0 : getegid());
+	if (fchdir(here) < 0 && chdir("/") < 0)
+		err(EXIT_FAILURE, "cannot go back");
+	if (start.flags & CLONE_NEWPID) {
 		if (unshare(CLONE_NEWPID) < 0)
 			err(EXIT_FAILURE, "cannot create a PID namespace");
 		fork_and_forward();
 	}
+	root = text("%s/mnt/root", start.work);
 	setenv("ENROOT_ROOTFS", root, 1);
-	execv(argv[at], argv + at);
-	err(EXIT_FAILURE, "cannot run %s", argv[at]);
+	execv(*command, command);
+	err(EXIT_FAILURE, "cannot run %s", *command);
 }
 
 /* -- files beneath the root ----------------------------------------------------------------------------------- */
 
-static int get(const char *directory, const char *path)
+static int get(char **argv)
 {
-	AUTO_CLOSE root = open_root(directory);
-	AUTO_CLOSE fd = strcmp(directory, "/") ? open_regular_in(root, path) : open(path, O_RDONLY | O_CLOEXEC);
+	const char *path = argv[1];
+	AUTO_CLOSE root = open_root(argv[0]);
+	AUTO_CLOSE fd = strcmp(argv[0], "/") ? open_regular_in(root, path) : open(path, O_RDONLY | O_CLOEXEC);
 	size_t length;
 	AUTO_FREE all = fd < 0 ? NULL : read_all(fd, &length);
 
-	if (!all) {
-		if (errno == ENOENT || errno == ENOTDIR)
-			return NONE;
-		if (errno == EINVAL)
-			errx(EXIT_FAILURE, "cannot read %s of the image: it is not a regular file", path);
-		err(EXIT_FAILURE, "cannot read %s of the image", path);
-	}
-	return write_all(STDOUT_FILENO, all, length) ? EXIT_SUCCESS : EXIT_FAILURE;
+	if (all)
+		return write_all(STDOUT_FILENO, all, length) ? EXIT_SUCCESS : EXIT_FAILURE;
+	if (errno == ENOENT || errno == ENOTDIR)
+		return NONE;
+	if (errno == EINVAL)
+		errx(EXIT_FAILURE, "cannot read %s of the image: it is not a regular file", path);
+	err(EXIT_FAILURE, "cannot read %s of the image", path);
 }
 
-static int put(const char *directory, const char *path)
+/* The directory of a path of the container's own, which is made where there is none. */
+static int make_parent(const char *root_path, const char *path, const char **name, const char *what)
+{
+	AUTO_CLOSE root = open_root(root_path);
+	int parent = create_in(root, parent_of(path, name), S_IFDIR, 0755, OWN);
+
+	if (parent >= 0 && !is_own(root, parent))
+		errx(EXIT_FAILURE, "cannot %s %s: the image links to what is mounted from the host", what, path);
+	if (parent < 0)
+		err(EXIT_FAILURE, "cannot %s %s", what, path);
+	return parent;
+}
+
+static int put(char **argv)
 {
 	size_t length;
 	AUTO_FREE all = read_all(STDIN_FILENO, &length);
-	AUTO_FREE parent_path = strdup(path);
 	AUTO_FREE temporary = text(".penroot.%d", getpid());
-	AUTO_CLOSE root = open_root(directory);
-	AUTO_CLOSE parent = -1, fd = -1;
-	char *slash;
+	const char *name;
+	AUTO_CLOSE parent = make_parent(argv[0], argv[1], &name, "write");
+	AUTO_CLOSE fd = all ? openat(parent, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644) : -1;
 
-	if (!all || !parent_path || !(slash = strrchr(parent_path, '/')))
-		errx(EXIT_FAILURE, "cannot write %s", path);
-	*slash = '\0';
-	parent = create_in(root, parent_path, S_IFDIR, 0755, OWN);
-	if (parent >= 0 && !is_own(root, parent))
-		errx(EXIT_FAILURE, "cannot write %s: the image links to what is mounted from the host", path);
-	fd = parent < 0 ? -1 : openat(parent, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-	if (fd < 0 || !write_all(fd, all, length) || renameat(parent, temporary, parent, slash + 1) < 0)
-		err(EXIT_FAILURE, "cannot write %s", path);
+	if (fd < 0 || !write_all(fd, all, length) || renameat(parent, temporary, parent, name) < 0)
+		err(EXIT_FAILURE, "cannot write %s", argv[1]);
 	return EXIT_SUCCESS;
 }
 
-static int make(const char *directory, const char *path, const char *mode, enum place place)
+static int make(char **argv)
 {
-	AUTO_CLOSE root = open_root(directory);
+	AUTO_CLOSE root = open_root(argv[0]);
 	AUTO_CLOSE fd = -1;
 
 	umask(0);
-	fd = create_in(root, path, S_IFDIR, (mode_t)strtoul(mode, NULL, 8), place);
+	fd = create_in(root, argv[1], S_IFDIR, (mode_t)strtoul(argv[2], NULL, 8), argv[3] ? NAMED : OWN);
 	if (fd < 0 && errno == EXDEV)
-		errx(EXIT_FAILURE, "cannot create %s: it leads to what is mounted from the host", path);
+		errx(EXIT_FAILURE, "cannot create %s: it leads to what is mounted from the host", argv[1]);
 	if (fd < 0)
-		err(EXIT_FAILURE, "cannot create %s", path);
+		err(EXIT_FAILURE, "cannot create %s", argv[1]);
 	return EXIT_SUCCESS;
 }
 
-static int make_symlink(const char *directory, const char *target, const char *path)
+static int make_symlink(char **argv)
 {
-	AUTO_FREE parent_path = strdup(path);
-	char *slash = parent_path ? strrchr(parent_path, '/') : NULL;
-	AUTO_CLOSE root = open_root(directory);
-	AUTO_CLOSE parent = -1;
+	const char *name;
+	AUTO_CLOSE parent = make_parent(argv[0], argv[2], &name, "create");
 
-	if (!slash)
-		errx(EXIT_FAILURE, "not an absolute path: %s", path);
-	*slash = '\0';
-	parent = create_in(root, parent_path, S_IFDIR, 0755, OWN);
-	if (parent >= 0 && !is_own(root, parent))
-		errx(EXIT_FAILURE, "cannot create %s: the image links to what is mounted from the host", path);
-	if (parent < 0 || symlinkat(target, parent, slash + 1) < 0)
-		err(EXIT_FAILURE, "cannot create %s", path);
+	if (symlinkat(argv[1], parent, name) < 0)
+		err(EXIT_FAILURE, "cannot create %s", argv[2]);
 	return EXIT_SUCCESS;
 }
 
-static int exists(const char *directory, const char *path)
+static int exists(char **argv)
 {
-	AUTO_CLOSE root = open_root(directory);
-	AUTO_CLOSE fd = open_in(root, path, O_PATH);
+	AUTO_CLOSE root = open_root(argv[0]);
+	AUTO_CLOSE fd = open_in(root, argv[1], O_PATH);
 
 	return fd >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-static int print_substituted(void)
+static int print_substituted(char **argv)
 {
 	AUTO_FREE all = read_all(STDIN_FILENO, NULL);
 	AUTO_FREE done = all ? substitute(all) : NULL;
 
+	(void)argv;
 	return done && write_all(STDOUT_FILENO, done, strlen(done)) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-static int environment(const struct secrets *secrets)
+static int environment(char **argv)
 {
 	AUTO_FREE all = read_all(STDIN_FILENO, NULL);
 
 	if (!all)
 		err(EXIT_FAILURE, "cannot read the environment");
-	print_environment(all, secrets);
+	print_environment(all, argv[0] && argv[1] ? &(struct secrets){.words = argv[0], .parts = argv[1]} : NULL);
 	return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* -- whether this host can ------------------------------------------------------------------------------------ */
-
-static bool try(void (*function)(void))
-{
-	pid_t child = fork();
-	int status = 1;
-
-	if (child == 0) {
-		int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-
-		dup2(null, STDERR_FILENO);
-		function();
-		_exit(EXIT_SUCCESS);
-	}
-	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
-static void try_user(void)
-{
-	enter_user(0, 0);
-	enter_namespaces(CLONE_NEWNS);
-}
-
-static void try_overlay(void)
-{
-	try_user();
-	/* Upon /sys, which every host has, in a mount namespace of our own. */
-	if (mount("tmpfs", "/sys", "tmpfs", 0, NULL) < 0 || chdir("/sys") < 0 || mkdir("l", 0755) < 0 || mkdir("m", 0755) < 0 || mkdir("r", 0755) < 0 ||
-	    mount("overlay", "r", "overlay", 0, "lowerdir=l:m,userxattr") < 0)
-		_exit(EXIT_FAILURE);
-}
-
-static void try_fuse(void)
-{
-	int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-
-	if (fd < 0)
-		_exit(EXIT_FAILURE);
-}
-
-static void try_filter(void)
-{
-	if (access("/proc/sys/kernel/seccomp/actions_avail", R_OK) < 0)
-		_exit(EXIT_FAILURE);
-}
-
-static void report(const char *what, bool ok, const char *otherwise)
-{
-	printf("%-45s: %s%s%s%s\n", what, ok ? "OK" : "KO", ok ? "" : " (", ok ? "" : otherwise, ok ? "" : ")");
-}
-
-static int check(void)
-{
-	AUTO_FREE low_level = find_program("squashfuse_ll");
-	AUTO_FREE high_level = find_program("squashfuse");
-	bool user = try(try_user), filter = try(try_filter);
-
-	report("User and mount namespaces", user, "required: see user_namespaces(7)");
-	report("System call filter", filter, "required: CONFIG_SECCOMP_FILTER");
-	report("Overlay file system in a user namespace", try(try_overlay), "optional");
-	report("/dev/fuse", try(try_fuse), "optional: starts without extracting");
-	report("squashfuse", low_level || high_level, "optional: starts without extracting");
-	return user && filter ? EXIT_SUCCESS : EXIT_FAILURE;
-}
+static const struct {
+	const char *name;
+	int least, most; /* of its arguments */
+	int (*run)(char **argv);
+} verbs[] = {
+	{"guard", 2, INT_MAX, guard},
+	{"enter", 2, INT_MAX, enter},
+	{"try", 1, INT_MAX, try},
+	{"extract", 3, 4, extract},
+	{"size", 2, 2, size},
+	{"compressions", 0, 0, compressions},
+	{"get", 2, 2, get},
+	{"put", 2, 2, put},
+	{"mkdir", 3, 4, make},
+	{"symlink", 3, 3, make_symlink},
+	{"exists", 2, 2, exists},
+	{"substitute", 0, 0, print_substituted},
+	{"environment", 0, 2, environment},
+};
 
 int main(int argc, char **argv)
 {
-	const char *verb = argc > 1 ? argv[1] : "";
-	char **rest = argv + 2;
-
-	if (!strcmp(verb, "guard") && argc > 3)
-		return guard(rest);
-	if (!strcmp(verb, "enter") && argc > 3)
-		return enter(rest);
-	if (!strcmp(verb, "extract") && (argc == 5 || (argc == 6 && !strcmp(rest[3], "--quiet"))))
-		return extract_new(rest[0], number(rest[1]), rest[2], argc == 6);
-	if (!strcmp(verb, "size") && argc == 4)
-		return print_size(rest[0], number(rest[1]));
-	if (!strcmp(verb, "get") && argc == 4)
-		return get(rest[0], rest[1]);
-	if (!strcmp(verb, "put") && argc == 4)
-		return put(rest[0], rest[1]);
-	if (!strcmp(verb, "mkdir") && (argc == 5 || (argc == 6 && !strcmp(rest[3], "--named"))))
-		return make(rest[0], rest[1], rest[2], argc == 6 ? NAMED : OWN);
-	if (!strcmp(verb, "exists") && argc == 4)
-		return exists(rest[0], rest[1]);
-	if (!strcmp(verb, "symlink") && argc == 5)
-		return make_symlink(rest[0], rest[1], rest[2]);
-	if (!strcmp(verb, "substitute") && argc == 2)
-		return print_substituted();
-	if (!strcmp(verb, "environment") && argc == 2)
-		return environment(NULL);
-	if (!strcmp(verb, "environment") && argc == 4)
-		return environment(&(struct secrets){.words = rest[0], .parts = rest[1]});
-	if (!strcmp(verb, "check") && argc == 2)
-		return check();
-	if (!strcmp(verb, "compressions") && argc == 2) {
-		puts(SQUASHFS_COMPRESSIONS);
-		return EXIT_SUCCESS;
-	}
+	for (size_t i = 0; argc > 1 && i < LENGTH(verbs); i++)
+		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].least && argc - 2 <= verbs[i].most)
+			return verbs[i].run(argv + 2);
 	fprintf(stderr, "%s is called by bundles, not by people\n", program_invocation_short_name);
 	return EXIT_FAILURE;
 }

@@ -25,7 +25,7 @@
 
 enum { GZIP = 1, LZ4 = 5, ZSTD = 6 };
 enum { DIRECTORY = 1, FILE_ = 2, SYMLINK = 3, BLOCK = 4, CHARACTER = 5, FIFO = 6, SOCKET = 7, EXTENDED = 7 };
-enum { METADATA = 8192, BATCH = 64, MAX_WORKERS = 16, MAX_DEPTH = 1024, SUPERBLOCK = 96 };
+enum { METADATA = 8192, FRAGMENTS_READ = 8, SHARE = 4 << 20, MAX_WORKERS = 16, MAX_DEPTH = 1024, SUPERBLOCK = 96 };
 
 #define NONE 0xffffffffU
 #define RAW_BLOCK 0x1000000U
@@ -39,16 +39,21 @@ struct table {
 };
 
 struct squashfs {
+	uint8_t *file; /* all of it; the image is where data is */
 	const uint8_t *data;
-	size_t length;
+	size_t file_length, length;
 	uint32_t inodes, block_size, fragments;
 	uint16_t compression;
 	uint64_t root, fragment_table;
 	struct table inode_table, directory_table, xattr_table, xattr_ids;
-	uint32_t cached; /* which fragment is in fragment_data */
-	uint8_t *fragment_data, *block;
-	size_t fragment_length;
-	char **links; /* by inode number: where a file with several names is */
+	uint8_t *block;
+	/* The ends of files that are beside each other in a directory are mostly in a few fragments. */
+	struct fragment {
+		uint32_t number;
+		uint8_t *data;
+		size_t length;
+	} fragments_read[FRAGMENTS_READ];
+	unsigned int next_fragment;
 #ifdef HAVE_ZSTD
 	ZSTD_DCtx *zstd;
 #endif
@@ -289,29 +294,57 @@ static struct inode read_inode(struct squashfs *fs, uint64_t reference)
 	return inode;
 }
 
-typedef void visit(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
-		   void *context);
+struct walk;
+typedef void visit(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode, bool again);
 
+/* One way through all files. A file with several names is there again at each but the first. */
 struct walk {
+	struct squashfs *fs;
+	int top;              /* where it is unpacked, or -1 */
 	visit *before, *after; /* after: of a directory, when what it holds has been visited */
-	void *context;
-	bool open; /* parent is the directory where it is unpacked, else -1 */
 	int depth;
+	uint8_t *seen;  /* by inode number */
+	char **links;   /* by inode number: the first name of a file with several */
+	uint64_t bytes; /* of what was visited, blocks of 4 KiB counted in full */
+	int worker, workers, forked; /* what a worker that was not forked would do falls to the first one */
+	uint64_t total, percent; /* for progress, else 0 */
 };
 
-static void walk(struct squashfs *fs, const struct inode *directory, int fd, const char *path, struct walk *w)
+static void walk_directory(struct walk *w, const struct inode *directory, int fd, const char *path);
+
+static void walk_entry(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode)
 {
+	bool is_directory = inode->type == DIRECTORY, again = !is_directory && w->seen[inode->number];
+
+	w->seen[inode->number] = 1;
+	if (!again)
+		w->bytes += inode->type == FILE_ ? (inode->size + 4095) / 4096 * 4096 : 4096;
+	if (w->before)
+		w->before(w, parent, name, path, inode, again);
+	if (is_directory) {
+		AUTO_CLOSE fd = w->top < 0 ? -1 : openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+		if (w->top >= 0 && fd < 0)
+			err(EXIT_FAILURE, "cannot open %s", path);
+		walk_directory(w, inode, fd, path);
+		if (w->after)
+			w->after(w, parent, name, path, inode, again);
+	}
+}
+
+static void walk_directory(struct walk *w, const struct inode *directory, int fd, const char *path)
+{
+	struct squashfs *fs = w->fs;
 	size_t left;
 	const uint8_t *p;
-	uint64_t size = directory->size;
 
-	if (size <= 3) /* an empty one; the 3 stand for "." and ".." */
+	if (directory->size <= 3) /* an empty one; the 3 stand for "." and ".." */
 		return;
 	if (++w->depth > MAX_DEPTH)
 		damaged("its directories nest too deeply");
 	p = lookup(&fs->directory_table, directory->block, directory->offset, &left);
-	if (left > size - 3)
-		left = size - 3;
+	if (left > directory->size - 3)
+		left = directory->size - 3;
 	while (left) {
 		const uint8_t *header = take(&p, &left, 12);
 		uint32_t count = u32(header) + 1, block = u32(header + 4);
@@ -320,43 +353,29 @@ static void walk(struct squashfs *fs, const struct inode *directory, int fd, con
 			const uint8_t *entry = take(&p, &left, 8);
 			size_t length = (size_t)u16(entry + 6) + 1;
 			const uint8_t *bytes = take(&p, &left, length);
-			char name[257];
 			struct inode inode = read_inode(fs, (uint64_t)block << 16 | u16(entry));
-			AUTO_FREE inner = NULL;
+			AUTO_FREE inner = text("%s%s%.*s", path, *path ? "/" : "", (int)length, (const char *)bytes);
+			const char *name = inner + strlen(path) + (*path != 0);
 
-			if (length > 256 || memchr(bytes, '/', length) || memchr(bytes, 0, length))
+			if (length > 256 || memchr(bytes, '/', length) || memchr(bytes, 0, length) || !strcmp(name, ".") ||
+			    !strcmp(name, ".."))
 				damaged("a file has an impossible name");
-			memcpy(name, bytes, length);
-			name[length] = '\0';
-			if (!strcmp(name, ".") || !strcmp(name, ".."))
-				damaged("a file has an impossible name");
-			inner = text("%s%s%s", path, *path ? "/" : "", name);
-			if (w->before)
-				w->before(fs, fd, name, inner, &inode, w->context);
-			if (inode.type != DIRECTORY)
-				continue;
-			{
-				AUTO_CLOSE next = w->open ? openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-
-				if (w->open && next < 0)
-					err(EXIT_FAILURE, "cannot open %s", inner);
-				walk(fs, &inode, next, inner, w);
-			}
-			if (w->after)
-				w->after(fs, fd, name, inner, &inode, w->context);
+			walk_entry(w, fd, name, inner, &inode);
 		}
 	}
 	w->depth--;
 }
 
-static void walk_all(struct squashfs *fs, int directory, struct walk *w)
+static void walk_all(struct walk *w)
 {
-	struct inode root = read_inode(fs, fs->root);
+	struct inode root = read_inode(w->fs, w->fs->root);
 
 	if (root.type != DIRECTORY)
 		damaged("its root is no directory");
-	w->open = directory >= 0;
-	walk(fs, &root, directory, "", w);
+	w->seen = allocate((size_t)w->fs->inodes + 1);
+	w->bytes = 0;
+	walk_directory(w, &root, w->top, "");
+	free(w->seen);
 }
 
 /* Extended attributes: their metadata blocks, those of the index by number, then where the first ones begin. */
@@ -410,15 +429,32 @@ static void set_xattrs(struct squashfs *fs, const struct inode *inode, int fd, c
 	}
 }
 
-struct squashfs *squashfs_open(const uint8_t *data, size_t length)
+static void map(struct squashfs *fs, const char *path, long long offset)
+{
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat is;
+
+	if (fd < 0 || fstat(fd, &is) < 0)
+		err(EXIT_FAILURE, "cannot open %s", path);
+	fs->file_length = (size_t)is.st_size;
+	if ((size_t)offset > fs->file_length)
+		errx(EXIT_FAILURE, "%s is truncated: %zu of more than %lld bytes", path, fs->file_length, offset);
+	fs->file = mmap(NULL, fs->file_length ? fs->file_length : 1, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (fs->file == MAP_FAILED)
+		err(EXIT_FAILURE, "cannot read %s", path);
+	fs->data = fs->file + offset;
+	fs->length = fs->file_length - (size_t)offset;
+}
+
+struct squashfs *squashfs_open(const char *path, long long offset)
 {
 	struct squashfs *fs = allocate(sizeof(*fs));
+	const uint8_t *data;
 	uint64_t end, table;
 
-	fs->data = data;
-	fs->length = length;
-	fs->cached = NONE;
-	if (length < SUPERBLOCK || memcmp(data, "hsqs", 4) || u16(data + 28) != 4)
+	map(fs, path, offset);
+	data = fs->data;
+	if (fs->length < SUPERBLOCK || memcmp(data, "hsqs", 4) || u16(data + 28) != 4)
 		errx(EXIT_FAILURE, "not a squashfs 4 image");
 	fs->inodes = u32(data + 4);
 	fs->block_size = u32(data + 12);
@@ -426,8 +462,8 @@ struct squashfs *squashfs_open(const uint8_t *data, size_t length)
 	fs->compression = u16(data + 20);
 	fs->root = u64(data + 32);
 	fs->fragment_table = u64(data + 80);
-	if (u64(data + 40) > length)
-		errx(EXIT_FAILURE, "the image is truncated: %zu of %llu bytes", length, (unsigned long long)u64(data + 40));
+	if (u64(data + 40) > fs->length)
+		errx(EXIT_FAILURE, "the image is truncated: %zu of %llu bytes", fs->length, (unsigned long long)u64(data + 40));
 	if (fs->block_size < 4096 || fs->block_size > 1 << 20)
 		damaged("its block size is impossible");
 #ifdef HAVE_ZSTD
@@ -448,30 +484,25 @@ struct squashfs *squashfs_open(const uint8_t *data, size_t length)
 		read_xattrs(fs, u64(data + 56));
 	if (fs->inodes > fs->inode_table.length / 16)
 		damaged("it has fewer inodes than it says");
-	fs->links = allocate(((size_t)fs->inodes + 1) * sizeof(char *));
 	fs->block = allocate(fs->block_size);
-	fs->fragment_data = allocate(fs->block_size);
 	return fs;
 }
 
 void squashfs_close(struct squashfs *fs)
 {
-	for (size_t i = 0; i <= fs->inodes; i++)
-		free(fs->links[i]);
-	free(fs->links);
-	free(fs->inode_table.data);
-	free(fs->inode_table.starts);
-	free(fs->directory_table.data);
-	free(fs->directory_table.starts);
-	free(fs->xattr_table.data);
-	free(fs->xattr_table.starts);
-	free(fs->xattr_ids.data);
-	free(fs->xattr_ids.starts);
-	free(fs->fragment_data);
+	struct table *tables[] = {&fs->inode_table, &fs->directory_table, &fs->xattr_table, &fs->xattr_ids};
+
+	for (size_t i = 0; i < LENGTH(tables); i++) {
+		free(tables[i]->data);
+		free(tables[i]->starts);
+	}
+	for (size_t i = 0; i < FRAGMENTS_READ; i++)
+		free(fs->fragments_read[i].data);
 	free(fs->block);
 #ifdef HAVE_ZSTD
 	ZSTD_freeDCtx(fs->zstd);
 #endif
+	munmap(fs->file, fs->file_length);
 	free(fs);
 }
 
@@ -489,29 +520,31 @@ static const uint8_t *read_block(struct squashfs *fs, uint64_t start, uint32_t s
 	return to;
 }
 
-static const uint8_t *read_fragment(struct squashfs *fs, uint32_t fragment, size_t *length)
+static const struct fragment *read_fragment(struct squashfs *fs, uint32_t number)
 {
-	if (fs->cached != fragment) {
-		uint8_t entries[METADATA];
-		const uint8_t *entry = entries + (size_t)(fragment % 512) * 16, *data;
-		uint64_t offset;
-		size_t n;
+	uint8_t entries[METADATA];
+	const uint8_t *entry = entries + (size_t)(number % 512) * 16, *data;
+	struct fragment *fragment;
+	uint64_t offset;
 
-		if (fragment >= fs->fragments)
-			damaged("a file's end is in no fragment");
-		offset = u64(at(fs, fs->fragment_table + (uint64_t)(fragment / 512) * 8, 8));
-		if (read_metadata(fs, &offset, entries) < (size_t)(fragment % 512 + 1) * 16)
-			damaged("its fragment table is cut off");
-		data = read_block(fs, u64(entry), u32(entry + 8), fs->fragment_data, &n);
-		if (n > fs->block_size)
-			damaged("a fragment is too long");
-		if (data != fs->fragment_data)
-			memcpy(fs->fragment_data, data, n);
-		fs->fragment_length = n;
-		fs->cached = fragment;
-	}
-	*length = fs->fragment_length;
-	return fs->fragment_data;
+	if (number >= fs->fragments)
+		damaged("a file's end is in no fragment");
+	for (size_t i = 0; i < FRAGMENTS_READ; i++)
+		if (fs->fragments_read[i].length && fs->fragments_read[i].number == number)
+			return &fs->fragments_read[i];
+	fragment = &fs->fragments_read[fs->next_fragment++ % FRAGMENTS_READ];
+	if (!fragment->data)
+		fragment->data = allocate(fs->block_size);
+	offset = u64(at(fs, fs->fragment_table + (uint64_t)(number / 512) * 8, 8));
+	if (read_metadata(fs, &offset, entries) < (size_t)(number % 512 + 1) * 16)
+		damaged("its fragment table is cut off");
+	data = read_block(fs, u64(entry), u32(entry + 8), fragment->data, &fragment->length);
+	if (fragment->length > fs->block_size)
+		damaged("a fragment is too long");
+	if (data != fragment->data)
+		memcpy(fragment->data, data, fragment->length);
+	fragment->number = number;
+	return fragment;
 }
 
 static void put(int fd, const uint8_t *data, size_t length, const char *path)
@@ -542,40 +575,22 @@ static void write_file(struct squashfs *fs, int fd, const char *path, const stru
 		left -= want;
 	}
 	if (left) {
-		size_t length;
-		const uint8_t *data = read_fragment(fs, inode->fragment, &length);
+		const struct fragment *end = read_fragment(fs, inode->fragment);
 
-		if (inode->offset > length || left > length - inode->offset)
+		if (inode->offset > end->length || left > end->length - inode->offset)
 			damaged("a file's end is beyond its fragment");
-		put(fd, data + inode->offset, (size_t)left, path);
+		put(fd, end->data + inode->offset, (size_t)left, path);
 	}
 	if (ftruncate(fd, (off_t)inode->size) < 0)
 		err(EXIT_FAILURE, "cannot write %s", path);
 }
 
-struct sum {
-	uint64_t bytes;
-	uint8_t *seen; /* by inode number */
-};
-
-static void add_size(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
-		     void *context)
-{
-	struct sum *sum = context;
-
-	(void)fs, (void)parent, (void)name, (void)path;
-	if (inode->type != DIRECTORY && sum->seen[inode->number]++)
-		return;
-	sum->bytes += inode->type == FILE_ ? (inode->size + 4095) / 4096 * 4096 : 4096;
-}
-
 uint64_t squashfs_size(struct squashfs *fs)
 {
-	struct sum sum = {0, allocate((size_t)fs->inodes + 1)};
+	struct walk w = {.fs = fs, .top = -1};
 
-	walk_all(fs, -1, &(struct walk){.before = add_size, .context = &sum});
-	free(sum.seen);
-	return sum.bytes;
+	walk_all(&w);
+	return w.bytes;
 }
 
 static void set_time(int parent, const char *name, const struct inode *inode)
@@ -585,152 +600,122 @@ static void set_time(int parent, const char *name, const struct inode *inode)
 	utimensat(parent, name, times, AT_SYMLINK_NOFOLLOW);
 }
 
-/* First pass: everything but the content of files, which comes in parallel, and further names of files. */
-static void make(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
-		 void *context)
+/* First: all files, but without their content. From here on nothing is made any more, so that what is there can be
+ * deleted whatever becomes of the workers. */
+static void make(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode, bool again)
 {
+	char **first = &w->links[inode->number];
 	AUTO_CLOSE fd = -1;
 	int status = 0;
 
-	(void)context;
-	if (inode->type != DIRECTORY && fs->links[inode->number]) {
-		if (linkat(*(int *)context, fs->links[inode->number], parent, name, 0) < 0)
-			err(EXIT_FAILURE, "cannot link %s", path);
-		return;
-	}
 	switch (inode->type) {
 	case DIRECTORY:
 		status = mkdirat(parent, name, (inode->mode & 0777) | 0700);
 		break;
 	case FILE_:
-		fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-		status = fd;
-		break;
-	case SYMLINK: {
-		AUTO_FREE target = strndup((const char *)inode->rest, inode->size);
-
-		status = target ? symlinkat(target, parent, name) : -1;
-		set_time(parent, name, inode);
-		break;
-	}
+	case SYMLINK:
 	case FIFO:
-		status = mkfifoat(parent, name, inode->mode & 0777);
+		if (again && !*first)
+			damaged("a file has more names than it says");
+		if (!again && inode->links > 1)
+			*first = text("%s", path);
+		if (again) {
+			status = linkat(w->top, *first, parent, name, 0);
+		} else if (inode->type == FILE_) {
+			fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+			status = fd;
+		} else if (inode->type == FIFO) {
+			status = mkfifoat(parent, name, inode->mode & 0777);
+		} else {
+			AUTO_FREE target = text("%.*s", (int)inode->size, (const char *)inode->rest);
+
+			status = symlinkat(target, parent, name);
+			set_time(parent, name, inode);
+		}
 		break;
 	default: /* devices come from the host, sockets from their servers */
-		return;
+		break;
 	}
 	if (status < 0)
 		err(EXIT_FAILURE, "cannot create %s", path);
-	if (inode->type != DIRECTORY && inode->links > 1 && !(fs->links[inode->number] = strdup(path)))
-		err(EXIT_FAILURE, "cannot allocate memory");
 }
 
-struct work {
-	volatile uint64_t ticket, bytes; /* shared by the workers */
-	uint64_t total;
-};
-
-struct share {
-	struct work *work;
-	uint64_t index, mine;
-	uint8_t *seen;
-	bool progress;
-	unsigned int shown;
-};
-
-/* Second pass, in each worker: files in batches, each to the worker that takes its ticket. */
-static void fill(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
-		 void *context)
+/* Then, in each worker: its share of what is in files. */
+static void fill(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode, bool again)
 {
-	struct share *share = context;
-	uint64_t batch;
+	int share = (int)(w->bytes / SHARE % (unsigned int)w->workers);
 	AUTO_CLOSE fd = -1;
 
-	if (inode->type != FILE_ || share->seen[inode->number]++)
-		return;
-	batch = share->index++ / BATCH;
-	if (batch > share->mine)
-		share->mine = __sync_fetch_and_add(&share->work->ticket, 1);
-	if (batch != share->mine)
+	if (w->total && w->bytes * 100 / w->total != w->percent)
+		fprintf(stderr, "\rExtracting %u%%", (unsigned int)(w->percent = w->bytes * 100 / w->total));
+	if (inode->type != FILE_ || again || (share != w->worker && (w->worker || share < w->forked)))
 		return;
 	fd = openat(parent, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		err(EXIT_FAILURE, "cannot open %s", path);
-	write_file(fs, fd, path, inode);
-	set_xattrs(fs, inode, fd, path);
+	write_file(w->fs, fd, path, inode);
+	set_xattrs(w->fs, inode, fd, path);
 	if (fchmod(fd, inode->mode & 01777) < 0)
 		err(EXIT_FAILURE, "cannot change the mode of %s", path);
 	futimens(fd, (struct timespec[2]){{.tv_sec = inode->mtime}, {.tv_sec = inode->mtime}});
-	__sync_fetch_and_add(&share->work->bytes, (inode->size + 4095) / 4096 * 4096);
-	if (share->progress && share->work->total) {
-		unsigned int percent = (unsigned int)(share->work->bytes * 100 / share->work->total);
-
-		if (percent != share->shown)
-			fprintf(stderr, "\rExtracting %u%%", share->shown = percent);
-	}
 }
 
 /* Last: a directory's mode and time, which its content has changed. */
-static void finish(struct squashfs *fs, int parent, const char *name, const char *path, const struct inode *inode,
-		   void *context)
+static void finish(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode, bool again)
 {
-	(void)context;
+	(void)again;
 	if (inode->xattr != NONE) {
 		AUTO_CLOSE fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
 		if (fd < 0)
 			err(EXIT_FAILURE, "cannot open %s", path);
-		set_xattrs(fs, inode, fd, path);
+		set_xattrs(w->fs, inode, fd, path);
 	}
 	fchmodat(parent, name, (inode->mode & 01777) | 0700, 0);
 	set_time(parent, name, inode);
 }
 
-static void work(struct squashfs *fs, int directory, struct work *shared, bool progress)
-{
-	struct share share = {.work = shared, .seen = allocate((size_t)fs->inodes + 1), .progress = progress};
-
-	share.mine = __sync_fetch_and_add(&shared->ticket, 1);
-	walk_all(fs, directory, &(struct walk){.before = fill, .context = &share});
-	free(share.seen);
-}
-
 void squashfs_unpack(struct squashfs *fs, int directory, bool progress)
 {
-	struct work *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct walk w = {.fs = fs, .top = directory, .before = make, .workers = 1, .forked = 1};
 	struct inode root = read_inode(fs, fs->root);
-	pid_t workers[MAX_WORKERS];
-	int count = 0, cpus;
+	pid_t children[MAX_WORKERS];
+	cpu_set_t cpus;
 	bool failed = false;
-	cpu_set_t affinity;
 
-	if (shared == MAP_FAILED)
-		err(EXIT_FAILURE, "cannot allocate memory");
-	shared->total = squashfs_size(fs);
 	umask(0);
-	walk_all(fs, directory, &(struct walk){.before = make, .context = &directory});
-	cpus = sched_getaffinity(0, sizeof(affinity), &affinity) < 0 ? 1 : CPU_COUNT(&affinity);
-	for (; count + 1 < cpus && count < MAX_WORKERS; count++) {
-		workers[count] = fork();
-		if (workers[count] < 0)
+	w.links = allocate(((size_t)fs->inodes + 1) * sizeof(char *));
+	walk_all(&w);
+	for (size_t i = 0; i <= fs->inodes; i++)
+		free(w.links[i]);
+	free(w.links);
+	w.before = fill;
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 1)
+		w.workers = CPU_COUNT(&cpus) < MAX_WORKERS ? CPU_COUNT(&cpus) : MAX_WORKERS;
+	for (; w.forked < w.workers; w.forked++) {
+		pid_t child = fork();
+
+		if (child < 0)
 			break;
-		if (workers[count] == 0) {
+		if (child == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-			work(fs, directory, shared, false);
+			w.worker = w.forked;
+			walk_all(&w);
 			_exit(EXIT_SUCCESS);
 		}
+		children[w.forked] = child;
 	}
-	work(fs, directory, shared, progress);
-	for (int i = 0; i < count; i++) {
+	w.total = progress ? squashfs_size(fs) : 0;
+	walk_all(&w);
+	for (int i = 1; i < w.forked; i++) {
 		int status;
 
-		failed |= waitpid(workers[i], &status, 0) < 0 || status != 0;
+		failed |= waitpid(children[i], &status, 0) < 0 || status != 0;
 	}
 	if (failed)
 		errx(EXIT_FAILURE, "the image was not unpacked"); /* the worker has said why */
-	walk_all(fs, directory, &(struct walk){.after = finish});
+	walk_all(&(struct walk){.fs = fs, .top = directory, .after = finish});
 	fchmod(directory, (root.mode & 01777) | 0700);
 	if (progress)
 		fprintf(stderr, "\rExtracting 100%%\n");
-	munmap(shared, sizeof(*shared));
 }

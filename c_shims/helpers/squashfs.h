@@ -3,7 +3,6 @@
 #define PENROOT_SQUASHFS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 /* What it was built to decompress, the best of them last. */
@@ -21,8 +20,8 @@
 
 struct squashfs;
 
-/* An image in memory, length bytes at data. Ends the program with one line where it is none, or one that we cannot read. */
-struct squashfs *squashfs_open(const uint8_t *data, size_t length);
+/* The image at an offset of a file. Ends the program with one line where it is none, or one that we cannot read. */
+struct squashfs *squashfs_open(const char *path, long long offset);
 void squashfs_close(struct squashfs *fs);
 
 /* Bytes that the files take when unpacked, blocks of 4 KiB counted in full. */

@@ -12,13 +12,12 @@
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 /* On stdout and with success also where arguments are missing: as enroot's. */
@@ -55,14 +54,12 @@ static void load_environment(const char *path)
 static void switch_root(const char *rootfs)
 {
 	AUTO_CLOSE old = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	AUTO_CLOSE new = -1;
 
 	if (old < 0 || chdir(rootfs) < 0)
 		err(EXIT_FAILURE, "cannot enter %s", rootfs);
 	if (linux_pivot_root(".", ".") < 0) {
 		/* It must be a mount point, and not one that propagates. */
-		new = (errno == EINVAL || errno == EBUSY) ? open(".", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
-		if (new < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
+		if ((errno != EINVAL && errno != EBUSY) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 		    mount(".", ".", NULL, MS_BIND | MS_REC, NULL) < 0 || chdir("..") < 0 || chdir(rootfs) < 0)
 			err(EXIT_FAILURE, "cannot make %s a mount point", rootfs);
 		if (linux_pivot_root(".", ".") < 0)
@@ -150,7 +147,7 @@ static char *keep_script(const char *path)
 	AUTO_CLOSE from = open(path, O_RDONLY | O_CLOEXEC);
 	size_t length = 0;
 	AUTO_FREE all = from < 0 ? NULL : read_all(from, &length);
-	int fd = (int)syscall(SYS_memfd_create, "rc", 0);
+	int fd = memfd_create("rc", 0);
 
 	if (!all || fd < 0 || !write_all(fd, all, length) || lseek(fd, 0, SEEK_SET) < 0)
 		err(EXIT_FAILURE, "cannot read %s", path);
@@ -165,21 +162,15 @@ static void __attribute__((noreturn)) failed(const char *name)
 static void __attribute__((noreturn)) run(char **command, int count, const char *script, bool login)
 {
 	const char *shell = getenv("SHELL");
-	char **argv = calloc((size_t)count + 5, sizeof(char *)), **next = argv;
+	char *argv[count + 5], **next = argv;
 
-	if (!argv)
-		err(EXIT_FAILURE, "cannot allocate memory");
 	if (!shell || access(shell, X_OK) < 0)
 		shell = "/bin/sh";
 	if (access(shell, X_OK) < 0 && !script && count) {
 		execvp(command[0], command); /* an image without a shell */
 		failed(command[0]);
 	}
-	{
-		AUTO_FREE copy = strdup(shell);
-
-		*next++ = text("%s%s", login ? "-" : "", copy ? basename(copy) : "sh");
-	}
+	*next++ = text("%s%s", login ? "-" : "", strrchr(shell, '/') ? strrchr(shell, '/') + 1 : shell);
 	if (script) {
 		*next++ = (char *)script;
 	} else if (count) {
@@ -187,66 +178,48 @@ static void __attribute__((noreturn)) run(char **command, int count, const char 
 		*next++ = "exec \"$@\"";
 		*next++ = "sh";
 	}
-	memcpy(next, command, (size_t)count * sizeof(char *));
+	memcpy(next, command, ((size_t)count + 1) * sizeof(char *)); /* and the NULL behind them */
 	execv(shell, argv);
 	failed(shell);
 }
 
+enum { LOGIN = 2, NORC = 4, DIRECT = 8 };
+
 int main(int argc, char **argv)
 {
-	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *value;
-	bool login = false, norc = false, direct = false;
-	char **variables = calloc((size_t)argc, sizeof(*variables)), *script = NULL;
-	int at = 1, count = 0;
+	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *script = NULL;
+	const char *variables[argc], **end = variables;
+	const struct word words[] = {
+		{"--login", .bit = LOGIN},
+		{"--norc", .bit = NORC},
+		{"--exec", .bit = DIRECT},
+		{"--rcfile", .value = &rcfile},
+		{"--envfile", .value = &envfile},
+		{"--workdir", .value = &workdir},
+		{"--env", .list = &end},
+		{0},
+	};
+	int flags = 0, at = parse_options(argv, 1, words, &flags);
 
-	if (!variables)
-		err(EXIT_FAILURE, "cannot allocate memory");
-	while (argv[at] && argv[at][0] == '-') {
-		if (!strcmp(argv[at], "--")) {
-			at++;
-			break;
-		}
-		if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h"))
-			usage();
-		if (!strcmp(argv[at], "--login")) {
-			login = true;
-			at++;
-		} else if (!strcmp(argv[at], "--norc")) {
-			norc = true;
-			at++;
-		} else if (!strcmp(argv[at], "--exec")) {
-			direct = true;
-			at++;
-		} else if ((value = option(argv, &at, "--rcfile"))) {
-			rcfile = value;
-		} else if ((value = option(argv, &at, "--envfile"))) {
-			envfile = value;
-		} else if ((value = option(argv, &at, "--workdir"))) {
-			workdir = value;
-		} else if ((value = option(argv, &at, "--env"))) {
-			if (!strchr(value, '=') || *value == '=')
-				errx(EXIT_FAILURE, "--env %s: not KEY=VALUE", value);
-			variables[count++] = (char *)value;
-		} else {
-			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
-		}
-	}
-	if (!argv[at])
+	if (flags & HELP || !argv[at])
 		usage();
+	for (const char **variable = variables; variable < end; variable++)
+		if (!strchr(*variable, '=') || **variable == '=')
+			errx(EXIT_FAILURE, "--env %s: not KEY=VALUE", *variable);
 	if (rcfile)
 		script = keep_script(rcfile);
 	if (envfile)
 		load_environment(envfile);
-	for (int i = 0; i < count; i++)
-		putenv(variables[i]);
+	for (const char **variable = variables; variable < end; variable++)
+		putenv((char *)*variable);
 	switch_root(argv[at++]);
-	complete_environment(login);
+	complete_environment(flags & LOGIN);
 	if (workdir && chdir(workdir) < 0)
 		err(EXIT_FAILURE, "cannot enter %s", workdir);
 	drop_privileges();
-	if (!rcfile && !norc && access("/etc/rc", F_OK) == 0)
+	if (!rcfile && !(flags & NORC) && access("/etc/rc", F_OK) == 0)
 		script = "/etc/rc";
-	if (direct && argv[at]) {
+	if (flags & DIRECT && argv[at]) {
 		AUTO_FREE here = getcwd(NULL, 0);
 
 		/* What a shell would set that had run the command. */
@@ -255,5 +228,5 @@ int main(int argc, char **argv)
 		execvp(argv[at], argv + at);
 		failed(argv[at]);
 	}
-	run(argv + at, argc - at, script, login);
+	run(argv + at, argc - at, script, flags & LOGIN);
 }

@@ -18,15 +18,28 @@
 
 extern char **environ;
 
-static const struct {
-	const char *option, *name;
-	int flag;
-} kinds[] = {
+enum { REMAP = 2 };
+
+static const char *target, *envfd, *envfile, *workdir;
+static const struct word words[] = {
 	/* In the order in which they are joined: the user namespace first gives the right to the others. */
-	{"--user", "user", CLONE_NEWUSER}, {"--pid", "pid", CLONE_NEWPID}, {"--ipc", "ipc", CLONE_NEWIPC},
-	{"--uts", "uts", CLONE_NEWUTS},	   {"--net", "net", CLONE_NEWNET}, {"--cgroup", "cgroup", CLONE_NEWCGROUP},
-	{"--mount", "mnt", CLONE_NEWNS},
+	{"--user", .bit = CLONE_NEWUSER},
+	{"--pid", .bit = CLONE_NEWPID},
+	{"--ipc", .bit = CLONE_NEWIPC},
+	{"--uts", .bit = CLONE_NEWUTS},
+	{"--net", .bit = CLONE_NEWNET},
+	{"--cgroup", .bit = CLONE_NEWCGROUP},
+	{"--mount", .bit = CLONE_NEWNS},
+	{"--remap-root", .bit = REMAP},
+	{"--target", .value = &target},
+	{"--envfd", .value = &envfd},
+	{"--envfile", .value = &envfile},
+	{"--workdir", .value = &workdir},
+	{0},
 };
+
+/* What /proc/PID/ns calls the first of them. */
+static const char *const names[] = {"user", "pid", "ipc", "uts", "net", "cgroup", "mnt"};
 
 /* On stdout and with success also where arguments are missing: as enroot's. */
 static void __attribute__((noreturn)) usage(void)
@@ -70,40 +83,30 @@ static bool is_ours(int fd, const char *name)
 	       theirs.st_dev == ours.st_dev;
 }
 
-static void join(const char *target, int flags)
+static void join(int flags)
 {
-	int fds[LENGTH(kinds)];
-	bool fork_after = false, as_user = false;
+	int fds[LENGTH(names)];
 
 	/* All first: in its mount namespace /proc may be another one. */
-	for (size_t i = 0; i < LENGTH(kinds); i++) {
-		AUTO_FREE path = text("/proc/%s/ns/%s", target, kinds[i].name);
+	for (size_t i = 0; i < LENGTH(names); i++) {
+		AUTO_FREE path = text("/proc/%s/ns/%s", target, names[i]);
 
-		fds[i] = -1;
-		if (!(flags & kinds[i].flag))
-			continue;
-		fds[i] = open(path, O_RDONLY | O_CLOEXEC);
-		if (fds[i] < 0)
-			err(EXIT_FAILURE, "cannot open the %s namespace of process %s", kinds[i].name, target);
-		if (is_ours(fds[i], kinds[i].name)) {
-			close(fds[i]);
-			fds[i] = -1;
-		}
+		fds[i] = flags & words[i].bit ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+		if (fds[i] < 0 && flags & words[i].bit)
+			err(EXIT_FAILURE, "cannot open the %s namespace of process %s", names[i], target);
+		if (fds[i] < 0 || is_ours(fds[i], names[i]))
+			flags &= ~words[i].bit;
 	}
 	/* Who is root there could look at this process, and at what it has of the host, until it executes the command. */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	for (size_t i = 0; i < LENGTH(kinds); i++) {
-		if (fds[i] < 0)
-			continue;
-		if (setns(fds[i], kinds[i].flag) < 0)
-			err(EXIT_FAILURE, "cannot join the %s namespace of process %s", kinds[i].name, target);
-		close(fds[i]);
-		fork_after |= kinds[i].flag == CLONE_NEWPID;
-		as_user |= kinds[i].flag == CLONE_NEWUSER;
+	for (size_t i = 0; i < LENGTH(names); i++) {
+		if (flags & words[i].bit && setns(fds[i], words[i].bit) < 0)
+			err(EXIT_FAILURE, "cannot join the %s namespace of process %s", names[i], target);
+		close_fd(&fds[i]);
 	}
-	if (as_user && geteuid() != 0)
+	if (flags & CLONE_NEWUSER && geteuid() != 0)
 		keep_capabilities();
-	if (fork_after)
+	if (flags & CLONE_NEWPID)
 		fork_and_forward();
 }
 
@@ -122,66 +125,24 @@ static void load_environment(int fd, const char *origin)
 
 int main(int argc, char **argv)
 {
-	const char *target = NULL, *envfd = NULL, *envfile = NULL, *workdir = NULL, *value;
-	bool remap = false;
-	int flags = 0, at = 1;
+	int flags = 0, at = parse_options(argv, 1, words, &flags);
 
 	(void)argc;
-	while (argv[at] && argv[at][0] == '-') {
-		size_t i = 0;
-
-		if (!strcmp(argv[at], "--")) {
-			at++;
-			break;
-		}
-		if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h"))
-			usage();
-		if (!strcmp(argv[at], "--remap-root")) {
-			remap = true;
-			at++;
-			continue;
-		}
-		if ((value = option(argv, &at, "--target"))) {
-			target = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--envfd"))) {
-			envfd = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--envfile"))) {
-			envfile = value;
-			continue;
-		}
-		if ((value = option(argv, &at, "--workdir"))) {
-			workdir = value;
-			continue;
-		}
-		while (i < LENGTH(kinds) && strcmp(argv[at], kinds[i].option))
-			i++;
-		if (i == LENGTH(kinds))
-			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
-		flags |= kinds[i].flag;
-		at++;
-	}
-	if (!argv[at])
+	if (flags & HELP || !argv[at])
 		usage();
 	if (target) {
 		AUTO_CLOSE directory = workdir ? open(workdir, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
-		if (!target[strspn(target, "0123456789")] && *target)
-			join(target, flags | CLONE_NEWCGROUP);
-		else
+		if (target[strspn(target, "0123456789")] || !*target)
 			errx(EXIT_FAILURE, "not a process id: %s", target);
+		join(flags | CLONE_NEWCGROUP);
 		/* /proc/PID/cwd names it only from outside. */
 		if (workdir && (directory < 0 || fchdir(directory) < 0) && chdir(workdir) < 0)
 			err(EXIT_FAILURE, "cannot change to %s", workdir);
 	} else {
-		if (!flags && !strstr(program_invocation_short_name, "nsenter")) {
-			flags = CLONE_NEWUSER | CLONE_NEWNS;
-			remap = true;
-		}
-		create(flags, remap);
+		if (!(flags & ~REMAP) && !strstr(program_invocation_short_name, "nsenter"))
+			flags = CLONE_NEWUSER | CLONE_NEWNS | REMAP;
+		create(flags & ~REMAP, flags & REMAP);
 		if (workdir && chdir(workdir) < 0)
 			err(EXIT_FAILURE, "cannot change to %s", workdir);
 	}

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The driver of a bundle, outside of its container: options, checks, then in.
-# Only what sh(1) has built in, our own programs, and sha256sum.
+# Only what sh(1) has built in, our own programs, mkdir and sha256sum.
 # shellcheck disable=SC2034 # some variables are used by name, where options are written
 set -eu
 self=$1 work=$2 offset=$3 checksum=$4
@@ -63,12 +63,51 @@ check_sum() {
     [ "${sum%% *}" = "$checksum" ] || fail "Checksum validation failed: $self is damaged, copy it again"
 }
 
+report() { # WHAT OTHERWISE COMMAND [ARG...]
+    printf '%-45s: ' "$1"
+    otherwise=$2
+    shift 2
+    if "$@" 2>/dev/null; then
+        printf 'OK\n'
+    else
+        printf 'KO (%s)\n' "$otherwise"
+        return 1
+    fi
+}
+
+opens() {
+    (: <>"$1")
+}
+
+# Upon /sys, which every host has, in a mount namespace of our own.
+mounts_overlays() {
+    for line in 'tmpfs /sys tmpfs' 'tmpfs /sys/l tmpfs x-create=dir' 'tmpfs /sys/m tmpfs x-create=dir' \
+        'overlay /sys/r overlay x-create=dir,lowerdir=/sys/l:/sys/m,userxattr'; do
+        printf '%s\n' "$line"
+    done | "$runfile" try "$work/bin/penroot-mount" -
+}
+
+# A program that serves the image, in $server.
+find_server() {
+    server=$(command -v squashfuse_ll) || server=$(command -v squashfuse) || server=
+    case $server in
+    /*) ;;
+    *) server= && return 1 ;;
+    esac
+}
+
 verify() {
     check_sum
     [ -z "$checksum" ] || printf '%-45s: OK\n' Checksum
     "$runfile" size "$self" "$offset" >/dev/null || fail "$self is damaged, copy it again"
     printf '%-45s: OK\n' 'Tables of the image'
-    "$runfile" check
+    able=0
+    report 'User and mount namespaces' 'required: see user_namespaces(7)' "$runfile" try /bin/sh -c : || able=1
+    report 'System call filter' 'required: CONFIG_SECCOMP_FILTER' [ -r /proc/sys/kernel/seccomp/actions_avail ] || able=1
+    report 'Overlay file system in a user namespace' optional mounts_overlays || :
+    report /dev/fuse 'optional: starts without extracting' opens /dev/fuse || :
+    report squashfuse 'optional: starts without extracting' find_server || :
+    return $able
 }
 
 # The word as sh(1) reads it again, in $quoted.
@@ -220,8 +259,10 @@ if [ -n "$keep" ]; then
     absolute "$(printf '%s' "$target" | "$runfile" substitute)"
     target=$path
     [ ! -e "$target" ] || fail "File already exists: $target" "remove it, or run without --keep and --extract"
-    "$runfile" extract "$self" "$offset" "$target" ${quiet:+--quiet} ||
-        fail "cannot keep this bundle in $target" "go to a directory of yours, or leave out --keep and --extract"
+    {
+        (umask 077 && mkdir -p "${target%/*}/") &&
+            "$runfile" extract "$self" "$offset" "$target" ${quiet:+--quiet}
+    } || fail "cannot keep this bundle in $target" "go to a directory of yours, or leave out --keep and --extract"
     [ -z "$extract" ] || exit 0
 fi
 
@@ -266,5 +307,9 @@ set -- "$shell" "$work/inside" "$work" "$@"
 for option in root rw pid net ipc uts quiet; do
     eval "[ -z \"\$$option\" ]" || set -- "--$option" "$@"
 done
-[ -z "$keep" ] || set -- --keep "$target" "$@"
+if [ -n "$keep" ]; then
+    set -- --keep "$target" "$@"
+elif find_server; then
+    set -- --server "$server" "$@"
+fi
 exec "$runfile" enter --work "$work" --image "$self" --offset "$offset" "$@"
