@@ -185,16 +185,24 @@ static const char *unquoted(char *value)
 	return value + 1;
 }
 
+/* The reverse of unescape(). */
+static void print_escaped(const char *text)
+{
+	for (; *text; text++) {
+		if (*text == '\n' || *text == '\\')
+			printf("\\%c", *text == '\n' ? 'n' : '\\');
+		else
+			putchar(*text);
+	}
+}
+
 static void print_variable(const char *name, const char *value)
 {
 	if (strchr(value, '\n')) {
-		printf("%s%s=", exact_mark, name);
-		for (const char *at = value; *at; at++) {
-			if (*at == '\n' || *at == '\\')
-				printf("\\%c", *at == '\n' ? 'n' : '\\');
-			else
-				putchar(*at);
-		}
+		fputs(exact_mark, stdout);
+		print_escaped(name);
+		putchar('=');
+		print_escaped(value);
 		putchar('\n');
 	}
 	printf("%s=", name);

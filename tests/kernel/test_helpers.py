@@ -361,7 +361,7 @@ def test_sources_compile_with_glibc_too(tmp_path: pathlib.Path) -> None:
 
 
 def test_sanitizers_find_nothing(user: User, ubuntu: pathlib.Path) -> None:
-    """The same work under ASan and UBSan, with random damage to images."""
+    """The same work under ASan and UBSan, with random damage to images and random environments."""
     built = user.home / "built"
     flags = "CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
     subprocess.run(["make", "-s", "-C", SOURCE, "CC=gcc", f"OUT={built}", flags, "STATIC=", "STRIP=0"], check=True)
@@ -396,3 +396,10 @@ def test_sanitizers_find_nothing(user: User, ubuntu: pathlib.Path) -> None:
         done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=300)
         assert done.returncode in (0, 1), f"{bad[:96].hex()}\n{done.stderr}"
         shutil.rmtree(out, ignore_errors=True)
+    pieces = ("${", "}", ":-", "A", "_KEY", "=", "\n", "# penroot-exact: ", "\\n", "'", " ", "${A_KEY}", "${A}")
+    for i in range(60):
+        text = "A=" + "".join(pieces[byte % len(pieces)] for byte in os.urandom(40))
+        command = [str(built / "penroot-runfile"), "environment", *(("KEY", "TOKEN") if i % 2 else ())]
+        own = {**user.environ, "A": "one\ntwo\\", "A_KEY": "secret"}
+        done = subprocess.run(command, input=text, env=own, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{text!r}\n{done.stderr}"
