@@ -27,12 +27,12 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """What a root file system is made of: directories from top to bottom, or one squashfs image.
 
-    ``upper`` and ``work`` are the directories of a container that keeps its
-    changes; without them a writable container keeps them in memory. ``shared``
-    is the detached mount of the same container where it runs already, or -1.
+    ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
+    without one a writable container keeps them in memory. ``shared`` is the detached mount
+    of the same container where it runs already, or -1.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "directory", "upper", "work", "shared")
+    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared")
 
     def __init__(
         self,
@@ -41,16 +41,24 @@ class Source:
         lowerdirs: tuple[str, ...] = (),
         image: str = "",
         directory: str = "",
-        upper: str = "",
-        work: str = "",
+        changes: str = "",
     ) -> None:
         self.name = name
         self.lowerdirs = lowerdirs
         self.image = image
         self.directory = directory
-        self.upper = upper
-        self.work = work
+        self.changes = changes
         self.shared = -1
+
+    @property
+    def upper(self) -> str:
+        """Where an overlay keeps changes; "" where nothing keeps them."""
+        return self.changes and self.changes + "/upper"
+
+    @property
+    def work(self) -> str:
+        """The workdir of that overlay."""
+        return self.changes and self.changes + "/work"
 
     def mount_point(self, scratch: str) -> str:
         """Where it is mounted, beneath ``scratch``/root; hooks take a container's name from the end of this path."""
@@ -142,7 +150,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
     """
     if not upper and len(lowerdirs) == 1:
         return bind(lowerdirs[0])
-    with _Names() as names:
+    with _ShortNames() as names:
         every = [f"lowerdir+={names.short(path)}" for path in lowerdirs]
         if upper:
             every += [f"upperdir={names.short(upper)}", f"workdir={names.short(work)}"]
@@ -155,13 +163,13 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
     return overlay_by_mount(lowerdirs, upper, work, options)
 
 
-class _Names:
+class _ShortNames:
     """Names of directories that are short enough, while the ``with`` lasts."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
 
-    def __enter__(self) -> _Names:
+    def __enter__(self) -> _ShortNames:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +189,7 @@ class _Names:
 
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
     """What overlay() does, by mount(2). Raises OSError."""
-    with _Names() as names:
+    with _ShortNames() as names:
         limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
         every = [*options, f"lowerdir={joined}"]

@@ -93,7 +93,7 @@ def change_alone(source: Source) -> None:
 
     Raises ContainerError where another process is changing it.
     """
-    data_path, name = os.path.split(os.path.dirname(source.upper))
+    data_path, name = os.path.split(source.changes)
     node = os.uname().nodename
     try:
         fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)

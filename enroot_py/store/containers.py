@@ -74,19 +74,18 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
         )
-    upper, work = path + "/upper", path + "/work"
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py.runtime import fuseoverlay
 
         fuseoverlay.settle(path)
     if "squashfs" in record:
-        return Source(name, image=record["squashfs"], upper=upper, work=work)
+        return Source(name, image=record["squashfs"], changes=path)
     if "image" not in record:
         raise _damaged(path)
     file = f"{record['image']}/{layout.SQUASHFS}"
     if os.path.exists(file):
-        return Source(name, image=file, upper=upper, work=work)
-    return Source(name, lowerdirs=lowerdirs(record["image"], name), upper=upper, work=work)
+        return Source(name, image=file, changes=path)
+    return Source(name, lowerdirs=lowerdirs(record["image"], name), changes=path)
 
 
 def _damaged(path: str) -> ContainerError:

@@ -31,15 +31,11 @@ OPEN = {
     },
     "functions with too many parameters": {
         "enroot_py.cli.bundle write",
-        "enroot_py.runtime.rootfs Source.__init__",
         "enroot_py.store.pull _assemble",
         "enroot_py.store.pull _compose",
         "enroot_py.store.pull _head",
         "enroot_py.store.pull _layers",
         "enroot_py.store.pull _task",
-    },
-    "names of two classes": {
-        "_Names",
     },
 }
 # Called by name from elsewhere: hooks, scripts, the plugin, libraries that we give an object of ours.
