@@ -17,6 +17,7 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from enroot_py import LIBRARY, __version__
 from enroot_py.base import filesystems, log, making, run
@@ -43,60 +44,136 @@ _DIRECTORIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 )
 
 
-def write(
-    image: str,
-    output: str | None,
-    settings: Settings,
-    *,
-    everything: bool = False,
-    checksum: bool = False,
-    description: str = "",
-    target: str | None = None,
-) -> str:
-    """Write the bundle of a squashfs image, by default to its name with ``.run``, and return where it is.
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A squashfs image and what is to come with it. With SOURCE_DATE_EPOCH set the same gives the same bytes."""
 
-    ``everything`` takes the user's configuration and ENROOT_* variables along, not only the
-    system's. ``target`` is where the bundle unpacks itself with --keep; ``${VAR}`` in it is
-    replaced then. With SOURCE_DATE_EPOCH set the same image gives the same bytes. The file
-    appears whole or not at all. Raises ImageError, PenrootError.
-    """
-    squashfs.check(image)
-    if output == squashfs.STDOUT:
-        raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
-    output = os.path.abspath(output or os.path.basename(image).removesuffix(".sqsh") + ".run")
-    squashfs.check_output(output, settings)
-    if target is None:
-        target = os.path.basename(output).removesuffix(".run")
-    making.sweep(os.path.dirname(output))
-    with _readable(image, settings) as source:
-        config = _config(source, image, description, target)
-        runtime = _runtime(config, settings, everything)
-        try:
-            _publish(source, runtime, output, checksum=checksum, replace=settings.force_override)
-        except FileExistsError:
-            raise ImageError(f"file already exists: {output}", hint="--force overwrites it") from None
-        except OSError as e:
-            raise squashfs.cannot_write(output, e) from e
-    return output
+    image: str
+    settings: Settings
+    output: str | None = None  # by default the image's name with .run
+    everything: bool = False  # the user's configuration and ENROOT_* variables, not only the system's
+    checksum: bool = False
+    description: str = ""
+    target: str | None = None  # where it unpacks itself with --keep, which replaces ${VAR} then; by default its name
 
+    @property
+    def path(self) -> str:
+        return os.path.abspath(self.output or os.path.basename(self.image).removesuffix(".sqsh") + ".run")
 
-def _publish(image: str, runtime: bytes, output: str, *, checksum: bool, replace: bool) -> None:
-    """Header, runtime and image beside ``output``, then under its name. Raises OSError."""
-    start = len(_header("0" * 64 if checksum else ""))
-    offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
-    digest = hashlib.sha256()
-    with making.File(output) as file:
-        with open(file.fd, "wb", closefd=False) as out:
-            out.seek(start)
-            for block in _blocks(runtime.ljust(offset - start, b"\0"), image):
-                if checksum:
-                    digest.update(block)
-                out.write(block)
-            out.seek(0)
-            out.write(_header(digest.hexdigest() if checksum else "", offset))
-        mode = os.fstat(file.fd).st_mode
-        os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
-        file.publish(replace=replace)
+    def write(self) -> None:
+        """Make the file, whole or not at all. Raises ImageError, PenrootError."""
+        squashfs.check(self.image)
+        if self.output == squashfs.STDOUT:
+            raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
+        squashfs.check_output(self.path, self.settings)
+        making.sweep(os.path.dirname(self.path))
+        with _readable(self.image, self.settings) as source:
+            runtime = self._runtime(self._config(source))
+            try:
+                self._publish(source, runtime)
+            except FileExistsError:
+                raise ImageError(f"file already exists: {self.path}", hint="--force overwrites it") from None
+            except OSError as e:
+                raise squashfs.cannot_write(self.path, e) from e
+
+    def _publish(self, source: str, runtime: bytes) -> None:
+        """Header, runtime and image beside the bundle, then under its name. Raises OSError."""
+        start = len(_header("0" * 64 if self.checksum else ""))
+        offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
+        digest = hashlib.sha256()
+        with making.File(self.path) as file:
+            with open(file.fd, "wb", closefd=False) as out:
+                out.seek(start)
+                for block in _blocks(runtime.ljust(offset - start, b"\0"), source):
+                    if self.checksum:
+                        digest.update(block)
+                    out.write(block)
+                out.seek(0)
+                out.write(_header(digest.hexdigest() if self.checksum else "", offset))
+            mode = os.fstat(file.fd).st_mode
+            os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
+            file.publish(replace=self.settings.force_override)
+
+    def _config(self, source: str) -> str:
+        """What the driver knows of this bundle, as assignments of sh(1)."""
+        values = {
+            "description": self.description,
+            "version": __version__,
+            "compression": _compression(source),
+            "target": os.path.basename(self.path).removesuffix(".run") if self.target is None else self.target,
+            "size": str(-(-_unpacked_size(source, self.image) // 1024)),
+            "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
+            "secret_parts": " ".join(environ.SECRET_PARTS),
+        }
+        script = etc.read_rc(squashfs.read(self.image, "etc/rc"), squashfs.read(self.image, "etc/rc.local"))
+        if script is not None:  # no shell is needed to know what it runs
+            values["image_run"] = "y"
+            values["image_workdir"] = script.workdir
+            values["image_entrypoint"] = " ".join(map(etc.quote, script.entrypoint))
+            values["image_command"] = " ".join(map(etc.quote, script.command))
+        return "".join(f"{key}={etc.quote(value)}\n" for key, value in values.items())
+
+    def _runtime(self, config: str) -> bytes:
+        """The tar.gz of programs, driver and configuration."""
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for program in PROGRAMS:
+                with open(find(program), "rb") as f:
+                    _add(tar, f"bin/{program}", f.read(), 0o755)
+            for alias, program in sorted(ALIASES.items()):
+                entry = _entry(f"bin/{alias}", 0o777)
+                entry.type, entry.linkname = tarfile.SYMTYPE, program
+                tar.addfile(entry)
+            for part in ("driver", "inside"):
+                with open(find(f"{part}.sh"), "rb") as f:
+                    _add(tar, part, f.read(), 0o644)
+            with open(hooks.STANDARD + "/common.sh", "rb") as f:
+                _add(tar, "lib/common.sh", f.read(), 0o644)
+            order, scripts = self._hooks()
+            config += f"order={etc.quote(' '.join(map(etc.quote, order)))}\n"
+            _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
+            for name, data in sorted(scripts.items()):
+                _add(tar, name, data, 0o755)
+            for name, data, mode in sorted(self._configuration()):
+                _add(tar, name, data, mode)
+        return gzip.compress(out.getvalue(), mtime=0)
+
+    def _hooks(self) -> tuple[list[str], dict[str, bytes]]:
+        """What runs, in order: hooks of its driver by name, and scripts by path beneath etc; and the scripts."""
+        order: list[str] = []
+        scripts: dict[str, bytes] = {}
+        settings = self.settings if self.everything else self.settings.replace("bundle", config_path=os.devnull)
+        for hook in hooks.arrange(hooks.STANDARD, settings, os.environ):
+            ours = hook.path == f"{hooks.STANDARD}/{hook.name}.py"
+            script = hook.path if hook.is_script else "" if ours else hook.original
+            if script:
+                place = "user" if script.startswith(settings.config_path + "/") else "system"
+                order.append(f"{place}/hooks.d/{os.path.basename(script)}")
+                with open(script, "rb") as f:
+                    scripts["etc/" + order[-1]] = f.read()
+            elif hook.path:
+                if not ours:
+                    log.warn(f"hook {hook.path} is left out: a bundle runs where there is no Python")
+                order.append(hook.name)
+        return order, scripts
+
+    def _configuration(self) -> Iterator[tuple[str, bytes, int]]:
+        """Name, content and mode of each file of environ.d, mounts.d and hooks.d that goes along."""
+        places = [("system", sysconf_path(), True)]
+        if self.everything:
+            places.append(("user", self.settings.config_path, False))
+            lines = []
+            for variable, setting in sorted(SETTINGS.items()):
+                if self.settings.origin(setting) != "default" and setting.kind != "path":
+                    value = etc.quote(self.settings.text(setting))
+                    lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
+            yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
+        for place, directory, first in places:
+            for kind, suffix, shipped in _DIRECTORIES:
+                ours = shipped if first else {}
+                for origin, text in files.fragments((f"{directory}/{kind}",), suffix, ours):
+                    name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
+                    yield name, text.encode("utf-8", "surrogateescape"), 0o644
 
 
 def _blocks(first: bytes, image: str) -> Iterator[bytes]:
@@ -109,13 +186,7 @@ def _blocks(first: bytes, image: str) -> Iterator[bytes]:
 def _header(checksum: str, offset: int = 0) -> bytes:
     """The script at the beginning; of the same length whatever the number is."""
     with open(find("header.sh")) as f:
-        text = f.read()
-    for word, value in (
-        ("@OFFSET@", f"{offset:014}"),
-        ("@SHA256@", checksum),
-    ):
-        text = text.replace(word, value)
-    return text.encode()
+        return f.read().replace("@OFFSET@", f"{offset:014}").replace("@SHA256@", checksum).encode()
 
 
 def find(name: str) -> str:
@@ -156,63 +227,21 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
         yield converted
 
 
+def _unpacked_size(source: str, image: str) -> int:
+    """Bytes of what is in ``source``, which is the ``image`` or a copy of it. Raises ImageError."""
+    try:
+        return int(run.Program([find("penroot-runfile"), "size", source, "0"], error=ImageError).run())
+    except ImageError as e:
+        why = str(e).partition(" failed: ")[2]
+        if "is damaged" not in why:
+            raise
+        raise ImageError(why.replace("the image", f"the image {image}", 1), hint="import or copy it again") from e
+
+
 def _compression(image: str) -> str:
     with open(image, "rb") as f:
         block = f.read(96)
     return COMPRESSIONS.get(int.from_bytes(block[20:22], "little"), "unknown")
-
-
-def _config(source: str, image: str, description: str, target: str) -> str:
-    """What the driver knows of this bundle, as assignments of sh(1)."""
-    try:
-        size = int(run.Program([find("penroot-runfile"), "size", source, "0"], error=ImageError).run())
-    except ImageError as e:
-        what = str(e).partition(" failed: ")[2]
-        if "is damaged" not in what:
-            raise
-        raise ImageError(what.replace("the image", f"the image {image}", 1), hint="import or copy it again") from e
-    values = {
-        "description": description,
-        "version": __version__,
-        "compression": _compression(source),
-        "target": target,
-        "size": str(-(-size // 1024)),
-        "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
-        "secret_parts": " ".join(environ.SECRET_PARTS),
-    }
-    script = etc.read_rc(squashfs.read(image, "etc/rc"), squashfs.read(image, "etc/rc.local"))
-    if script is not None:  # no shell is needed to know what it runs
-        values["image_run"] = "y"
-        values["image_workdir"] = script.workdir
-        values["image_entrypoint"] = " ".join(map(etc.quote, script.entrypoint))
-        values["image_command"] = " ".join(map(etc.quote, script.command))
-    return "".join(f"{key}={etc.quote(value)}\n" for key, value in values.items())
-
-
-def _runtime(config: str, settings: Settings, everything: bool) -> bytes:
-    """The tar.gz of programs, driver and configuration."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for program in PROGRAMS:
-            with open(find(program), "rb") as f:
-                _add(tar, f"bin/{program}", f.read(), 0o755)
-        for alias, program in sorted(ALIASES.items()):
-            entry = _entry(f"bin/{alias}", 0o777)
-            entry.type, entry.linkname = tarfile.SYMTYPE, program
-            tar.addfile(entry)
-        for part in ("driver", "inside"):
-            with open(find(f"{part}.sh"), "rb") as f:
-                _add(tar, part, f.read(), 0o644)
-        with open(hooks.STANDARD + "/common.sh", "rb") as f:
-            _add(tar, "lib/common.sh", f.read(), 0o644)
-        order, scripts = _hooks(settings, everything)
-        config += f"order={etc.quote(' '.join(map(etc.quote, order)))}\n"
-        _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
-        for name, data in sorted(scripts.items()):
-            _add(tar, name, data, 0o755)
-        for name, data, mode in sorted(_configuration(settings, everything)):
-            _add(tar, name, data, mode)
-    return gzip.compress(out.getvalue(), mtime=0)
 
 
 def _entry(name: str, mode: int) -> tarfile.TarInfo:
@@ -226,43 +255,3 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     entry = _entry(name, mode)
     entry.size = len(data)
     tar.addfile(entry, io.BytesIO(data))
-
-
-def _configuration(settings: Settings, everything: bool) -> Iterator[tuple[str, bytes, int]]:
-    """Name, content and mode of each file of environ.d, mounts.d and hooks.d that goes along."""
-    places = [("system", sysconf_path(), True)]
-    if everything:
-        places.append(("user", settings.config_path, False))
-        lines = []
-        for variable, setting in sorted(SETTINGS.items()):
-            if settings.origin(setting) != "default" and setting.kind != "path":
-                value = etc.quote(settings.text(setting))
-                lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
-        yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
-    for place, directory, first in places:
-        for kind, suffix, shipped in _DIRECTORIES:
-            ours = shipped if first else {}
-            for origin, text in files.fragments((f"{directory}/{kind}",), suffix, ours):
-                name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
-                yield name, text.encode("utf-8", "surrogateescape"), 0o644
-
-
-def _hooks(settings: Settings, everything: bool) -> tuple[list[str], dict[str, bytes]]:
-    """What runs in a bundle, in order: hooks of its driver, by name, and scripts, by path beneath etc; and these."""
-    order: list[str] = []
-    scripts: dict[str, bytes] = {}
-    if not everything:
-        settings = settings.replace("bundle", config_path=os.devnull)
-    for hook in hooks.arrange(hooks.STANDARD, settings, os.environ):
-        ours = hook.path == f"{hooks.STANDARD}/{hook.name}.py"
-        script = hook.path if hook.is_script else "" if ours else hook.original
-        if script:
-            place = "user" if script.startswith(settings.config_path + "/") else "system"
-            order.append(f"{place}/hooks.d/{os.path.basename(script)}")
-            with open(script, "rb") as f:
-                scripts["etc/" + order[-1]] = f.read()
-        elif hook.path:
-            if not ours:
-                log.warn(f"hook {hook.path} is left out: a bundle runs where there is no Python")
-            order.append(hook.name)
-    return order, scripts

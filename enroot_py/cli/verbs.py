@@ -251,18 +251,18 @@ def bundle(
 
     Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
     """
-    from enroot_py.cli import bundle
+    from enroot_py.cli.bundle import Bundle
 
     options = loaded(force=force)
-    bundle.write(
+    Bundle(
         image,
-        output,
         options,
+        output,
         everything=everything or options.bundle_all,
         checksum=checksum or options.bundle_checksum,
         description=desc or "",
         target=target,
-    )
+    ).write()
 
 
 def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:

@@ -30,7 +30,6 @@ OPEN = {
         "enroot_py.store.pull _head",
     },
     "functions with too many parameters": {
-        "enroot_py.cli.bundle write",
         "enroot_py.store.pull _assemble",
         "enroot_py.store.pull _compose",
         "enroot_py.store.pull _head",
