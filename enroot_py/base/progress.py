@@ -24,10 +24,10 @@ class Progress:
         self._parts = parts
         self._total = total
         self._counts = mmap.mmap(-1, _COUNT.size * max(1, parts))
-        self._began = self._said = time.monotonic()
-        self.done = 0  # parts
+        self._began = self._shown = time.monotonic()
+        self._done = 0  # parts
         if log.on_terminal():
-            self.tick()  # now, so that the processes know that there is a line to write over
+            self.tick(0)  # now, so that the processes know that there is a line to write over
 
     def part(self, number: int) -> Callable[[int], None]:
         """To be told, in any process, how many bytes of a part have been read."""
@@ -37,13 +37,14 @@ class Progress:
 
         return count
 
-    def tick(self) -> None:
-        """Show how far it is, if it is time to."""
+    def tick(self, done: int) -> None:
+        """Show how far it is, with so many parts ``done``, if it is time to."""
+        self._done = done
         now = time.monotonic()
         if log.on_terminal():
             log.rewrite(self._text(now))
-        elif now - self._said >= _QUIET:
-            self._said = now
+        elif now - self._shown >= _QUIET:
+            self._shown = now
             log.info(self._text(now))
 
     def end(self) -> None:
@@ -56,6 +57,6 @@ class Progress:
         rate = got / max(now - self._began, 0.001)
         left = f", {(self._total - got) / rate:.0f} s left" if rate > 0 and now - self._began > 1 else ""
         return (
-            f"{self._what}: {self.done} of {log.many(self._parts, 'layer')}, "
+            f"{self._what}: {self._done} of {log.many(self._parts, 'layer')}, "
             f"{got / 1e6:.0f} of {self._total / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s{left}"
         )

@@ -96,9 +96,9 @@ def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None
     URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
     oci-archive:FILE[:TAG], docker-archive:FILE[:NAME], dockerd://IMAGE or podman://IMAGE.
     """
-    from enroot_py.store import pull
+    from enroot_py.cli import images
 
-    pull.import_(uri, output, loaded(force=force), arch)
+    images.import_(uri, output, loaded(force=force), arch)
 
 
 @command
@@ -147,9 +147,9 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
 @click.argument("uri")
 def digest(arch: str | None, uri: str) -> None:
     """Print the digest of an image's manifest for an architecture, as the registry has it now."""
-    from enroot_py.store import pull
+    from enroot_py.cli import images
 
-    click.echo(pull.digest(uri, loaded(), arch))
+    click.echo(images.digest(uri, loaded(), arch))
 
 
 @command
@@ -162,9 +162,9 @@ def inspect(arch: str | None, image: str) -> None:
     """
     import json
 
-    from enroot_py.store import pull
+    from enroot_py.cli import images
 
-    text = json.dumps(pull.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
+    text = json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
     click.echo(text.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
 
 

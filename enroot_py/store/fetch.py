@@ -1,0 +1,186 @@
+"""An image is brought into the store: the layers that it lacks, unpacked from their streams, then the image of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from enroot_py.base import digests, log, workers
+from enroot_py.base.errors import ImageError
+from enroot_py.base.progress import Progress
+from enroot_py.config.settings import Settings
+from enroot_py.registry.manifests import Descriptor, Manifest
+from enroot_py.registry.reference import LocalImage, Reference
+from enroot_py.registry.sources import Blob, ImageSource
+from enroot_py.store import compose, layout, onefile, prune, squashfs, unpack
+from enroot_py.store.imageconfig import ImageConfig
+from enroot_py.store.store import Build, Image, Store, cannot_write
+
+_T = TypeVar("_T")
+_MAX_CONFIG = 8 << 20  # bytes
+
+
+class Fetch:
+    """The image of a manifest on its way from its source into a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        reference: Reference | LocalImage,
+        source: ImageSource,
+        manifest: Manifest,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._reference = reference
+        self._source = source
+        self._manifest = manifest
+        self._settings = settings
+
+    def image(self) -> Image:
+        """The image, when it is in the store; it is held. Raises ImageError, RegistryError."""
+        gc.enable()  # a start that pulls has none
+        store = self._store
+        store.sweep()
+        with store.lock():  # so that no layer goes before the image that it is for is there
+            with store.build(layout.IMAGES, self._manifest.digest) as build:
+                image = store.image(self._manifest.digest)
+                if image is not None and image.hold():  # another import made it while we waited
+                    return image
+                shared = onefile.of_store(self._settings) == "squashfs" and not build.done
+                if shared:
+                    self._write_file(build)
+                else:
+                    self._assemble(build)
+            if shared or os.geteuid() == 0:  # see crash.py: others would take our mark for one of a crash
+                store.settle(self._manifest.digest)
+            image = store.image(self._manifest.digest)
+            if image is None or not image.hold():
+                raise ImageError(
+                    f"{self._reference}: a layer vanished from the store {store.root}, or the image is damaged there",
+                    hint="try again; penroot cache verify --repair finds what is damaged",
+                )
+        prune.shrink(store, self._settings)
+        return image
+
+    def _write_file(self, build: Build) -> None:
+        """Make the image as one squashfs file, by way of a store of trees on this node."""
+
+        def fetch_trees(settings: Settings) -> Image:
+            store = Store(settings.cache_path, create=True)
+            return Fetch(store, self._reference, self._source, self._manifest, settings).image()
+
+        onefile.squash(build.path, str(self._reference), fetch_trees, self._settings)
+        build.publish()
+
+    def _assemble(self, build: Build) -> None:
+        """Fetch the layers that are missing, and make the image of them."""
+        began = time.monotonic()
+        config = ImageConfig(self._config(), self._reference)
+        diff_ids = config.diff_ids(self._manifest)
+        fetched = self._fetch_layers(diff_ids)
+        stack = compose.stack(self._store, diff_ids, self._reference)
+        if not build.done:  # else only a layer of it had gone
+            try:
+                compose.compose(build.path, self._manifest, config, stack, self._reference.uri())
+            except OSError as e:
+                raise cannot_write(f"store {self._reference}", self._store.root, e) from e
+            build.publish()
+        layers, seconds = log.many(len(diff_ids), "layer"), time.monotonic() - began
+        log.info(f"{self._reference}: {layers}, {log.size(fetched)} fetched, in {seconds:.1f} s")
+
+    # -- layers
+
+    def _fetch_layers(self, diff_ids: Sequence[str]) -> int:
+        """Fetch and unpack what is not stored, one process a layer, the largest first. Returns bytes fetched."""
+        pairs = dict(zip(diff_ids, self._manifest.layers, strict=True))
+        missing = [(diff_id, blob) for diff_id, blob in pairs.items() if self._store.layer_path(diff_id) is None]
+        if not missing:
+            return 0
+        missing.sort(key=lambda pair: pair[1].size, reverse=True)
+        total = sum(blob.size for _, blob in missing)
+        layers = f"{len(missing)} of {log.many(len(diff_ids), 'layer')}"
+        log.info(f"{self._reference}: fetching {layers}, {log.size(total)}")
+        progress = Progress(str(self._reference), len(missing), total)
+        tasks = [self._task(*pair, progress.part(number)) for number, pair in enumerate(missing)]
+        parallel = min(squashfs.processors(self._settings), self._settings.max_connections or len(tasks))
+        try:
+            workers.run(tasks, parallel, progress.tick)
+        except BaseException:
+            self._store.sweep()  # after workers that had to be killed
+            raise
+        finally:
+            progress.end()
+        return total
+
+    def _task(self, diff_id: str, blob: Descriptor, count: Callable[[int], None]) -> Callable[[], None]:
+        """What one process does: bring one layer into the store. ``count`` is told the bytes read so far."""
+
+        def fetch() -> None:
+            with self._store.build(layout.LAYERS, diff_id) as build:
+                if build.done:  # by another import, while we waited for it
+                    return
+
+                def unpack_into_build(stream: Blob) -> None:
+                    build.clear()  # of a blob that was damaged
+                    self._unpack(stream, build.path, diff_id, blob, count)
+
+                self._read(blob, unpack_into_build)
+                build.publish()
+
+        return fetch
+
+    def _unpack(
+        self, stream: Blob, directory: str, diff_id: str, blob: Descriptor, count: Callable[[int], None]
+    ) -> None:
+        try:
+            layer = unpack.layer(stream, directory, progress=count)
+        except ImageError as e:
+            raise ImageError(f"{self._reference}: layer {blob.digest}: {e}", hint=e.hint) from e
+        # Both, or one image could plant another's layer. An archive of docker names layers by
+        # their diff-id, compressed or not.
+        if blob.digest not in (layer.blob_digest, diff_id):
+            raise ImageError(
+                f"{self._reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",
+                hint="damaged on its way, or in the registry: nothing of it was kept, try again",
+            )
+        if layer.diff_id != diff_id:
+            was = f"the layer {blob.digest} unpacks to {layer.diff_id}"
+            raise ImageError(
+                f"{self._reference}: {was}, the image config says {diff_id}",
+                hint="the image is wrong or hostile: nothing of it was kept",
+            )
+
+    # -- blobs
+
+    def _read(self, blob: Descriptor, use: Callable[[Blob], _T]) -> _T:
+        """What ``use`` makes of a blob, from its source or from what nodes share: see SharedBlobs.read."""
+        if not self._shares_blobs:
+            with self._source.blob(blob) as stream:
+                return use(stream)
+        from enroot_py.registry.shared import SharedBlobs
+
+        return SharedBlobs(self._settings.shared_blobs, self._settings.shared_blobs_for).read(self._source, blob, use)
+
+    @property
+    def _shares_blobs(self) -> bool:
+        return bool(self._settings.shared_blobs) and not isinstance(self._reference, LocalImage)
+
+    def _config(self) -> bytes:
+        """The image config, from its source or from what nodes share."""
+        config = self._manifest.config
+        if not self._shares_blobs:
+            return self._source.config(self._manifest)
+        if config.size > _MAX_CONFIG:
+            raise ImageError(f"{self._reference}: a config of {config.size} bytes")
+
+        def read(stream: Blob) -> bytes:
+            data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))
+            if digests.of(data) != config.digest:
+                raise ImageError(f"{self._reference}: the config {config.digest} has the digest {digests.of(data)}")
+            return data
+
+        return self._read(config, read)

@@ -1,0 +1,116 @@
+"""What the config of an image says. Anybody may have written it: what is not as it must be is an ImageError.
+
+Source: OCI image specification, "Image Configuration".
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from enroot_py.base import log
+from enroot_py.base.errors import ImageError
+from enroot_py.registry.manifests import Manifest
+from enroot_py.runtime import etc, mounts
+from enroot_py.store import unpack
+
+_DEFAULT_COMMAND = ("/bin/sh",)
+_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json", "")
+
+
+class ImageConfig:
+    """The config of the image ``name``, which is for messages. Raises ImageError where it is none."""
+
+    def __init__(self, data: bytes, name: object) -> None:
+        self.data = data
+        self._name = name
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise ImageError(f"{name}: the image config is not JSON: {e}") from e
+        if not isinstance(document, dict) or not isinstance(document.get("config") or {}, dict):
+            raise ImageError(f"{name}: the image config is not one")
+        self._document: dict[str, Any] = document
+        self._config: dict[str, Any] = document.get("config") or {}
+
+    @property
+    def platform(self) -> tuple[object, object]:
+        """Operating system and architecture, None where it does not say."""
+        return self._document.get("os"), self._document.get("architecture")
+
+    @property
+    def created(self) -> float:
+        """When the image was made, in seconds; 0 where it does not say."""
+        date, _, time = str(self._document.get("created") or "").partition("T")
+        try:
+            created = datetime.datetime.fromisoformat(f"{date}T{time[:8]}+00:00")
+        except ValueError:
+            return 0.0
+        return max(0.0, created.timestamp())
+
+    def diff_ids(self, manifest: Manifest) -> list[str]:
+        """The diff-ids of the layers of ``manifest``. Raises ImageError."""
+        rootfs = self._document.get("rootfs")
+        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+        diff_ids = diff_ids if isinstance(diff_ids, list) else []
+        if len(diff_ids) != len(manifest.layers):
+            kind = manifest.config.media_type
+            raise ImageError(
+                f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
+                f"the image config {log.many(len(diff_ids), 'diff_id')}",
+                hint="" if kind in _TYPES else f"its config is of type {kind!r}: this may be no container image",
+            )
+        if not all(isinstance(diff_id, str) for diff_id in diff_ids):
+            raise ImageError(f"{self._name}: the diff_ids of the image config are no digests")
+        return diff_ids
+
+    @property
+    def workdir(self) -> str:
+        """The working directory of what it runs. Raises ImageError."""
+        workdir = "/" + str(self._config.get("WorkingDir") or "").strip("/")
+        if ".." in workdir.split("/"):
+            workdir = os.path.normpath(workdir)
+        if workdir.count("/") > unpack.MAX_DEPTH:
+            raise ImageError(f"{self._name}: a WorkingDir of more than {unpack.MAX_DEPTH} directories")
+        return workdir
+
+    def files(self, provenance: str) -> dict[str, bytes]:
+        """The files in /etc that make a root filesystem an enroot image, by name. Raises ImageError."""
+        labels, volumes = self._object("Labels"), self._object("Volumes")
+        try:
+            entrypoint, command = self._words("Entrypoint"), self._words("Cmd")
+            default = () if entrypoint else _DEFAULT_COMMAND
+            run = etc.Exec(_text(self.workdir), entrypoint, command or default)
+            variables = etc.variables(self._words("Env"))
+            rc = etc.write_rc(provenance, {key: str(value) for key, value in labels.items()}, run)
+            return {
+                "rc": rc.encode(),
+                "rc.local": etc.RC_LOCAL.encode(),
+                "fstab": mounts.write_image(volumes).encode(),
+                "environment": etc.write_environment(variables).encode("utf-8", "surrogateescape"),
+            }
+        except ValueError as e:
+            raise ImageError(f"{self._name}: the image config holds what is no text: {e}") from e
+
+    def _object(self, key: str) -> Mapping[str, object]:
+        value = self._config.get(key) or {}
+        if not isinstance(value, dict):
+            raise ImageError(f"{self._name}: the Labels or Volumes of the image config are not objects")
+        return value
+
+    def _words(self, key: str) -> tuple[str, ...]:
+        """A list of strings; None is an empty one, a string one word. Raises ImageError, ValueError."""
+        value = self._config.get(key)
+        words = [value] if isinstance(value, str) else [] if value is None else value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ImageError(f"{key} in the image config is not a list of strings")
+        return tuple(map(_text, words))
+
+
+def _text(word: str) -> str:
+    if "\0" in word:
+        raise ValueError(f"{word!r} holds a NUL")
+    return word

@@ -1,0 +1,60 @@
+"""What the config of an image may say, and what it may not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from enroot_py.base.errors import ImageError
+from enroot_py.store.imageconfig import ImageConfig
+
+
+def config(**fields: object) -> ImageConfig:
+    return ImageConfig(json.dumps({"config": fields}).encode(), "x")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"Env": ["A=\0"]}, {"Entrypoint": ["a\0b"]}, {"Cmd": "\0"}, {"WorkingDir": "/\0"}, {"Cmd": ["\ud800"]}]
+)
+def test_words_that_are_no_text_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ImageError, match="x: the image config holds what is no text"):
+        config(**fields).files("docker://r#x:1")
+
+
+@pytest.mark.parametrize("fields", [{"Env": {"A": "b"}}, {"Entrypoint": 1}, {"Cmd": [["a"]]}])
+def test_words_are_a_list_of_strings(fields: dict[str, object]) -> None:
+    with pytest.raises(ImageError, match="in the image config is not a list of strings"):
+        config(**fields).files("docker://r#x:1")
+
+
+@pytest.mark.parametrize("fields", [{"Labels": ["a"]}, {"Volumes": "/data"}])
+def test_labels_and_volumes_are_objects(fields: dict[str, object]) -> None:
+    with pytest.raises(ImageError, match="are not objects"):
+        config(**fields).files("docker://r#x:1")
+
+
+def test_one_string_is_one_word_and_nothing_is_the_default_command() -> None:
+    assert b"exec 'a b' \"$@\"" in config(Entrypoint="a b").files("u")["rc"]
+    assert b"exec  '/bin/sh'" in config().files("u")["rc"]
+
+
+@pytest.mark.parametrize(("given", "workdir"), [(None, "/"), ("a/", "/a"), ("/a/../../b", "/b")])
+def test_working_directory_is_a_path_from_the_root(given: str | None, workdir: str) -> None:
+    assert config(WorkingDir=given).workdir == workdir
+
+
+def test_working_directory_is_not_too_deep() -> None:
+    with pytest.raises(ImageError, match="WorkingDir"):
+        assert config(WorkingDir="/a" * 1000).workdir
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"config": [1]}', b"[" * 100_000])
+def test_what_is_no_config_is_refused(data: bytes) -> None:
+    with pytest.raises(ImageError, match="x: the image config is not"):
+        ImageConfig(data, "x")
+
+
+@pytest.mark.parametrize(("created", "seconds"), [("1970-01-01T00:01:00.5Z", 60.0), ("soon", 0.0), (None, 0.0)])
+def test_time_of_an_image(created: str | None, seconds: float) -> None:
+    assert ImageConfig(json.dumps({"created": created}).encode(), "x").created == seconds
