@@ -29,7 +29,7 @@ def run(context: Context) -> None:
 
 def hierarchies() -> dict[str, str]:
     """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
-    found: dict[str, str] = {}
+    mounted: dict[str, str] = {}
     with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             if " - cgroup" not in line:
@@ -37,5 +37,5 @@ def hierarchies() -> dict[str, str]:
             fields = line.split()
             options = [o for o in fields[-1].split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
             controllers = "" if " - cgroup2 " in line else ",".join(o for o in options if "release_agent=" not in o)
-            found.setdefault(controllers, fields[4])
-    return found
+            mounted.setdefault(controllers, fields[4])
+    return mounted

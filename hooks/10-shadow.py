@@ -50,13 +50,13 @@ def run(context: Context) -> None:
 
 def defaults(context: Context, *files: str) -> dict[str, str]:
     """``KEY VALUE`` or ``KEY=VALUE`` of login.defs(5) and useradd(8)."""
-    found = {}
+    values = {}
     for file in files:
         for line in os.fsdecode(context.read(file)).splitlines():
             words = line.replace("=", " ", 1).split()
             if len(words) > 1 and not line.startswith("#"):
-                found[words[0]] = words[1]
-    return found
+                values[words[0]] = words[1]
+    return values
 
 
 def group_name(gid: int) -> str:
@@ -84,10 +84,10 @@ def completed(entries: bytes, database: bytes, unknown: str) -> bytes:
 def welcome(context: Context) -> None:
     """A home directory and a mailbox for who has none, as useradd(8) makes them."""
     user = context.user
-    said = defaults(context, "/etc/login.defs", "/etc/default/useradd")
-    if said.get("CREATE_HOME", "yes") == "yes":
+    wanted = defaults(context, "/etc/login.defs", "/etc/default/useradd")
+    if wanted.get("CREATE_HOME", "yes") == "yes":
         try:
-            umask = int(said.get("UMASK", "077"), 8)
+            umask = int(wanted.get("UMASK", "077"), 8)
         except ValueError:
             umask = 0o077
         try:
@@ -96,14 +96,14 @@ def welcome(context: Context) -> None:
         except HookError as e:
             log.warn(f"there is no home directory: {e}")
             return
-        skeleton = said.get("SKEL", "/etc/skel")
+        skeleton = wanted.get("SKEL", "/etc/skel")
         try:
             paths.copy(context.root, skeleton, user.pw_dir)
         except (FileNotFoundError, NotADirectoryError):
             pass  # the home is empty
         except OSError as e:
             log.warn(f"{user.pw_dir} has not all of {skeleton} of the image: {e.strerror}")
-    if said.get("CREATE_MAIL_SPOOL") == "yes":
-        mailbox = f"{said.get('MAIL_DIR', '/var/mail')}/{user.pw_name}"
+    if wanted.get("CREATE_MAIL_SPOOL") == "yes":
+        mailbox = f"{wanted.get('MAIL_DIR', '/var/mail')}/{user.pw_name}"
         if not context.exists(mailbox):
             context.write(mailbox, b"")

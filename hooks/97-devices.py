@@ -58,5 +58,5 @@ def add_nodes(host: Host, edits: Edits, path: str) -> bool:
     if not os.path.isdir(host.path(path)):
         return edits.node(host, path)
     names = [name for name in host.list(path) if name != "by-path"]
-    found = [add_nodes(host, edits, f"{path}/{name}") for name in names]
-    return any(found)
+    added = [add_nodes(host, edits, f"{path}/{name}") for name in names]
+    return any(added)

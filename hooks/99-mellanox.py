@@ -63,7 +63,7 @@ class HCA:
 
 
 def hcas(host: Host) -> list[HCA]:
-    found = []
+    known = []
     for verbs in host.list("/sys/class/infiniband_verbs"):
         real = host.real(f"/sys/class/infiniband_verbs/{verbs}")
         device = real.partition("/infiniband_verbs/")[0]
@@ -71,8 +71,8 @@ def hcas(host: Host) -> list[HCA]:
             continue
         name = host.read(f"{device}/infiniband_verbs/{verbs}/ibdev").decode("ascii", "replace").strip()
         driver = host.real(device + "/driver").rpartition("/")[2]
-        found.append(HCA(verbs, name, device, driver))
-    return sorted(found, key=lambda hca: hca.order)
+        known.append(HCA(verbs, name, device, driver))
+    return sorted(known, key=lambda hca: hca.order)
 
 
 def select(visible: str, known: list[HCA]) -> list[HCA]:

@@ -69,17 +69,17 @@ def _places() -> list[tuple[str, str, str, tuple[str, str, str]]]:
         for line in f:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             groups.update(dict.fromkeys(controllers.split(","), path))
-    found = []
+    places = []
     with open("/proc/self/mountinfo") as f:
         for line in f:
             before, _, after = line.partition(" - ")
             kind, _, options = after.split(" ", 2)
             root, mount = before.split(" ")[3:5]
             if kind == "cgroup2" and "" in groups:
-                found.append((root, mount, groups[""], V2))
+                places.append((root, mount, groups[""], V2))
             elif kind == "cgroup" and "memory" in groups and "memory" in options.strip().split(","):
-                found.append((root, mount, groups["memory"], V1))
-    return found
+                places.append((root, mount, groups["memory"], V1))
+    return places
 
 
 def _number(path: str) -> int:

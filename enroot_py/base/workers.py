@@ -128,8 +128,8 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
             task()
             status = 0
     except (PenrootError, OSError) as e:
-        said = pickle.dumps(e)
-        os.write(answer, said if len(said) <= _PIPE else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
+        failure = pickle.dumps(e)
+        os.write(answer, failure if len(failure) <= _PIPE else pickle.dumps(PenrootError(f"{str(e)[:1000]}…")))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -143,9 +143,9 @@ def _kill_group(number: int, frame: FrameType | None) -> None:
 
 def _outcome(pipe: int, status: int) -> BaseException | None:
     with open(pipe, "rb") as f:
-        said = f.read()
-    if said:
-        error = pickle.loads(said)
+        failure = f.read()
+    if failure:
+        error = pickle.loads(failure)
         assert isinstance(error, (PenrootError, OSError))
         return error
     if status == 0:

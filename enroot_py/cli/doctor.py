@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from enroot_py.base import filesystems, linux
+from enroot_py.base import filesystems, linux, workers
+from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import namespaces, squashfuse
 
@@ -49,10 +51,10 @@ def machine() -> Iterator[Finding]:
     yield from fuse()
 
 
-def report(found: Iterable[Finding]) -> bool:
+def report(results: Iterable[Finding]) -> bool:
     """Print them; False where something is wrong."""
     good = True
-    for finding in found:
+    for finding in results:
         good = good and finding.verdict != "bad"
         fix = f"\n     fix: {finding.fix}" if finding.fix else ""
         print(f"{finding.verdict:<5}{finding.what}{fix}", flush=True)
@@ -64,7 +66,7 @@ def _sysctl(name: str) -> int | None:
         with open("/proc/sys/" + name.replace(".", "/")) as file:
             return int(file.read())
     except (OSError, ValueError):
-        return None  # this kernel has it not
+        return None  # this kernel does not have it
 
 
 def kernel() -> Finding:
@@ -79,14 +81,14 @@ def kernel() -> Finding:
 
 
 def namespace_limits() -> Iterator[Finding]:
-    said: tuple[tuple[str, Callable[[int], bool], int, str], ...] = (
+    limits: tuple[tuple[str, Callable[[int], bool], int, str], ...] = (
         ("user.max_user_namespaces", lambda value: value < 100, 15000, "bad"),
         ("user.max_mnt_namespaces", lambda value: value < 100, 15000, "bad"),
         ("kernel.unprivileged_userns_clone", lambda value: value == 0, 1, "bad"),
         # A profile may allow it to the interpreter all the same: the try below decides.
         ("kernel.apparmor_restrict_unprivileged_userns", lambda value: value == 1, 0, "warn"),
     )
-    for name, wrong, right, verdict in said:
+    for name, wrong, right, verdict in limits:
         value = _sysctl(name)
         if value is None:
             continue
@@ -99,31 +101,18 @@ def namespace_limits() -> Iterator[Finding]:
 
 def overlay() -> Finding:
     """Mount an overlay as an ordinary user: no version and no setting tells what this does."""
-    directory = tempfile.mkdtemp(prefix="penroot-check-")
-    os.chmod(directory, 0o755)
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(receive)
+    with tempfile.TemporaryDirectory(prefix="penroot-check-") as directory:
+        os.chmod(directory, 0o755)
         try:
-            _mount_overlay(directory)
-        except BaseException as e:
-            os.write(send, f"{e} {getattr(e, 'hint', '')}".encode())
-            os._exit(1)
-        os._exit(0)
-    os.close(send)
-    with open(receive, errors="replace") as pipe:
-        why = pipe.read().strip()
-    _, status = os.waitpid(child, 0)
-    os.rmdir(directory)
-    if status == 0:
-        return Finding("ok", "an ordinary user can mount an overlay in a user namespace")
-    return Finding(
-        "bad",
-        f"an ordinary user cannot mount an overlay in a user namespace: {why or 'killed'}",
-        "modprobe overlay, and what is said above of the kernel and of user namespaces; "
-        "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
-    )
+            workers.run([lambda: _mount_overlay(directory)], 1)
+        except (OSError, PenrootError) as e:
+            return Finding(
+                "bad",
+                f"an ordinary user cannot mount an overlay in a user namespace: {e} {getattr(e, 'hint', '')}".rstrip(),
+                "modprobe overlay, and what is said above of the kernel and of user namespaces; "
+                "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
+            )
+    return Finding("ok", "an ordinary user can mount an overlay in a user namespace")
 
 
 _NOBODY = 65534
@@ -152,7 +141,7 @@ def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
         with open(f"{root}/enforce") as file:
             enforcing = file.read().strip() == "1"
     except OSError:
-        return  # this kernel has it not, or it is switched off
+        return  # this kernel does not have it, or it is switched off
     if enforcing:
         yield Finding(
             "warn",
@@ -282,10 +271,7 @@ def inode_quota(path: str) -> int | None:
     """How many more files the caller may make on the file system of ``path``; None where nothing limits him."""
     libc = ctypes.CDLL(None, use_errno=True)
     quota = _Quota()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         failed = libc.syscall(_QUOTACTL_FD, fd, _GET_USER_QUOTA, os.getuid(), ctypes.byref(quota))
-    finally:
-        os.close(fd)
     limits = [limit for limit in (quota.ihard, quota.isoft) if limit]
     return max(0, min(limits) - quota.inodes) if not failed and limits else None

@@ -140,14 +140,14 @@ def _of_command(words: str, command: click.Command) -> tuple[list[str], str, lis
         within = click.Context(inner, info_name=name, parent=context)
         usage.append(" ".join((f"{words} {name}", *inner.collect_usage_pieces(within))))
         options += [(f"{name}", inner.help or "")]
-        options += [(f"{name} {option}", said) for option, said in _options(inner, within)]
+        options += [(f"{name} {option}", meaning) for option, meaning in _options(inner, within)]
     return usage, command.help or "", options
 
 
 def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
     params = (parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option))
-    found = (parameter.get_help_record(context) for parameter in params)
-    return [record for record in found if record is not None]
+    records = (parameter.get_help_record(context) for parameter in params)
+    return [record for record in records if record is not None]
 
 
 def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
@@ -156,12 +156,12 @@ def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[
     usage = [f"penroot {start.SYNOPSIS[words.split()[-1]]}"]
     options: list[tuple[str, str]] = []
     for line in table.splitlines():
-        found = re.match(r" {3,8}(-\S.*?)(?: {2,}(.*))?$", line)
-        if found:
-            options.append((found[1], found[2] or ""))
+        match = re.match(r" {3,8}(-\S.*?)(?: {2,}(.*))?$", line)
+        if match:
+            options.append((match[1], match[2] or ""))
         elif line.strip():
-            name, said = options[-1]
-            options[-1] = name, f"{said} {line.strip()}".strip()
+            name, meaning = options[-1]
+            options[-1] = name, f"{meaning} {line.strip()}".strip()
     return usage, help_text, options
 
 
@@ -213,16 +213,16 @@ def section(name: str, body: str) -> str:
 
 def entries(rows: Iterable[tuple[str, str]]) -> str:
     """What there is, and what is said of each."""
-    return "".join(f".TP\n{bold(name)}\n{_escape(said)}\n" for name, said in rows)
+    return "".join(f".TP\n{bold(name)}\n{_escape(meaning)}\n" for name, meaning in rows)
 
 
-def text(said: str) -> str:
+def text(paragraphs: str) -> str:
     """Paragraphs, separated by blank lines."""
-    return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in said.split("\n\n") if part.strip())
+    return ".PP\n".join(_escape(" ".join(part.split())) + "\n" for part in paragraphs.split("\n\n") if part.strip())
 
 
-def bold(said: str) -> str:
-    return f"\\fB{_escape(said)}\\fR"
+def bold(words: str) -> str:
+    return f"\\fB{_escape(words)}\\fR"
 
 
 def _escape(text: str) -> str:

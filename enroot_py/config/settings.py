@@ -113,10 +113,10 @@ def _of_our_group(store: str) -> str:
     group is not there. Where a directory hands on its group, the trees in it have the caller's: trees.make().
     """
     try:
-        found = os.stat(store + "/layers")
+        layers = os.stat(store + "/layers")
     except OSError:
         return store
-    if found.st_uid != os.geteuid() or found.st_gid == os.getegid() or found.st_mode & 0o2000:
+    if layers.st_uid != os.geteuid() or layers.st_gid == os.getegid() or layers.st_mode & 0o2000:
         return store
     return f"{store}/group-{os.getegid()}"
 

@@ -46,7 +46,7 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
     data = _new_part(data)
     entries = _entries(data)
     flags = dict(zip(entries[2::6], entries[0::6], strict=True))
-    found = []
+    libraries = []
     for part in parts:
         at = _HEADER
         while (at := data.find(b"/" + part, at)) >= 0:
@@ -55,9 +55,9 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
             path = data[start:end].decode("utf-8", "surrogateescape")
             # A name that a directory begins with is none.
             if start in flags and path.rfind("/") == at - start:
-                found.append((flags[start], path[at - start + 1 :], path))
+                libraries.append((flags[start], path[at - start + 1 :], path))
             at = end
-    return found
+    return libraries
 
 
 def soname(path: str) -> Library | None:

@@ -28,7 +28,7 @@ def mig_enabled(library: str, bus: str) -> bool:
 
 def uuids(library: str) -> dict[int, str]:
     """The UUIDs of GPUs by the numbers of their nodes. Raises HookError where NVML does not answer."""
-    count, found = ctypes.c_uint(), {}
+    count, by_minor = ctypes.c_uint(), {}
     with _started(library) as nvml:
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return {}
@@ -37,8 +37,8 @@ def uuids(library: str) -> dict[int, str]:
             code = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
             code = code or nvml.nvmlDeviceGetMinorNumber(gpu, ctypes.byref(minor))
             if not (code or nvml.nvmlDeviceGetUUID(gpu, uuid, _UUID_SIZE)):
-                found[minor.value] = uuid.value.decode("ascii", "replace")
-    return found
+                by_minor[minor.value] = uuid.value.decode("ascii", "replace")
+    return by_minor
 
 
 def mig_devices(library: str, bus: str) -> dict[int, tuple[str, int, int]]:
@@ -72,7 +72,7 @@ def _read(nvml: ctypes.CDLL, bus: str) -> dict[int, tuple[str, int, int]]:
         return {}
     if nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most)):
         return {}
-    found = {}
+    devices = {}
     for number in range(most.value):
         mig, gi, ci = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         uuid = ctypes.create_string_buffer(_UUID_SIZE)
@@ -86,5 +86,5 @@ def _read(nvml: ctypes.CDLL, bus: str) -> dict[int, tuple[str, int, int]]:
             or nvml.nvmlDeviceGetComputeInstanceId(mig, ctypes.byref(ci))
         )
         if not code:
-            found[number] = (uuid.value.decode("ascii", "replace"), gi.value, ci.value)
-    return found
+            devices[number] = (uuid.value.decode("ascii", "replace"), gi.value, ci.value)
+    return devices
