@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from enroot_py.base.errors import PenrootError
 
+    Pairs = list[tuple[str, str]]
+
 # What the plugin gives a helper: what asks it first, and what tasks and slurmstepd come by.
 SOCKET, CONTROL = 3, 4
 _LIMIT = 64 << 20  # bytes in one message
@@ -34,11 +36,11 @@ class Channel:
     def __init__(self, socket: _socket.socket) -> None:
         self.socket = socket
 
-    def receive(self) -> list[tuple[str, str]]:
+    def receive(self) -> Pairs:
         """One message. Raises EOFError where the peer is gone."""
         return self._message(b"")
 
-    def receive_with_fds(self, sender: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+    def receive_with_fds(self, sender: int = 0) -> tuple[Pairs, list[int]]:
         """One message and the descriptors that came with its first byte.
 
         A message of another process than ``sender``, if that is given, raises PermissionError. The kernel names the
@@ -56,7 +58,7 @@ class Channel:
             raise PermissionError(errno.EPERM, "another process has answered")
         return self._message(first), fds
 
-    def _message(self, begun: bytes) -> list[tuple[str, str]]:
+    def _message(self, begun: bytes) -> Pairs:
         size = int.from_bytes(begun + self._exactly(4 - len(begun)), "little")
         if size > _LIMIT:
             raise EOFError(f"message of {size} bytes")
@@ -140,6 +142,11 @@ def _framed(pairs: Iterable[tuple[str, str]]) -> bytes:
     return len(payload).to_bytes(4, "little") + payload
 
 
-def _pairs(payload: bytes) -> list[tuple[str, str]]:
+def _pairs(payload: bytes) -> Pairs:
     words = os.fsdecode(payload).split("\0")[:-1]
     return list(zip(words[::2], words[1::2], strict=True))
+
+
+def assignments(pairs: Pairs, key: str) -> dict[str, str]:
+    """The values NAME=VALUE of a key, by their names."""
+    return dict(value.partition("=")[::2] for each, value in pairs if each == key)

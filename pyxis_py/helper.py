@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyxis_py.held import Held
 
 _CLIENTS = 64  # who may be connected and silent at once
-_MOMENT = 0.3  # seconds that the server of an image has to end
 
 
 class Cancelled(PenrootError):
@@ -40,27 +39,14 @@ def main() -> None:
     gc.disable()  # until a pull, or the wait for others: what a start needs lives as long as that
     channel = Channel(_socket.socket(fileno=SOCKET))
     log.sink = channel.log
-    verb = sys.argv[1]
     try:
         job = Job(channel.receive())
-        if verb == "step":
-            hold(job, channel)
-        elif verb == "check":
-            check(job, channel)
-        elif verb in ("finish", "epilog"):
-            # The plugin gave this process another real group, so that nobody can trace it: become() in coprocess.c.
-            os.setresgid(os.getegid(), os.getegid(), os.getegid())
-            from pyxis_py import leave
-
-            if verb == "finish":
-                from pyxis_py.step import Step
-
-                leave.finish(Step(job), **job.ending)
-            else:
-                leave.clean_up(job)
-            channel.send((("ok", ""),))
-        else:
-            raise PenrootError(f"the plugin asks for {verb!r}", hint="plugin and package differ: pyxis-py install")
+        serve = _VERBS.get(sys.argv[1])
+        if serve is None:
+            raise PenrootError(
+                f"the plugin asks for {sys.argv[1]!r}", hint="plugin and package differ: pyxis-py install"
+            )
+        serve(job, channel)
     except PenrootError as e:
         channel.fail(e)
     # Not sys.exit: srun waits for this process, and there is nothing to tidy up.
@@ -80,13 +66,14 @@ def check(job: Job, channel: Channel) -> None:
     try:
         digest = submit.resolve(job, tag)
     except RefusedError as e:
-        # Where the nodes have the container already, no image is needed: they know, and say it.
-        digest = "" if request.name else REFUSED
-        why = str(e).removeprefix(f"{request.image}: ")
-        error = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
-        for line in (error, e.hint):
-            if digest and line:
-                channel.log("ERROR", line)
+        digest = ""
+        if not request.name:  # else nodes that have the container need no image: they know, and say it
+            digest = REFUSED
+            why = str(e).removeprefix(f"{request.image}: ")
+            line = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
+            channel.log("ERROR", line)
+            if e.hint:
+                channel.log("ERROR", e.hint)
     channel.send((("ok", ""), *((("resolved", f"{tag.uri()} {digest}"),) if digest else ())))
 
 
@@ -117,6 +104,33 @@ def hold(job: Job, channel: Channel) -> None:
     log.sink = _nowhere
     gc.enable()
     Service(container, listener).serve()
+
+
+def finish(job: Job, channel: Channel) -> None:
+    """Finish a step whose helper was killed."""
+    _own_group()
+    from pyxis_py import leave
+    from pyxis_py.step import Step
+
+    leave.finish(Step(job), **job.ending)
+    channel.send((("ok", ""),))
+
+
+def epilog(job: Job, channel: Channel) -> None:
+    """Remove what a job has left."""
+    _own_group()
+    from pyxis_py import leave
+
+    leave.clean_up(job)
+    channel.send((("ok", ""),))
+
+
+_VERBS = {"check": check, "step": hold, "finish": finish, "epilog": epilog}
+
+
+def _own_group() -> None:
+    """Take back the real group: by another one the plugin kept others from tracing this process, coprocess.c."""
+    os.setresgid(os.getegid(), os.getegid(), os.getegid())
 
 
 def _cancel(number: int, frame: object) -> None:
@@ -226,22 +240,5 @@ class Service:
         except BaseException:
             sys.excepthook(*sys.exc_info())
             asker.fail(PenrootError("the step could not be finished", hint=repr(sys.exc_info()[1])))
-        let_go(self.container)
+        self.container.let_go()
         os._exit(0)
-
-
-def let_go(container: Held) -> None:
-    """Close the namespaces, and wait for the server of an image, which ends with them.
-
-    slurmstepd would find it alive, kill it, and sleep for a second before it looks again. A server that has not ended
-    within a moment is left to slurmstepd: another step may be in the container, or a process that a task left behind.
-    """
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
-    for fd in (*container.fds, container.shared):
-        if fd >= 0:
-            os.close(fd)
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):
-            pass
-    except ChildProcessError:
-        return

@@ -103,10 +103,8 @@ def _leave(step: Step, failed: bool, killed: bool) -> None:
                 raise save.error("the container is not saved: its step was killed", hint)
             save.write()
     finally:
-        if step.plugin.importer and step.request.image and not step.request.is_file(step.job.cwd):
-            from pyxis_py import importer
-
-            importer.release(step.plugin, step.host)
+        if importer := step.importer:
+            importer.release()
         if step.goes_with_steps and not step.running.others(step.name, step.job.step):
             remove(step.container, step.settings)
         if failed and step.request.image:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from enroot_py.config.settings import Settings
+    from pyxis_py.held import Held
+    from pyxis_py.importer import Importer
     from pyxis_py.job import Job
 
 # Languages of the host mean nothing in an image that has other locales.
@@ -101,10 +103,10 @@ class Step:
             return None
         return status.st_dev, status.st_ino
 
-    def check_attached(self, names: tuple[str, ...], served: str, *, remap_root: bool) -> None:
+    def check_attached(self, container: Held) -> None:
         """What the step asks for beyond a running container. Raises ContainerError where that cannot be had."""
         for kind in self.request.unshare:
-            if kind not in names:
+            if kind not in container.spaces:
                 raise ContainerError(
                     f"--container-unshare={kind}: the running container {self.request.name} is "
                     f"not in a separate {_KINDS[kind]} namespace",
@@ -112,13 +114,13 @@ class Step:
                 )
         if self.request.mounts:
             tell("ignoring --container-mounts when attaching to a running container")
-        if self.request.remap_root not in (None, remap_root):
+        if self.request.remap_root not in (None, container.remap_root):
             origin = self.request.origins["remap_root"]
             tell(f"ignoring {origin} when attaching to a running container: who one is in it was said at its start")
-        if served:
+        if step := container.served:
             # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
             log.warn(
-                f"the files of the running container {self.request.name} come from a process of step {served} "
+                f"the files of the running container {self.request.name} come from a process of step {step} "
                 "and are gone when that one ends; a container with a name is unpacked, and stays"
             )
 
@@ -235,10 +237,19 @@ class Step:
             return f"the container {name} is --container-name={name.removeprefix('pyxis_')}"
         return f"the container {name} is none of a step, whose names begin so: penroot create --name pyxis_{name}"
 
+    @property
+    def importer(self) -> Importer | None:
+        """The site's own importer, if the image of this step comes from it."""
+        if not self.plugin.importer or self.request.image is None or self.request.is_file(self.job.cwd):
+            return None
+        from pyxis_py.importer import Importer
+
+        return Importer(self.plugin.importer, self.host)
+
     def _from_image(self, image: str) -> rootfs.Source:
-        if self.request.is_file(self.job.cwd):
-            return self._from_file(image)
-        return self._from_importer(image) if self.plugin.importer else self._from_reference(image)
+        if importer := self.importer:
+            return self._from_importer(importer, image)
+        return self._from_file(image) if self.request.is_file(self.job.cwd) else self._from_reference(image)
 
     @property
     def _leaves_a_directory(self) -> bool:
@@ -257,7 +268,7 @@ class Step:
             leave.Save(self).check()
         self._claim_name()
         self._takes_over = not self._note(self.own_note)
-        # The server of an image, whose parent ends as it is built, becomes our child: helper.let_go waits for it.
+        # The server of an image, whose parent ends as it is built, becomes our child: Held.let_go waits for it.
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:
@@ -313,20 +324,18 @@ class Step:
             return containers.of_image(self.container, stored)
         return containers.create(self.container, stored.path, self.settings, str(ref))
 
-    def _from_importer(self, image: str) -> rootfs.Source:
-        from pyxis_py import importer
-
+    def _from_importer(self, importer: Importer, image: str) -> rootfs.Source:
         uri = image if "://" in image else f"docker://{image}"
         if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
-        path = importer.get(self.plugin, self.host, uri)
+        path = importer.get(uri)
         tell(f"imported docker image: {image}")
         if self.request.name is None:
             return self._from_file(path)
         try:
             return self._from_file(path)
         finally:
-            importer.release(self.plugin, self.host)
+            importer.release()
 
     def chosen(self) -> dict[str, str]:
         """The variables of --container-env."""
