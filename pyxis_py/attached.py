@@ -10,6 +10,7 @@ import os
 
 from enroot_py.base import linux, paths
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, namespaces
 
 TYPE_CHECKING = False
@@ -33,27 +34,31 @@ def take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> str:
 
 def _in_child(act: Callable[[], None]) -> str:
     read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            act()
-            status = 0
-        except (PenrootError, OSError) as e:
-            os.write(write, os.fsencode(str(e)))
-        finally:
-            os._exit(status)
-    os.close(write)
-    with open(read, "rb") as said:
-        why = os.fsdecode(said.read())
+    with Fd(write):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                act()
+                status = 0
+            except (PenrootError, OSError) as e:
+                os.write(write, os.fsencode(str(e)))
+            finally:
+                os._exit(status)
+    with open(read, "rb") as answer:
+        why = os.fsdecode(answer.read())
     _, status = os.waitpid(child, 0)
     return why or (f"the process that mounts ended with status {os.waitstatus_to_exitcode(status)}" if status else "")
 
 
-def _bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> None:
+def _enter_user(spaces: Mapping[str, int]) -> None:
     namespaces.hide()
     if "user" in spaces:  # not where root keeps its privileges
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
+
+
+def _bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> None:
+    _enter_user(spaces)
     # Mounts are cloned in a namespace that the caller's user namespace owns, open_tree(2): a copy of the node's.
     linux.unshare(linux.CLONE_NEWNS)
     trees = [linux.open_tree(linux.AT_FDCWD, mount.source, _CLONE) for mount in wanted]
@@ -82,9 +87,7 @@ def _make(root: int, path: str) -> int:
 
 
 def _take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> None:
-    namespaces.hide()
-    if "user" in spaces:  # not where root keeps its privileges
-        linux.setns(spaces["user"], linux.CLONE_NEWUSER)
+    _enter_user(spaces)
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     for mount in brought:
         linux.umount2(mount.target, linux.MNT_DETACH)
