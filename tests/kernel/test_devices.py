@@ -82,6 +82,12 @@ def content(user: User, *places: str, **environ: str) -> set[str]:
     return set(user.start("box", "find", *places, "(", *kinds, ")", env=environ).splitlines())
 
 
+# But where the processes of this machine put what is gone a moment later: the host's /dev/shm is the container's.
+EVERYWHERE = (
+    "/",
+    *(word for path in ("/proc", "/sys", "/dev/shm", "/dev/mqueue") for word in ("-path", path, "-prune", "-o")),
+)
+
 LIB = f"/usr/lib/{TRIPLET}"
 # Sonames of what compute and utility need, with the link that ldconfig makes of each.
 SONAMES = {
@@ -178,7 +184,7 @@ def test_what_is_explained_is_there_and_nothing_else(
         host.cdi()
     shared = SHARED if (host.root / "dev/knem").exists() else set()
     restricted = {"ENROOT_RESTRICT_DEV": "yes"}
-    without = content(user, "/", "-path", "/proc", "-prune", "-o", NVIDIA_VISIBLE_DEVICES="void", **restricted)
+    without = content(user, *EVERYWHERE, NVIDIA_VISIBLE_DEVICES="void", **restricted)
     found = {"void": shared, "none": shared | DRIVER | always}
     for visible, (devices, besides) in selections.items():
         if specification:
@@ -188,7 +194,7 @@ def test_what_is_explained_is_there_and_nothing_else(
     for visible, expected in found.items():
         environ = {"NVIDIA_VISIBLE_DEVICES": visible, **restricted}
         assert explained(user, **environ) == expected, visible
-        held = content(user, "/", "-path", "/proc", "-prune", "-o", **environ)
+        held = content(user, *EVERYWHERE, **environ)
         assert held - without == {path for _, path in expected - shared} | (
             {"/etc/ld.so.cache"} if visible != "void" else set()
         ), visible
