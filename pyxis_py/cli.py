@@ -46,6 +46,11 @@ def source_directory() -> str:
     raise ConfigError(f"the sources of the plugin are not beside {_PACKAGE}", hint="install penroot again")
 
 
+def sources_in(directory: str) -> list[str]:
+    """What is compiled to the plugin."""
+    return sorted(glob.glob(f"{directory}/*.c"))
+
+
 def find_slurm(given: str | None) -> str:
     """The directory that holds slurm/spank.h. Raises ConfigError."""
     for directory in (given,) if given else _INCLUDES:
@@ -93,7 +98,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
                 f'-DPENROOT_PYTHON="{python}"',
                 f'-DPENROOT_LIB="{library}"',
                 *(f"-I{directory}" for directory in (work, sources, os.path.dirname(sources), include)),
-                *sorted(glob.glob(f"{sources}/*.c")),
+                *sources_in(sources),
                 *("-o", f"{work}/{PLUGIN}"),
             ]
         ).run()

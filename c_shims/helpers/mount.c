@@ -78,14 +78,14 @@ enum {
 	CREATE_AUTO = 1 << 9,
 	CREATE = CREATE_DIR | CREATE_FILE | CREATE_AUTO,
 };
-static const char *const kinds[] = {"bind",   "rbind",	"remount",	"x-move",	 "x-detach",
-				    "nofail", "silent", "x-create=dir", "x-create=file", "x-create=auto"};
+static const char *const kinds[] = {
+	"bind", "rbind", "remount", "x-move", "x-detach", "nofail", "silent", "x-create=dir", "x-create=file", "x-create=auto",
+};
 
 /* What means nothing here, but is no option of a file system either. */
 static const char *const ignored[] = {
-	"defaults", "auto",	"noauto",     "user",	       "nouser",    "users",	    "nousers", "owner",
-	"noowner",  "group",	"nogroup",    "loud",	       "async",	    "relatime",	    "norelatime",
-	"mand",	    "nomand",	"iversion",   "noiversion",    "lazytime",  "nolazytime",   "nostrictatime",
+	"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup", "loud", "async",
+	"relatime", "norelatime", "nostrictatime", "iversion", "noiversion", "mand", "nomand", "lazytime", "nolazytime",
 };
 
 /* A line; what it takes is not freed, as the program ends with the last of them. */

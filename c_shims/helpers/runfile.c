@@ -389,10 +389,18 @@ static void mount_root(uid_t uid, gid_t gid)
 static int enter(char **argv)
 {
 	static const struct word words[] = {
-		{"--work", .value = &start.work},     {"--image", .value = &start.image}, {"--offset", .value = &start.offset},
-		{"--keep", .value = &start.keep},     {"--server", .value = &start.server}, {"--root", .bit = REMAP},
-		{"--rw", .bit = WRITABLE},	      {"--quiet", .bit = QUIET},	    {"--pid", .bit = CLONE_NEWPID},
-		{"--net", .bit = CLONE_NEWNET},	      {"--ipc", .bit = CLONE_NEWIPC},	    {"--uts", .bit = CLONE_NEWUTS},
+		{"--work", .value = &start.work},
+		{"--image", .value = &start.image},
+		{"--offset", .value = &start.offset},
+		{"--keep", .value = &start.keep},
+		{"--server", .value = &start.server},
+		{"--root", .bit = REMAP},
+		{"--rw", .bit = WRITABLE},
+		{"--quiet", .bit = QUIET},
+		{"--pid", .bit = CLONE_NEWPID},
+		{"--net", .bit = CLONE_NEWNET},
+		{"--ipc", .bit = CLONE_NEWIPC},
+		{"--uts", .bit = CLONE_NEWUTS},
 		{0},
 	};
 	/* Where we are, by a way that stays right when the working directory changes to the mounts' one. */

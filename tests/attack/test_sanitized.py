@@ -27,7 +27,7 @@ def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
     includes = (tmp_path, sources, os.path.dirname(sources), cli.find_slurm(None))
     defines = ('-DPENROOT_PYTHON="/usr/bin/python3"', f'-DPENROOT_LIB="{library}"')
     sanitizers = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
-    files = (f"{sources}/{name}" for name in cli.SOURCES)
+    files = cli.sources_in(sources)
     subprocess.run(
         ["cc", *cli.CFLAGS, *sanitizers, *defines, *(f"-I{path}" for path in includes), *files, "-o", plugin],
         check=True,

@@ -8,7 +8,6 @@ has the sanitizers in it.
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import pathlib
 import re
@@ -84,7 +83,7 @@ def compile_driver(directory: str, output: str, python: str, library: str) -> No
             f'-DPENROOT_PYTHON="{python}"',
             f'-DPENROOT_LIB="{library}"',
             *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
-            *sorted(glob.glob(f"{sources}/*.c")),
+            *cli.sources_in(sources),
             *(f"{HERE}/spank_driver.c", "-o", output),
         ],
         check=True,
