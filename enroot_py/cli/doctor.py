@@ -109,7 +109,7 @@ def overlay() -> Finding:
             return Finding(
                 "bad",
                 f"an ordinary user cannot mount an overlay in a user namespace: {e} {getattr(e, 'hint', '')}".rstrip(),
-                "modprobe overlay, and what is said above of the kernel and of user namespaces; "
+                "modprobe overlay, and see above for the kernel and user namespaces; "
                 "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
             )
     return Finding("ok", "an ordinary user can mount an overlay in a user namespace")

@@ -52,7 +52,7 @@ FILES = (
     ("~/.cache/enroot/", "The store of layers and images."),
 )
 VARIABLES = (
-    ("ENROOT_*", "Settings, see penroot.yaml(5). One that is none, but nearly is, is told with a warning."),
+    ("ENROOT_*", "Settings, see penroot.yaml(5). A name that is nearly one of these is reported in a warning."),
     ("PENROOT_DEBUG", "With 1, say more, and of an error where in the program it arose."),
 )
 STATUS = (
@@ -117,7 +117,7 @@ def _main_page(root: click.Group) -> str:
 
 
 def command_page(words: str, command: click.Command, see: str, *more: str) -> str:
-    """The page of a command that is called by ``words``, with ``more`` sections."""
+    """The page of the command ``words``, with ``more`` sections."""
     of = _of_start if words in ("penroot start", "penroot batch") else _of_command
     usage, help_text, options = of(words, command)
     parts = (
@@ -182,12 +182,13 @@ def _settings_page() -> str:
                     f"{', '.join(f'$({command})' for command in COMMANDS)} are replaced; no shell is run. "
                     "The key environment maps variables for hooks and clients to values: MELLANOX_*, NVIDIA_*, "
                     "SSL_CERT_*, proxies and ENROOT_* variables of the site's own.\n\n"
-                    "A key that is none and a value that does not fit are errors with file and line.\n\n"
-                    "enroot.conf says the same in lines KEY VALUE or KEY=VALUE, with the names of the variables.\n\n"
-                    "What goes before, from first to last: options of the command line, directives #ENROOT_X=Y of a "
-                    "configuration script, variables of the environment, the user's penroot.yaml.d, penroot.yaml, "
-                    "enroot.conf.d and enroot.conf, those of the system, the default. penroot info shows where each "
-                    "value comes from."
+                    "An unknown key and a value that does not fit are errors, reported with file and line.\n\n"
+                    "enroot.conf has the same settings in lines KEY VALUE or KEY=VALUE, under the names of the "
+                    "variables.\n\n"
+                    "A value comes from the first of these that has one: options of the command line, directives "
+                    "#ENROOT_X=Y of a configuration script, variables of the environment, the user's penroot.yaml.d, "
+                    "penroot.yaml, enroot.conf.d and enroot.conf, those of the system, the default. penroot info shows "
+                    "where each value comes from."
                 ),
             ),
             section("SETTINGS", entries(rows)),

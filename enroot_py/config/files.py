@@ -1,7 +1,7 @@
 """Files of settings, and the ``NAME.d`` directories of the system and the user, merged with what we ship.
 
-What is not there says nothing. What is there and cannot be read is an error: a start
-without a site's mounts and hooks would be another one than the site meant.
+A file that is not there is passed over. One that cannot be read is an error: a start
+without a site's mounts and hooks is not what the site wants.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def limited(file: BinaryIO, path: str) -> bytes:
 
 
 def check_regular(info: os.stat_result, path: str) -> None:
-    """Raises ConfigError for what no text is in: nobody writes so much that it fills the memory."""
+    """Raises ConfigError for what is no file of text, or larger than anybody writes."""
     if not stat.S_ISREG(info.st_mode):
         raise _irregular(path)
     if info.st_size > _LARGEST:
@@ -106,7 +106,7 @@ def names(directory: str) -> list[str]:
     try:
         listed = os.listdir(directory)
     except OSError as e:
-        # In a place that is closed to us, as another user's home, it is not known to be there.
+        # Of a place that is closed to us, as another user's home, we do not know what is in it.
         if isinstance(e, PermissionError) and os.path.isdir(directory):
             raise _unreadable(directory, e) from e
         return []
@@ -116,7 +116,7 @@ def names(directory: str) -> list[str]:
 
 
 def check(directory: str) -> None:
-    """Raises ConfigError for a directory whose files others may have written: they decide what runs."""
+    """Raises ConfigError for a directory whose files others may have written: the files decide what runs."""
     if directory.startswith(_OURS):
         return
     try:
@@ -131,15 +131,15 @@ def check(directory: str) -> None:
 
 
 def _is_installers(directory: str) -> bool:
-    """Whether it belongs, and to him alone, to whoever has installed penroot: as a site's account for software."""
+    """Whether only he can write to it who has installed penroot, as a site's account for software."""
     info = os.stat(directory)
     return info.st_uid == os.stat(__file__).st_uid and not info.st_mode & 0o002
 
 
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
-    """Raise ConfigError for a file of text that could not be read, unless there is none.
+    """Raise ConfigError for a file of text that could not be read.
 
-    Or it is in a place that is closed to us, as the home in the environment of `srun --uid`.
+    Not for one that is missing, or in a place that is closed to us, as the home in the environment of `srun --uid`.
     """
     if not isinstance(error, OSError) or os.path.exists(path):
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8'}") from error
@@ -153,8 +153,8 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (origin, text) of each ``*.suffix`` file, by name, one directory after the other.
 
-    A file of the first directory (the system's) replaces a shipped one of the
-    same name, so that a site changes a default without deleting ours.
+    A file of the first directory, the system's, replaces a shipped one of the
+    same name, so that a site can change a default.
     """
     for index, directory in enumerate(directories):
         there = {name for name in names(directory) if name.endswith(suffix)}

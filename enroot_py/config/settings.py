@@ -107,7 +107,7 @@ def _own(path: str) -> str:
 
 
 def _of_our_group(store: str) -> str:
-    """Where a store is of another group than this process, as after newgrp(1), there is one of our group in it.
+    """``store``, or the store of our group in it where that is of another group, as after newgrp(1).
 
     The one group of a user namespace is the process's own, and overlayfs changes nothing in a directory whose
     group is not there. Where a directory hands on its group, the trees in it have the caller's: trees.make().
@@ -122,7 +122,7 @@ def _of_our_group(store: str) -> str:
 
 
 def read_files(environ: Mapping[str, str], base: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The files of settings that there are, in the order in which they are read: the last one to say it wins."""
+    """The files of settings that there are, in the order in which they are read: what the last one sets counts."""
     base = base or base_directories(environ)
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:

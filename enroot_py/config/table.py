@@ -199,12 +199,12 @@ class Table:
 
 SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Table).values() if isinstance(s, Setting)}
 
-# What enroot has and penroot has no use for. Said nothing about: sites' files have them.
+# Settings of enroot that penroot does not need. They are no error: sites' files have them.
 UNUSED = {
     "ENROOT_GZIP_PROGRAM": "layers are decompressed by penroot itself",
     "ENROOT_ZSTD_OPTIONS": "layers are kept unpacked",
 }
-# What only a variable says, and no file.
+# Variables that no file sets.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Where penroot itself is: a file that it finds there cannot move it.
 _FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
@@ -214,7 +214,7 @@ _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 
 
 def check_key(key: str, origin: str) -> None:
-    """Raises ConfigError for a key of enroot.conf that is none, or is nearly one of ours.
+    """Raises ConfigError for an unknown key of enroot.conf, as one that is nearly one of ours.
 
     Other ENROOT_* are the site's own, for its hooks.
     """
@@ -229,7 +229,7 @@ def check_key(key: str, origin: str) -> None:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Variables that are none of ours and look as if they should be: one line each, for people."""
+    """A warning for each variable that is nearly one of ours."""
     known = (*SETTINGS, *_MORE, *_FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]

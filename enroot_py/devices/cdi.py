@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # a device of the second replaces one of the first
-# What the values of a specification may raise that are not what they should be.
+# What values of a wrong type or form in a specification raise.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 # Hooks of NVIDIA's with nothing to do here: others' devices are hidden, nodes are not made anew, nor modes changed;
 # for CUDA's compatibility package see nvidia/driver.py.
@@ -55,7 +55,7 @@ class Specifications:
     def _load(self, path: str, here: dict[tuple[str, str], str]) -> None:
         """Take in a specification; ``here`` is what others of its directory describe.
 
-        What is wrong with it matters only to who asks for what it would describe.
+        A broken one matters only to who asks for its devices.
         """
         try:
             spec = parsed.read(path, self._kept_in, _parse)
@@ -91,7 +91,7 @@ class Specifications:
     def stale(self, kind: str, names: list[str]) -> str:
         """The first path of the devices that is not on the host: a driver was changed since. Empty if all are.
 
-        Raises HookError for a specification that is none.
+        Raises HookError for an invalid specification.
         """
         for path, edits in self._of(kind, names):
             try:
@@ -154,7 +154,7 @@ class Specifications:
             name, equals, value = str(variable).partition("=")
             if not name or not equals:
                 raise ValueError(f"{variable!r} is no variable with its value")
-            # Written for NVIDIA's own hook, that it does not do the work twice.
+            # By this NVIDIA keeps its own hook from doing the work again.
             if (name, value) != ("NVIDIA_VISIBLE_DEVICES", "void"):
                 edits.environ[name] = value
         for node in wanted.get("deviceNodes") or ():

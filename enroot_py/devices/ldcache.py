@@ -20,11 +20,12 @@ _EXTENSION_MAGIC = 0xEAA42174
 _HWCAPS = 1  # tag of the extension that holds offsets of strings
 _HEADER, _ENTRY = 48, 24
 
-_PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 # Flags of a library of 64 bits by its machine, as elf(5) and uname(2) name that.
 _FLAGS = {62: 0x303, "x86_64": 0x303, 183: 0xA03, "aarch64": 0xA03}
 _OTHER = 0x3
 NATIVE = _FLAGS.get(os.uname().machine, _OTHER)
+
+_PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
 # More than any linker writes: an image may say that there is more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
@@ -53,7 +54,7 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
             start = data.rfind(b"\0", 0, at) + 1
             end = data.find(b"\0", at)
             path = data[start:end].decode("utf-8", "surrogateescape")
-            # A name that a directory begins with is none.
+            # Else it is a directory whose name begins so.
             if start in flags and path.rfind("/") == at - start:
                 libraries.append((flags[start], path[at - start + 1 :], path))
             at = end
@@ -108,9 +109,9 @@ def drivers_of_compat(file: BinaryIO) -> set[int]:
                 file.seek(offset)
                 listed = file.read(min(length, _TABLE)).partition(b'"Driver"')[2].partition(b"[")[2].partition(b"]")[0]
                 return {int(word) for word in listed.split(b",") if word.strip().isdigit()}
+        return set()
     except (OSError, *DAMAGE):
-        pass
-    return set()
+        return set()
 
 
 def extend(data: bytes, libraries: list[Library]) -> bytes:
