@@ -314,8 +314,10 @@ static void walk_directory(struct walk *w, const struct inode *directory, int fd
 
 static void walk_entry(struct walk *w, int parent, const char *name, const char *path, const struct inode *inode)
 {
-	bool is_directory = inode->type == DIRECTORY, again = !is_directory && w->seen[inode->number];
+	bool is_directory = inode->type == DIRECTORY, again = w->seen[inode->number];
 
+	if (is_directory && again)
+		damaged("a directory is in two places");
 	w->seen[inode->number] = 1;
 	if (!again)
 		w->bytes += inode->type == FILE_ ? (inode->size + 4095) / 4096 * 4096 : 4096;
@@ -373,6 +375,7 @@ static void walk_all(struct walk *w)
 	if (root.type != DIRECTORY)
 		damaged("its root is no directory");
 	w->seen = allocate((size_t)w->fs->inodes + 1);
+	w->seen[root.number] = 1;
 	w->bytes = 0;
 	walk_directory(w, &root, w->top, "");
 	free(w->seen);

@@ -351,6 +351,20 @@ def test_a_damaged_image_leaves_nothing(user: User, ubuntu: pathlib.Path) -> Non
     assert not [p for p in user.home.iterdir() if p.name.startswith(".")]
 
 
+def test_a_directory_has_one_place(user: User, ubuntu: pathlib.Path) -> None:
+    """Some of them with two would be more directories than anybody has time for."""
+    for name in ("directory-a", "directory-b"):
+        (user.home / "tree" / name).mkdir(parents=True)
+    image = user.home / "image.sqsh"
+    subprocess.run(["mksquashfs", user.home / "tree", image, "-noI", "-quiet", "-no-progress"], check=True)
+    data = bytearray(image.read_bytes())
+    of_a, of_b = (data.rindex(name) - 8 for name in (b"directory-a", b"directory-b"))
+    data[of_b : of_b + 2] = data[of_a : of_a + 2]  # where its inode is
+    image.write_bytes(data)
+    done = user.run("penroot-runfile", "extract", str(image), "0", str(user.home / "out"), status=1)
+    assert done.stderr == "penroot-runfile: the image is damaged: a directory is in two places\n"
+
+
 def test_sources_compile_with_glibc_too(tmp_path: pathlib.Path) -> None:
     subprocess.run(["make", "-s", "-C", SOURCE, "CC=gcc", f"OUT={tmp_path}"], check=True)
     for program in tmp_path.iterdir():
