@@ -87,8 +87,8 @@ def stack(path: str) -> Iterator[Line]:
 def built_for(plugin: str) -> int | None:
     """The SLURM_VERSION_NUMBER of the headers that a plugin was built with. Raises OSError."""
     with open(plugin, "rb") as file:
-        found = re.search(_MARK, file.read())
-    return int(found[1], 16) if found else None
+        mark = re.search(_MARK, file.read())
+    return int(mark[1], 16) if mark else None
 
 
 def _installed() -> str:
@@ -181,10 +181,10 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
 def _job_container_directories(slurm_conf: str) -> list[str]:
     try:
         with open(os.path.join(os.path.dirname(slurm_conf), "job_container.conf"), errors="surrogateescape") as file:
-            found = re.search(r"^\s*Dirs\s*=\s*(\S+)", file.read(), re.MULTILINE | re.IGNORECASE)
+            setting = re.search(r"^\s*Dirs\s*=\s*(\S+)", file.read(), re.MULTILINE | re.IGNORECASE)
     except OSError:
-        found = None
-    return (found[1] if found else _JOB_CONTAINER_DIRECTORIES).split(",")
+        setting = None
+    return (setting[1] if setting else _JOB_CONTAINER_DIRECTORIES).split(",")
 
 
 def users_home() -> str:

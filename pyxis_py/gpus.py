@@ -1,6 +1,6 @@
 """Numbers of GPUs, in a container that has some of the node's.
 
-Without ConstrainDevices Slurm tells a task numbers that count all GPUs of the
+Without ConstrainDevices Slurm gives a task numbers that count all GPUs of the
 node, and CUDA counts those that it can open. Source: gres.conf(5); CUDA C++
 Programming Guide, "CUDA Environment Variables".
 """
@@ -13,20 +13,19 @@ if TYPE_CHECKING:
 
     from pyxis_py.job import Job
 
-_TOLD = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+_OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
-    """What a task is told of its GPUs, counted among PENROOT_GPUS: those of the container, as CUDA sees them.
+    """The GPUs of a task, counted among those of the container, PENROOT_GPUS, as CUDA does.
 
-    What the image says itself stays, and so do numbers of others, which a task of another step has that attaches.
+    Variables of the image stay. So do those of a task with none of these GPUs: it is of another step, which attaches.
     """
-    there = image["PENROOT_GPUS"].split(",")
-    found = {}
-    for name in _TOLD:
-        told = task.environ.get(name, "").split(",")
-        if name not in image and any(told):
-            mine = [str(there.index(number)) for number in told if number in there]
-            if mine:
-                found[name] = ",".join(mine)
-    return found
+    of_container = image["PENROOT_GPUS"].split(",")
+    changed = {}
+    for name in _OF_SLURM:
+        of_task = task.environ.get(name, "").split(",")
+        counted = [str(of_container.index(number)) for number in of_task if number and number in of_container]
+        if name not in image and counted:
+            changed[name] = ",".join(counted)
+    return changed

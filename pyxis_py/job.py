@@ -1,4 +1,4 @@
-"""What SPANK told us about a job step on this node, frozen."""
+"""What SPANK knows of a job step on this node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DENIED = frozenset(
 # "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
-REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has said why
+REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
 
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
@@ -32,7 +32,7 @@ _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 class Job:
     """One request of the plugin; the protocol is in c_shims/spank/README.md."""
 
-    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "helper", "command")
+    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "command")
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Raises KeyError where the message lacks what every request has."""
@@ -55,7 +55,6 @@ class Job:
         self.context = single.get("context", "stepd")
         self.cwd = single.get("cwd", "")
         self.node = single.get("node", "")
-        self.helper = single.get("helper", "")
         self.command = single.get("command", "")
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
 
@@ -88,7 +87,7 @@ class Job:
 
     @property
     def tasks(self) -> int:
-        """Tasks of the step on all its nodes. For a batch script Slurm has told those of the job: sbatch -n."""
+        """Tasks of the step on all its nodes; for a batch script Slurm gives those of the job, sbatch -n."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MARK = ".step"
 _NAME_MAX = 255  # bytes: limits.h
 _PATIENCE = 2  # seconds that the end of a step waits for another one
-_MOST = 10  # failures of the epilog that are told
+_MOST = 10  # failures of an epilog that are printed
 
 
 def mark(step: Step) -> None:
@@ -84,7 +84,7 @@ def finish(step: Step, *, failed: bool, killed: bool) -> None:
         step.running.forget(step.name, step.job.step)
         return
     except PenrootError as e:
-        log.warn(f"{e}: no other step has found this container since")
+        log.warn(f"{e}: no other step can have joined this container")
         _leave(step, failed, killed)
         return
     with lock:

@@ -30,10 +30,9 @@ NO = ("0", "false", "no", "n")
 
 
 class Request(Frozen):
-    """What a step asks for; None is "not said", so a setting decides.
+    """What a step asks for; where an attribute is None, a setting decides.
 
-    ``origins`` names, for each attribute that was said, the option or the
-    variable that said it, for messages.
+    ``origins`` has for messages the option or the variable that each of the others comes from.
     """
 
     image: str | None = None
@@ -53,15 +52,15 @@ class Request(Frozen):
 
     @property
     def wants_container(self) -> bool:
-        """True when an image or a name says which container; else there is none, whatever else is said."""
+        """Whether an image or a name says which container; without them there is none, whatever the other options."""
         return self.image is not None or self.name is not None
 
     def is_file(self, cwd: str) -> bool:
-        """Whether the image is a path on the node; what ends as such files do is one if it is one word, or is there."""
+        """Whether the image is a path on the node: it begins as one, or ends in .sqsh and is one word or a file."""
         image = self.image or ""
         if image.startswith(("/", ".")):
             return True
-        # The file may be missing, or not be written yet; an image of that name in a registry is docker://x.sqsh.
+        # One word is a file even if it is missing or not written yet: a registry's image is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
     def fstab(self) -> list[Mount]:
@@ -132,16 +131,16 @@ def chosen(entries: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]
 
     An entry is a name, a pattern in which ``*`` is any text, or NAME=VALUE.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
         if equals:
-            found[name] = value
+            variables[name] = value
         elif "*" in name:
-            found.update({each: environ[each] for each in environ if _matches(each, name)})
+            variables.update({each: environ[each] for each in environ if _matches(each, name)})
         elif name in environ:
-            found[name] = environ[name]
-    return found
+            variables[name] = environ[name]
+    return variables
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -323,7 +322,7 @@ def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str
 
 
 def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
-    """Note what an option asks for, and what said it, by the attribute that it sets. Raises UsageError."""
+    """Note the value of an attribute, and the option or variable that it comes from. Raises UsageError."""
     known, before = asked.get(option.sets, (value, origin))
     if known == value:  # Slurm calls back more than once with the same value
         asked[option.sets] = value, origin
@@ -339,7 +338,7 @@ def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origi
 
 
 def ignored(request: Request) -> list[str]:
-    """What was said in vain because no image and no name says which container: one line each, for people."""
+    """The options that have no effect because neither an image nor a name is given: a line for each, for people."""
     if request.wants_container:
         return []
     missing = "neither --container-image nor --container-name is given"

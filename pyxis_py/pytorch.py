@@ -18,16 +18,15 @@ _FIRST_PORT, _PORTS = 61000, 4536  # above Linux's ephemeral ports: ip(7) ip_loc
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """What a task needs besides what is set; rank and local rank are always its own."""
     slurm = task.environ
-    found = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}
-    wanted = {"MASTER_PORT": str(_FIRST_PORT + task.jobid % _PORTS)}
+    always = {"RANK": str(task.numbers["procid"]), "LOCAL_RANK": str(task.numbers["taskid"])}
+    unset = {"MASTER_PORT": str(_FIRST_PORT + task.jobid % _PORTS)}
     if first := first_host(slurm.get("SLURM_STEP_NODELIST", "")):
-        wanted["MASTER_ADDR"] = first
+        unset["MASTER_ADDR"] = first
     if "SLURM_NTASKS" in slurm:
-        wanted["WORLD_SIZE"] = slurm["SLURM_NTASKS"]
+        unset["WORLD_SIZE"] = slurm["SLURM_NTASKS"]
     if int(slurm.get("SLURM_STEP_NUM_TASKS", "1")) > int(slurm.get("SLURM_STEP_NUM_NODES", "1")):
-        wanted["OMP_NUM_THREADS"] = "1"
-    found.update({name: value for name, value in wanted.items() if name not in image and name not in slurm})
-    return found
+        unset["OMP_NUM_THREADS"] = "1"
+    return {**always, **{name: value for name, value in unset.items() if name not in image and name not in slurm}}
 
 
 def first_host(nodes: str) -> str:

@@ -138,7 +138,7 @@ class RunningContainers:
         """Make what is missing. Raises FileNotFoundError where another step removes it, PenrootError."""
         if not os.path.isdir(os.path.dirname(self.path)):
             raise PenrootError(f"somebody has removed {os.path.dirname(self.path)}")
-        # Not makedirs(): it fails where somebody removes what it has found to be there.
+        # Not makedirs(): it fails where somebody removes a directory that it has just seen.
         for path in (self.path, directory):
             try:
                 os.mkdir(path, 0o700)

@@ -41,7 +41,7 @@ _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
 
 
 class Step:
-    """One step on one node, from what the plugin said."""
+    """One step on one node, as the plugin describes it."""
 
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
@@ -116,7 +116,7 @@ class Step:
             tell("ignoring --container-mounts when attaching to a running container")
         if self.request.remap_root not in (None, container.remap_root):
             origin = self.request.origins["remap_root"]
-            tell(f"ignoring {origin} when attaching to a running container: who one is in it was said at its start")
+            tell(f"ignoring {origin} when attaching to a running container: it keeps the user that it was started with")
         if step := container.served:
             # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
             log.warn(
@@ -131,7 +131,7 @@ class Step:
         if mounts := self._pmix_mounts(remap_root=remap_root):
             from pyxis_py import attached
 
-            # Only told: a step without MPI needs none of it, and PMIx has other ways to some of it.
+            # Only a warning: a step without MPI needs none of it, and PMIx has other ways to some of it.
             if why := attached.bring(spaces, mounts):
                 log.warn(f"MPI may not work in the running container {self.request.name}: {why}")
 
@@ -316,7 +316,7 @@ class Step:
             stored = pull.pull(ref, self.settings, agreed="" if resolved == REFUSED else resolved)
         except PenrootError as e:
             if resolved == REFUSED and isinstance(e, RefusedError):
-                raise ImageError("") from e  # srun has said it, for all nodes
+                raise ImageError("") from e  # srun has printed it, for all nodes
             why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
             raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
         tell(f"imported docker image: {image}")

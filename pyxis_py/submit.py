@@ -69,7 +69,7 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 
 
 def resolve(job: Job, tag: Reference) -> str:
-    """The digest of a tag, or "" where it cannot be told from here.
+    """The digest of a tag, or "" where it cannot be had from here.
 
     Ends the process where that takes too long: the plugin then goes on without. Raises
     RefusedError; a node may have another login or mirror, so it asks all the same.
