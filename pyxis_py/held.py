@@ -6,9 +6,10 @@ import _signal
 import _socket
 import os
 
-from enroot_py.base import log
+from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
+from enroot_py.runtime import processes
 from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
 
 TYPE_CHECKING = False
@@ -130,7 +131,8 @@ class Held:
 
     def answer(self, channel: Channel, task: Job) -> None:
         """Let one task in."""
-        me = f"{os.getpid()} {self.step.started()}"
+        # Together with its PID the time when this process began tells it from all others.
+        me = f"{os.getpid()} {processes.started(os.getpid())}"
         workdir = self.step.request.workdir or self.workdir
         environ = {**self.environ, "PWD": os.path.normpath(workdir)}
         assign, drop = self.step.environ(environ, task, remap_root=self.remap_root)
@@ -209,7 +211,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
         # By the node's /proc, as an image may have none; nobody else may look at this process.
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
         if source.upper and step.settings.rootfs_writable:
-            spaces.append(step.root())
+            spaces.append(_root())
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)
@@ -218,6 +220,15 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             channel.fail(cause(e) or (e if isinstance(e, PenrootError) else _bug(e)))
         finally:
             os._exit(1)
+
+
+def _root() -> int:
+    """In the container: its root file system without what is mounted in it, for other containers on it.
+
+    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
+    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+    """
+    return linux.open_tree(linux.AT_FDCWD, "/", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
 
 
 def _bug(error: BaseException) -> PenrootError:

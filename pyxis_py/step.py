@@ -14,7 +14,7 @@ from enroot_py.base.errors import (
     RefusedError,
 )
 from enroot_py.config import settings as enroot_settings
-from enroot_py.runtime import namespaces, pmix, processes, rootfs
+from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
@@ -84,6 +84,47 @@ class Step:
     def directory(self) -> str:
         """Where the container is, or would be."""
         return f"{self.settings.data_path}/{self.container}"
+
+    def begin(self) -> None:
+        """Before anything is made: note what there will be to remove, should this process be killed.
+
+        Raises ImageError, ConfigError where the container could not be saved at the end: no callback of Slurm
+        after the last task changes the status with which srun exits, and the work would be lost.
+        """
+        namespaces.hide()  # from other processes of the user
+        if self.request.save:
+            leave.Save(self).check()
+        self._claim_name()
+        self._takes_over = not self._note(self.own_note)
+        # The server of an image, whose parent ends as it is built, becomes our child: Held.let_go waits for it.
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+
+    def _claim_name(self) -> None:
+        """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""
+        if self._leaves_a_directory:
+            self._claim = claims.Claim(self.name, self.settings.data_path, kept=self.request.name is not None)
+            self.container = self._claim.name
+
+    @property
+    def own_note(self) -> str:
+        """Under which name the step is noted, whatever its container is called."""
+        return f"pyxis_{self.job.step}"
+
+    def _note(self, name: str) -> bool:
+        """Note the step or its container for the epilog, and what is to be removed with it; whether that is new."""
+        goes_with_it = name == self.name or self.goes_with_steps
+        return self.notes.add(name, self.directory if goes_with_it else "-")
+
+    @property
+    def _leaves_a_directory(self) -> bool:
+        """Whether a new container of this step takes room under the data path."""
+        request = self.request
+        return request.name is not None or bool(request.save) or self.settings.rootfs_writable
+
+    @property
+    def goes_with_steps(self) -> bool:
+        """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
+        return self.request.name is None or bool(leave.maker(self.container, self.settings))
 
     def joins_running(self) -> bool:
         """Whether the step goes into a container of its name that runs. Raises ContainerError where it must not."""
@@ -251,45 +292,6 @@ class Step:
             return self._from_importer(importer, image)
         return self._from_file(image) if self.request.is_file(self.job.cwd) else self._from_reference(image)
 
-    @property
-    def _leaves_a_directory(self) -> bool:
-        """Whether a new container of this step takes room under the data path."""
-        request = self.request
-        return request.name is not None or bool(request.save) or self.settings.rootfs_writable
-
-    def begin(self) -> None:
-        """Before anything is made: note what there will be to remove, should this process be killed.
-
-        Raises ImageError, ConfigError where the container could not be saved at the end: no callback of Slurm
-        after the last task changes the status with which srun exits, and the work would be lost.
-        """
-        namespaces.hide()  # from other processes of the user
-        if self.request.save:
-            leave.Save(self).check()
-        self._claim_name()
-        self._takes_over = not self._note(self.own_note)
-        # The server of an image, whose parent ends as it is built, becomes our child: Held.let_go waits for it.
-        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-
-    def _claim_name(self) -> None:
-        """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""
-        if self._leaves_a_directory:
-            self._claim = claims.Claim(self.name, self.settings.data_path, kept=self.request.name is not None)
-            self.container = self._claim.name
-
-    def started(self) -> int:
-        """When this process began. Together with its PID that tells it from all others."""
-        return processes.started(os.getpid())
-
-    @property
-    def own_note(self) -> str:
-        """Under which name the step is noted, whatever its container is called."""
-        return f"pyxis_{self.job.step}"
-
-    def _note(self, what: str) -> bool:
-        stays = what != self.name and not self.goes_with_steps
-        return self.notes.add(what, "-" if stays else self.directory)
-
     def _from_file(self, image: str) -> rootfs.Source:
         path = os.path.join(self.job.cwd or "/", image)
         if not image.startswith(("/", ".")):
@@ -390,14 +392,6 @@ class Step:
         own = self.job.environ
         return name.startswith(_OF_TASKS) and own.get(name) == value or pmix.is_copy(name, value, own)
 
-    def root(self) -> int:
-        """In the container: its root file system without what is mounted in it, for other containers on it.
-
-        Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-        "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
-        """
-        return linux.open_tree(linux.AT_FDCWD, "/", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
-
     @property
     def _runs_entrypoint(self) -> bool:
         asked = self.request.entrypoint
@@ -421,11 +415,6 @@ class Step:
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
         return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
-
-    @property
-    def goes_with_steps(self) -> bool:
-        """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
-        return self.request.name is None or bool(leave.maker(self.container, self.settings))
 
 
 def _bind(path: str, flags: str, what: str) -> Mount:

@@ -24,7 +24,7 @@ ROOMS = {
     "errors": "base",
 }
 # These modules of pyxis_py enter containers; the others take base alone.
-ENTERING = ("step", "leave", "entrypoint", "attached", "mounts", "submit", "check", "manual")
+ENTERING = ("held", "step", "leave", "entrypoint", "attached", "mounts", "submit", "check", "manual")
 
 # Each costs more than a whole start may.
 HEAVY = set(
