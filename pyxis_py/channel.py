@@ -134,6 +134,7 @@ class Client(Channel):
 
 
 def numbers(data: bytes) -> list[int]:
+    """The numbers in a control message, unix(7): descriptors, or the process, user and group of who sends."""
     return [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) // 4 * 4, 4)]
 
 

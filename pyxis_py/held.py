@@ -80,7 +80,7 @@ class Held:
             finally:
                 peer.close()
             lent = Lent(pairs, fds)
-            if "mnt" not in lent.spaces or is_ours("mnt", lent.spaces["mnt"]):
+            if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
                 raise _imposter(step, other, "it hands over no container")
             return lent
         return None
@@ -125,7 +125,7 @@ class Held:
         self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
         self.lent.update({name: value for name, value in below.items() if name in chosen})
         spaces = zip(_NAMESPACES, fds, strict=False)
-        self.spaces = {name: fd for name, fd in spaces if not is_ours(name, fd)}
+        self.spaces = {name: fd for name, fd in spaces if not _is_ours(name, fd)}
         if len(fds) > len(_NAMESPACES):
             self.shared = fds[-1]
 
@@ -174,7 +174,7 @@ class Held:
             return
 
 
-def is_ours(name: str, fd: int) -> bool:
+def _is_ours(name: str, fd: int) -> bool:
     """Whether a descriptor is of that namespace in which this process is."""
     return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
 
