@@ -293,13 +293,15 @@ def names(settings: Settings) -> list[str]:
     """Names of the containers there are, sorted."""
     check_place(settings.data_path)
     try:
-        found = os.listdir(settings.data_path)
+        entries = os.listdir(settings.data_path)
     except FileNotFoundError:
         return []
     except OSError as e:
         path = settings.data_path
         raise ContainerError(f"cannot read {path}: {e.strerror}", hint=_way_out(e, path + "/")) from e
-    return sorted(n for n in found if not n.startswith(".") and os.path.isdir(f"{settings.data_path}/{n}"))
+    return sorted(
+        name for name in entries if not name.startswith(".") and os.path.isdir(f"{settings.data_path}/{name}")
+    )
 
 
 def remove(name: str, settings: Settings) -> None:

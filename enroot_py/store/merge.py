@@ -66,9 +66,9 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
             os.chmod(there, stat.S_IMODE(like.st_mode))
             os.utime(there, ns=(like.st_mtime_ns, like.st_mtime_ns))
     if not inside:
-        found = os.stat(source)
-        os.chmod(target, stat.S_IMODE(found.st_mode))
-        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        status = os.stat(source)
+        os.chmod(target, stat.S_IMODE(status.st_mode))
+        os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
 
 def _link(source: str, target: str) -> None:
@@ -89,8 +89,8 @@ def copy_attributes(source: str, target: str) -> None:
         os.setxattr(target, name, os.getxattr(source, name))
 
 
-def _remove(directory: str, name: str, found: os.stat_result) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _remove(directory: str, name: str, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
         trees.remove(f"{directory}/{name}")
     else:
         os.unlink(f"{directory}/{name}")

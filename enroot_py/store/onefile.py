@@ -90,9 +90,15 @@ def identity(path: str) -> str:
     from binascii import crc32
 
     with open(path, "rb", buffering=0) as f:
-        found = os.fstat(f.fileno())
+        status = os.fstat(f.fileno())
         check = crc32(f.read(_SUPERBLOCK))
-    numbers = (found.st_dev & 0xFFFFFFFF, 4), (found.st_ino, 8), (found.st_size, 8), (found.st_mtime_ns, 8), (check, 4)
+    numbers = (
+        (status.st_dev & 0xFFFFFFFF, 4),
+        (status.st_ino, 8),
+        (status.st_size, 8),
+        (status.st_mtime_ns, 8),
+        (check, 4),
+    )
     data = b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers)
     return digests.of_encoded(data.hex())
 
@@ -163,14 +169,14 @@ def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> Non
         while pending:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and not found.st_mode & stat.S_IRUSR:
-                        os.chmod(entry.path, found.st_mode & 0o1777 | stat.S_IRUSR)  # as in the trees of layers
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR:
+                        os.chmod(entry.path, status.st_mode & 0o1777 | stat.S_IRUSR)  # as in the trees of layers
                     _disarm(entry.path)
-                    if stat.S_ISDIR(found.st_mode):
+                    if stat.S_ISDIR(status.st_mode):
                         pending.append(entry.path)
                     else:
-                        size += found.st_size
+                        size += status.st_size
         index.write(build.path, (index.layer_line(name, size),))
         build.publish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -135,7 +136,7 @@ class Alone:
     def __init__(self, store: Store, *, wait: bool = True) -> None:
         self.store = store
         self._wait = wait
-        self._held: list[Fd] = []
+        self._held = contextlib.ExitStack()
         self._trash: list[str] = []
 
     def __enter__(self) -> Alone:
@@ -148,7 +149,7 @@ class Alone:
         with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if not flock(fd, wait=False):
                 return False
-            self._held.append(fd.keep())
+            self._held.enter_context(fd.keep())
             return True
 
     def discard(self, directory: str) -> None:
@@ -162,13 +163,10 @@ class Alone:
         self._trash.remove(layout.trash(directory))
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
-        try:
+        with self._held:
+            os.close(self._lock)  # imports need not wait for what goes
             for path in self._trash:
                 trees.remove(path)
-        finally:
-            for fd in self._held:
-                os.close(fd)
 
 
 def shrink(store: Store, settings: Settings) -> None:

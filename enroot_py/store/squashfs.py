@@ -63,11 +63,11 @@ def checksum(path: str) -> str:
     """The SHA-256 of an image file. Raises OSError."""
     from hashlib import sha256
 
-    found = sha256()
+    checksum = sha256()
     with open(path, "rb", buffering=0) as f:
         while data := f.read(1 << 20):
-            found.update(data)
-    return found.hexdigest()
+            checksum.update(data)
+    return checksum.hexdigest()
 
 
 def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
@@ -288,10 +288,10 @@ def _is_empty_file(path: str | bytes) -> bool:
     import stat
 
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and not found.st_size
+    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _pattern(path: bytes) -> bytes:

@@ -93,8 +93,8 @@ def _note_use(fd: int) -> None:
     """The time of an image's directory says when it was last used, to the hour."""
     import time
 
-    found = os.fstat(fd)
-    if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _USE_STEP:
+    status = os.fstat(fd)
+    if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _USE_STEP:
         try:
             os.utime(fd)
         except OSError as e:
@@ -130,17 +130,17 @@ class Store:
         self.root = root
         self._owner = me = os.geteuid()
         try:
-            found = trusted.place(root, make=create)
+            status = trusted.place(root, make=create)
         except FileNotFoundError:
             return
         except OSError as e:
             raise _refused(root, e, create=create) from e
-        self._owner = found.st_uid
+        self._owner = status.st_uid
         for directory in (root, f"{root}/{layout.REFS}"):
             if os.access(directory, os.R_OK | os.X_OK) or not os.path.isdir(directory):
                 continue
             raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-        if found.st_uid == me and found.st_mode & 0o077 and (me != 0 or create):
+        if status.st_uid == me and status.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)
         if create:
             if not os.path.isdir(f"{root}/{layout.LAYERS}"):

@@ -13,13 +13,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from enroot_py.base import filesystems, log, trees
 from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
+from enroot_py.base.fds import Fd
 from enroot_py.store import index
 from enroot_py.store.layout import TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
@@ -204,68 +205,57 @@ class Tree:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd
 
-    def _walk(self, parts: Iterable[bytes], mtime: int | None) -> int:
+    def _walk(self, parts: Sequence[bytes], mtime: int | None) -> Fd:
         """Open a directory; with ``mtime`` make what is missing. Raises ImageError and OSError."""
-        stack = [os.dup(self._root)]
-        names: list[bytes] = []  # where we are, symlinks resolved
-        pending = list(parts)[::-1]
+        pending = [*reversed(parts)]
         links = 0
-        try:
+        with _Walk(self._root) as walk:
             while pending:
                 name = pending.pop()
-                if name in (b"", b"."):
-                    continue
                 if name == b"..":
-                    if len(stack) > 1:
-                        os.close(stack.pop())
-                        names.pop()
-                    continue
-                try:
-                    fd = os.open(name, _DIRECTORY, dir_fd=stack[-1])
-                except FileNotFoundError:
-                    if mtime is None:
-                        raise
-                    fd = self._mkdir(stack[-1], name)
-                    self._implied((*names, name), mtime)
-                except NotADirectoryError:
-                    found = os.stat(name, dir_fd=stack[-1], follow_symlinks=False)
-                    if stat.S_ISLNK(found.st_mode):
+                    walk.up()
+                elif name not in (b"", b"."):
+                    target = self._step(walk, name, mtime)
+                    if target is not None:
                         links += 1
-                        target = os.readlink(name, dir_fd=stack[-1])
                         if links > MAX_SYMLINKS:
-                            raise ImageError(f"too many symlinks in {shown(b'/'.join(parts))}") from None
+                            raise ImageError(f"too many symlinks in {shown(b'/'.join(parts))}")
                         if target.startswith(b"/"):
-                            while len(stack) > 1:
-                                os.close(stack.pop())
-                            names.clear()
-                        pending.extend(target.split(b"/")[::-1])
-                        continue
-                    if not is_whiteout(found) or mtime is None:
-                        raise
-                    os.unlink(name, dir_fd=stack[-1])
-                    fd = self._mkdir(stack[-1], name)
-                    set_opaque(fd)
-                    self._implied((*names, name), mtime)
-                stack.append(fd)
-                names.append(name)
-                if len(stack) > MAX_DEPTH or len(pending) > 8 * MAX_DEPTH:
-                    raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
-            return stack.pop()
-        finally:
-            for fd in stack:
-                os.close(fd)
+                            walk.to_root()
+                        pending.extend(reversed(target.split(b"/")))
+                    if len(walk.names) >= MAX_DEPTH or len(pending) > 8 * MAX_DEPTH:
+                        raise ImageError(f"a path of more than {MAX_DEPTH} directories in the layer")
+            return walk.end()
 
-    def _implied(self, names: Sequence[bytes], mtime: int) -> None:
-        path = b"/".join(names)
+    def _step(self, walk: _Walk, name: bytes, mtime: int | None) -> bytes | None:
+        """Walk on into a directory, with ``mtime`` made where it is missing; of a symlink return where it leads."""
+        try:
+            fd = Fd(os.open(name, _DIRECTORY, dir_fd=walk.here))
+        except FileNotFoundError:
+            if mtime is None:
+                raise
+            fd = self._imply(walk, name, mtime)
+        except NotADirectoryError:
+            status = os.stat(name, dir_fd=walk.here, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                return os.readlink(name, dir_fd=walk.here)
+            if not is_whiteout(status) or mtime is None:
+                raise
+            os.unlink(name, dir_fd=walk.here)
+            fd = self._imply(walk, name, mtime)
+            set_opaque(fd)
+        walk.down(name, fd)
+        return None
+
+    def _imply(self, walk: _Walk, name: bytes, mtime: int) -> Fd:
+        """Make a directory that the tar does not have. Raises OSError."""
+        os.mkdir(name, 0o755, dir_fd=walk.here)
+        path = b"/".join((*walk.names, name))
         self._times.setdefault(path, mtime)
         self._implicit[path] = None
-
-    @staticmethod
-    def _mkdir(parent: int, name: bytes) -> int:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        fd = os.open(name, _DIRECTORY, dir_fd=parent)
-        os.fchmod(fd, 0o755)  # whatever a default ACL or a set-gid parent made of it
-        return fd
+        with Fd(os.open(name, _DIRECTORY, dir_fd=walk.here)) as fd:
+            os.fchmod(fd, 0o755)  # whatever a default ACL or a set-gid parent made of it
+            return fd.keep()
 
     # -- entries
 
@@ -274,38 +264,32 @@ class Tree:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
-            found = _lstat(parent, name)
-            if found is None or not stat.S_ISDIR(found.st_mode):
-                hidden = found is not None and is_whiteout(found)
+            status = _lstat(parent, name)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                hidden = status is not None and is_whiteout(status)
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
-        fd = os.open(name, _DIRECTORY, dir_fd=parent)
-        try:
+        with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
             if hidden:  # removed and made again by one layer: nothing below shows through
                 set_opaque(fd)
             os.fchmod(fd, entry.mode & 0o777 | 0o700)
             if entry.pax:
                 self._set_xattrs(fd, entry)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._times[path] = entry.mtime
-        self._implicit.pop(path, None)
-        if path in self._open:
-            os.close(fd)
-        else:
-            self._keep(path, fd)  # what comes next is in it, most often
+            self._times[path] = entry.mtime
+            self._implicit.pop(path, None)
+            if path not in self._open:
+                self._keep(path, fd.keep())  # what comes next is in it, most often
 
     def _make_file(self, parent: int, name: bytes, entry: Entry, data: Tar) -> None:
         if not 0 <= entry.size <= _LARGEST:
             raise ImageError(f"{shown(entry.path)}: a file of {entry.size} bytes")
         mode = entry.mode & 0o777 | 0o400
         try:
-            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
+            new = os.open(name, _NEW_FILE, mode, dir_fd=parent)
         except FileExistsError:
             self._remove(parent, name)
-            fd = os.open(name, _NEW_FILE, mode, dir_fd=parent)
-        try:
+            new = os.open(name, _NEW_FILE, mode, dir_fd=parent)
+        with Fd(new) as fd:
             crc = None
             if entry.segments is None:
                 crc = data.copy(entry.size, fd, 0)
@@ -328,8 +312,6 @@ class Tree:
                 self.sums.pop(made.st_ino, None)  # of a file that it replaced, perhaps
             else:
                 self.sums[made.st_ino] = index.file_sum(made, crc)
-        finally:
-            os.close(fd)
 
     def _make_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
         try:
@@ -345,20 +327,17 @@ class Tree:
             return
         above, _, other = target.rpartition(b"/")
         try:
-            directory = self._walk(above.split(b"/"), None)
-            try:
-                found = os.stat(other, dir_fd=directory, follow_symlinks=False)
+            with self._walk(above.split(b"/"), None) as directory:
+                status = os.stat(other, dir_fd=directory, follow_symlinks=False)
                 same = _lstat(parent, name)
-                if same is not None and (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino):
+                if same is not None and (same.st_dev, same.st_ino) == (status.st_dev, status.st_ino):
                     return
                 is_device = any(record.startswith("device") for record in self._records.get(target, ()))
-                if stat.S_ISDIR(found.st_mode) or is_whiteout(found) and not is_device:
+                if stat.S_ISDIR(status.st_mode) or is_whiteout(status) and not is_device:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
                 self._copy_records(target, path)  # an upper layer may hide the other name
-            finally:
-                os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
@@ -377,24 +356,21 @@ class Tree:
             return  # aufs keeps its own books under .wh..wh.*
         if name in (b"", b".", b".."):
             raise ImageError(f"{shown(path)}: a whiteout of nothing")
-        found = _lstat(parent, name)
-        if found is None:
+        status = _lstat(parent, name)
+        if status is None:
             make_whiteout(parent, name, mtime)
-        elif stat.S_ISDIR(found.st_mode):
+        elif stat.S_ISDIR(status.st_mode):
             # Whiteouts are about lower layers only: what this layer itself brings stays.
-            fd = os.open(name, _DIRECTORY, dir_fd=parent)
-            try:
+            with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as fd:
                 set_opaque(fd)
-            finally:
-                os.close(fd)
 
     def _remove(self, parent: int, name: bytes) -> None:
-        found = _lstat(parent, name)
-        if found is None:
+        status = _lstat(parent, name)
+        if status is None:
             return
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 self._forget(parent)  # it may have led to directories that are open
             return
         self._forget(parent)  # some of it may be beneath the directory that goes
@@ -432,6 +408,42 @@ class Tree:
             self._records[path] = self._records[source]
         else:
             self._records.pop(path, None)
+
+
+class _Walk:
+    """Where a walk from the root of a tree is, in a ``with``. No ``..`` leads out of the root."""
+
+    def __init__(self, root: int) -> None:
+        self._stack = [os.dup(root)]
+        self.names: list[bytes] = []  # symlinks resolved
+
+    def __enter__(self) -> _Walk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._stack:
+            os.close(fd)
+
+    @property
+    def here(self) -> int:
+        return self._stack[-1]
+
+    def down(self, name: bytes, directory: int) -> None:
+        self._stack.append(directory)
+        self.names.append(name)
+
+    def up(self) -> None:
+        if self.names:
+            os.close(self._stack.pop())
+            self.names.pop()
+
+    def to_root(self) -> None:
+        while self.names:
+            self.up()
+
+    def end(self) -> Fd:
+        """The directory that it has come to, open for the caller."""
+        return Fd(self._stack.pop())
 
 
 def _normal(path: bytes) -> bytes:
