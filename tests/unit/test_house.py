@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -169,3 +170,12 @@ def test_the_house_is_kept(rule: str) -> None:
 def test_no_exception_is_left_over() -> None:
     assert not set(TABLES) - many_parameters()
     assert not CALLED - unused()
+
+
+def test_the_walk_of_a_reference_names_what_there_is() -> None:
+    text = (ROOT / "docs/developing.md").read_text()
+    steps = re.findall(r"^\d+\. `(.+?)`, `(.+?)\(\)`: ", text, re.MULTILINE)
+    assert len(steps) == 10
+    for path, function in steps:
+        definition = rf"^ *def {function}\(" if path.endswith(".py") else rf"^[a-z].* {function}\("
+        assert re.search(definition, (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {function}()"
