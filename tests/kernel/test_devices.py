@@ -14,6 +14,7 @@ import pytest
 from tests import fakehost
 from tests.fakehost import MINORS, TRIPLET, FakeHost, cap_number, mig_uuid, uuid
 from tests.kernel.conftest import PREFIX, User, require
+from tests.waiting import until
 
 LOADER = """
 #include <dlfcn.h>
@@ -361,6 +362,24 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     done = user.penroot("start", "--device", "nvidia.com/gpu=9", "box", "true", env=environ, status=1)
     assert "nvidia.com/gpu=9" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("root", ["y", "n"])
+def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.Path, root: str) -> None:
+    """Its devices are read in the container's user namespace, where all of the host's owners look alike."""
+    dgx.cdi()
+    environ = {"ENROOT_RESTRICT_DEV": "y", "ENROOT_REMAP_ROOT": root, "NVIDIA_VISIBLE_DEVICES": "0"}
+    cache = user.home / "cache/cdi"
+
+    def told() -> str:
+        return user.start("box", "sh", "-c", "echo $FROM_CDI", env=environ)
+
+    until(lambda: told() == "yes\n" and cache.exists(), "a parse is kept, when the file has not changed just now")
+    (kept,) = cache.iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b"FROM_CDI=yes", b"FROM_CDI=its"))
+    assert told() == "its\n"
+    cache.chmod(0o777)
+    assert told() == "yes\n"
 
 
 def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
