@@ -130,7 +130,7 @@ class Save:
     def check(self) -> None:
         """Before the container is made: raise ImageError or ConfigError where it could not be saved."""
         from enroot_py.base import filesystems, memory
-        from enroot_py.store import squashfs
+        from enroot_py.store import mksquashfs
 
         directory, name = os.path.split(self.file)
         if os.path.isdir(self.file):
@@ -146,7 +146,7 @@ class Save:
             raise self.error(f"{directory}: {e.strerror}", filesystems.way_out(e, directory))
         if refused := memory.refusal():
             raise self.error(*refused)
-        squashfs.check_options(self.step.settings)
+        mksquashfs.check_options(self.step.settings)
 
     def write(self) -> None:
         """Write the file. Raises ImageError."""

@@ -29,6 +29,11 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
     linux.prctl(_PR_SET_PDEATHSIG, number)
 
 
+def processors(most: int = 0) -> int:
+    """CPUs to use: ``most``, or those that this process may run on."""
+    return most or len(os.sched_getaffinity(0))
+
+
 def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
     """Call each task in a process of its own, ``parallel`` at a time, in order.
 

@@ -26,7 +26,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, mounts
-from enroot_py.store import squashfs
+from enroot_py.store import mksquashfs, squashfs, unsquashfs
 
 PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
 ALIASES = {
@@ -63,9 +63,9 @@ class Bundle:
     def write(self) -> None:
         """Make the file, whole or not at all. Raises ImageError, PenrootError."""
         squashfs.check(self.image)
-        if self.output == squashfs.STDOUT:
+        if self.output == mksquashfs.STDOUT:
             raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
-        squashfs.check_output(self.path, self.settings)
+        mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(self._config(source))
@@ -74,7 +74,7 @@ class Bundle:
             except FileExistsError:
                 raise ImageError(f"file already exists: {self.path}", hint="--force overwrites it") from None
             except OSError as e:
-                raise squashfs.cannot_write(self.path, e) from e
+                raise mksquashfs.cannot_write(self.path, e) from e
 
     def _publish(self, source: str, runtime: bytes) -> None:
         """Header, runtime and image beside the bundle, then under its name. Raises OSError."""
@@ -105,7 +105,7 @@ class Bundle:
             "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
             "secret_parts": " ".join(environ.SECRET_PARTS),
         }
-        script = etc.read_rc(squashfs.read(self.image, "etc/rc"), squashfs.read(self.image, "etc/rc.local"))
+        script = etc.read_rc(unsquashfs.read(self.image, "etc/rc"), unsquashfs.read(self.image, "etc/rc.local"))
         if script is not None:  # no shell is needed to know what it runs
             values["image_run"] = "y"
             values["image_workdir"] = script.workdir
@@ -218,9 +218,9 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
             scratch = stack.enter_context(making.Directory(settings.temp_path + "/penroot-bundle", 0o700)).path
             unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
             os.mkdir(unpacked)
-            squashfs.unpack(image, unpacked, settings)
+            unsquashfs.unpack(image, unpacked, settings)
             inner = settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K")
-            squashfs.write((unpacked,), converted, inner)
+            mksquashfs.write((unpacked,), converted, inner)
         except OSError as e:
             hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
             raise ImageError(f"cannot convert {image} in {settings.temp_path}: {e.strerror}", hint=hint) from e

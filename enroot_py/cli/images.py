@@ -13,7 +13,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import is_uri, parse
 from enroot_py.registry.sources import open_source
 from enroot_py.runtime import etc
-from enroot_py.store import containers, layout, pull, squashfs
+from enroot_py.store import containers, layout, mksquashfs, pull, unsquashfs
 from enroot_py.store.imageconfig import ImageConfig
 
 
@@ -21,10 +21,10 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     """Pull an image and write it to a squashfs file. Raises PenrootError."""
     reference = parse(uri, os.getcwd())
     path = output or reference.filename()
-    squashfs.check_writing(path, settings)  # before minutes of work, not after
+    mksquashfs.check_writing(path, settings)  # before minutes of work, not after
     image = pull.pull(reference, settings, arch=arch)
-    size = squashfs.write(image.lowerdirs, path, settings, image=image.file)
-    name = "stdout" if path == squashfs.STDOUT else os.path.abspath(path)
+    size = mksquashfs.write(image.lowerdirs, path, settings, image=image.file)
+    name = "stdout" if path == mksquashfs.STDOUT else os.path.abspath(path)
     log.info(f"{name}: {log.size(size)}, {image.digest}")
 
 
@@ -57,7 +57,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
             message = f"the stored image of {image} is damaged: {stored}"
             raise ImageError(message, hint="penroot cache verify --repair") from e
     if root.image:
-        texts = {name: squashfs.read(root.image, f"etc/{name}") for name in ("rc", "rc.local", "environment")}
+        texts = {name: unsquashfs.read(root.image, f"etc/{name}") for name in ("rc", "rc.local", "environment")}
     else:
         texts = {name: _text(root.directory, f"/etc/{name}") for name in ("rc", "rc.local", "environment")}
     run = etc.read_rc(texts["rc"], texts["rc.local"])

@@ -209,11 +209,11 @@ def _make(
 
 def unpack(name: str, image: str, settings: Settings, *, force: bool = False) -> Source:
     """Make the container ``name`` as a plain directory from a squashfs image. Raises ContainerError, ImageError."""
-    from enroot_py.store import squashfs
+    from enroot_py.store import squashfs, unsquashfs
 
     squashfs.check(image)
     with _New(name, settings, force=force) as temporary:
-        squashfs.unpack(image, temporary)
+        unsquashfs.unpack(image, temporary)
         if os.path.lexists(f"{temporary}/{records.MARK}"):
             message = f"the image {image} holds a file /{records.MARK}, by which penroot knows its containers"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")
@@ -406,9 +406,9 @@ def _cannot_delete(path: str, error: OSError) -> PenrootError:
 
 def export(name: str, output: str, settings: Settings) -> None:
     """Write a container to a squashfs image. Raises ContainerError, ImageError."""
-    from enroot_py.store import squashfs
+    from enroot_py.store import mksquashfs
 
     source = open_container(name, settings)
     sweep(settings)
     directories = (source.directory,) if source.directory else (source.upper, *source.lowerdirs)
-    squashfs.write(directories, output, settings, image=source.image, used=directories[0])
+    mksquashfs.write(directories, output, settings, image=source.image, used=directories[0])

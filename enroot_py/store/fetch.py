@@ -15,7 +15,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
 from enroot_py.registry.sources import Blob, ImageSource
-from enroot_py.store import compose, layout, onefile, prune, squashfs, unpack
+from enroot_py.store import compose, layout, onefile, prune, unpack
 from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
@@ -106,7 +106,7 @@ class Fetch:
         log.info(f"{self._reference}: fetching {layers}, {log.size(total)}")
         progress = Progress(str(self._reference), len(missing), total)
         tasks = [self._task(*pair, progress.part(number)) for number, pair in enumerate(missing)]
-        parallel = min(squashfs.processors(self._settings), self._settings.max_connections or len(tasks))
+        parallel = min(workers.processors(self._settings.max_processors), self._settings.max_connections or len(tasks))
         try:
             workers.run(tasks, parallel, progress.tick)
         except BaseException:

@@ -16,6 +16,7 @@ import os
 from enroot_py.base import digests, filesystems, log, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
+from enroot_py.store.squashfs import SUPERBLOCK
 from enroot_py.store.store import Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.config.settings import Settings
-
-_SUPERBLOCK = 96  # bytes
 
 
 def of_store(settings: Settings) -> str:
@@ -46,7 +45,7 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
     """
     import shutil
 
-    from enroot_py.store import prune, squashfs
+    from enroot_py.store import mksquashfs, prune, squashfs
 
     try:
         local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")
@@ -60,7 +59,7 @@ def squash(path: str, name: str, pull: Callable[[Settings], Image], settings: Se
     except ImageError as e:
         raise ImageError(str(e), hint=e.hint.replace("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH")) from e
     try:
-        squashfs.write(image.lowerdirs, f"{path}/{layout.SQUASHFS}", inner)
+        mksquashfs.write(image.lowerdirs, f"{path}/{layout.SQUASHFS}", inner)
         for record in (layout.MANIFEST, layout.CONFIG):
             shutil.copyfile(f"{image.path}/{record}", f"{path}/{record}")
         with open(f"{path}/{layout.SUM}", "w") as f:
@@ -91,7 +90,7 @@ def identity(path: str) -> str:
 
     with open(path, "rb", buffering=0) as f:
         status = os.fstat(f.fileno())
-        check = crc32(f.read(_SUPERBLOCK))
+        check = crc32(f.read(SUPERBLOCK))
     numbers = (
         (status.st_dev & 0xFFFFFFFF, 4),
         (status.st_ino, 8),
@@ -154,7 +153,7 @@ def _compose(directory: str, path: str, name: str) -> None:
 def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> None:
     import stat
 
-    from enroot_py.store import index, squashfs
+    from enroot_py.store import index, unsquashfs
 
     with store.build(layout.LAYERS, name) as build:
         if build.done:
@@ -162,7 +161,7 @@ def _unpack_layer(store: Store, path: str, name: str, settings: Settings) -> Non
         log.info(f"unpacking {path} for all containers of it on this node")
         root = f"{build.path}/{layout.TREE}"
         os.mkdir(root, 0o755)
-        squashfs.unpack(path, root, settings)
+        unsquashfs.unpack(path, root, settings)
         if identity(path) != name:
             raise ImageError(f"{path} was changed while it was unpacked", hint="try again when it is complete")
         size, pending = 0, [root]

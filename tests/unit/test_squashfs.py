@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ImageError
-from enroot_py.store import squashfs
+from enroot_py.store import squashfs, unsquashfs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,7 +32,7 @@ def test_truncated_image_is_told(image: Path, size: int) -> None:
     with pytest.raises(ImageError, match="truncated"):
         squashfs.check(str(image))
     with pytest.raises(ImageError, match="truncated"):
-        squashfs.unpack(str(image), str(image.parent / "out"))
+        unsquashfs.unpack(str(image), str(image.parent / "out"))
     assert not (image.parent / "out").exists()
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from enroot_py.base import filesystems, trees
 from enroot_py.config import settings
-from enroot_py.store import onefile
-from enroot_py.store import squashfs as squash
+from enroot_py.store import onefile, unsquashfs
 from tests import images
 from tests.images import directory, entry
 from tests.kernel.conftest import PREFIX, UID, User, require
@@ -261,7 +260,7 @@ def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> Non
     subprocess.run(["rm", "-r", tree], check=True)
     assert user.start(path, "cat", "/number", env=UNPACK) == "7"
     user.penroot("create", "-n", "box", path)
-    squash.unpack(path, f"{user.home}/as-root")
+    unsquashfs.unpack(path, f"{user.home}/as-root")
     for root in (*files(user, "layers/*/fs"), user.data / "box", user.home / "as-root"):
         assert not (root / "null").exists() and not (root / "disk").exists(), root
         assert (root / "su").stat().st_mode & 0o7777 == 0o755

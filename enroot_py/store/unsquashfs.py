@@ -1,0 +1,94 @@
+"""Squashfs images are read and unpacked, by unsquashfs(1)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from typing import Any
+
+from enroot_py.base import memory, run, workers
+from enroot_py.base.errors import ImageError
+from enroot_py.config.settings import Settings
+from enroot_py.store.squashfs import check
+
+_TEXT = 16 << 20  # bytes of a file of an image that is read into memory
+_QUEUE = "32"  # MB of data, and of fragments, that unsquashfs holds; its 256 each make nothing quicker
+# What unsquashfs says of an image that is not what it was.
+_DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
+
+
+def read(path: str, name: str) -> str:
+    """A text file in an image, "" where it has none of that name. Raises ImageError."""
+    check(path)
+    command = [run.find("unsquashfs", package="squashfs-tools"), "-cat", path, name]
+    try:
+        with open(os.memfd_create(name), "rb") as f:
+            run_tool(command, path, stdout=f.fileno(), before=_limit)
+            f.seek(0)
+            return f.read().decode(errors="replace")
+    except ImageError as e:
+        # unsquashfs before 4.5 has no -cat.
+        if "no matches" in str(e) or "invalid option" in str(e):
+            return ""
+        if "SIGXFSZ" in str(e):
+            raise ImageError(f"the file {name} of {path} is larger than {_TEXT >> 20} MiB") from e
+        raise
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_TEXT, _TEXT))
+
+
+def unpack(path: str, directory: str, settings: Settings | None = None) -> None:
+    """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
+
+    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out.
+    """
+    check(path)
+    _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
+    command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
+    command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
+    run_tool(command, path, tolerate=_are_devices, warnings=True)
+    _settle(directory)
+
+
+def _are_devices(status: int, lines: list[str]) -> bool:
+    """Whether all that unsquashfs could not make are device nodes, which only root can, and no container needs."""
+    return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
+
+
+def _settle(directory: str) -> None:
+    """What an image's modes may not do to its owner, or to others on the host."""
+    pending = [directory]
+    while pending:
+        here = pending.pop()
+        os.chmod(here, os.stat(here).st_mode & 0o1777 | 0o700)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif os.geteuid() == 0 and not entry.is_symlink():
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                        os.unlink(entry.path)
+                    elif mode & 0o6000:
+                        os.chmod(entry.path, mode & 0o1777)
+
+
+def run_tool(command: list[str], image: str = "", **how: Any) -> str:
+    """Run a program of squashfs-tools, on an image that is read; returns its stdout.
+
+    Raises ImageError; OSError for a full disk, which it only says in words.
+    """
+    try:
+        return run.Program(command, error=ImageError, **how).run()
+    except ImageError as e:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in str(e):
+                raise OSError(number, os.strerror(number)) from e
+        if image and any(word in str(e) for word in _DAMAGE):
+            why = str(e).partition(" failed: ")[2]
+            raise ImageError(f"the image {image} is damaged: {why}", hint="import or copy it again") from e
+        raise
