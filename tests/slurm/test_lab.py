@@ -118,8 +118,9 @@ def test_jobs_leave_nothing(lab: Lab) -> None:
     assert {node: lab.residue(node) for node in lab.nodes} == {"n1": [], "n2": []}
 
 
+SLEEP = "setsid --fork sleep 54321 </dev/null >/dev/null 2>&1"  # which may not have been executed when this ends
 PLANTS = {
-    "processes": "setsid --fork sleep 54321 </dev/null >/dev/null 2>&1; echo 'pkill -x sleep'",
+    "processes": f"{SLEEP}; until pgrep -x sleep >/dev/null; do :; done; echo 'pkill -x sleep'",
     "files": "mkdir -p /var/tmp/enroot-data-2001/pyxis_1.0; echo 'rm -r /var/tmp/enroot-data-2001'",
     "mounts": "mount -t tmpfs planted /mnt; echo 'umount /mnt'",
     "cgroups": "cd /sys/fs/cgroup; cd freezer 2>&1; mkdir -p job_9/step_0; echo rmdir $PWD/job_9{/step_0,}",
@@ -147,8 +148,7 @@ def test_what_slurm_itself_leaves_now_and_then_is_no_residue(lab: Lab) -> None:
 
 
 def test_residue_of_one_test_is_not_that_of_the_next(lab: Lab) -> None:
-    kept = "setsid --fork sleep 54321 </dev/null >/dev/null 2>&1; mkdir -p /var/tmp/enroot-data-2001/kept"
-    lab.run(kept, node="n1")
+    lab.run(f"{SLEEP}; mkdir -p /var/tmp/enroot-data-2001/kept", node="n1")
     assert lab.residue("n1", settle=0)
     lab.clear("n1")
     assert lab.residue("n1", settle=0) == []
