@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enroot_py.config.table import NO
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.devices.edits import Edits
@@ -28,7 +30,7 @@ def wanted(context: Context) -> tuple[str, str]:
     if visible == "void":
         return "", ""
     # What is not of an image is asked of the caller alone: it would be done on the host.
-    if visible == "none" or context.host.get("PENROOT_SLURM_GPUS", "").lower() in ("no", "n", "false", "f", "0", "off"):
+    if visible == "none" or (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() in NO:
         return visible, ""
     # Numbers of the nodes in /dev, whatever the task sees. Those of the job are
     # of the batch script's node, and every step inherits them.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.config.table import YES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.devices.edits import Edits, Host
@@ -26,7 +28,6 @@ LIBRARIES = (
     b"libnl-route-3.so",
     b"libefa.so",
 )
-YES = ("1", "y", "yes", "true", "t", "on")
 
 
 def run(context: Context) -> None:

@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_YES = frozenset(("1", "y", "yes", "true", "t", "on"))
-_NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
+YES = frozenset(("1", "y", "yes", "true", "t", "on"))
+NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
 _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
@@ -74,9 +74,9 @@ class Bool(Setting):
 
     def parse(self, text: str) -> bool:
         word = text.lower()
-        if word not in _YES and word not in _NO:
+        if word not in YES and word not in NO:
             raise ValueError("must be yes or no")
-        return word in _YES
+        return word in YES
 
     def __get__(self, instance: Table, owner: type) -> bool:
         return self.parse(instance.text(self))
@@ -89,10 +89,10 @@ class Hosts(Setting):
 
     def parse(self, text: str) -> tuple[str, ...]:
         words = text.lower().replace(",", " ").split()
-        if len(words) < 2 and (not words or words[0] in _YES or words[0] in _NO):
-            return ("*",) if words and words[0] in _YES else ()
+        if len(words) < 2 and (not words or words[0] in YES or words[0] in NO):
+            return ("*",) if words and words[0] in YES else ()
         for word in words:
-            if "/" in word or word in _YES or word in _NO:
+            if "/" in word or word in YES or word in NO:
                 raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
         return tuple(words)
 
