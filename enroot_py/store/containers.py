@@ -44,9 +44,9 @@ def find_file(path: str, settings: Settings) -> Source:
 
     check(path)
     if settings.unpack:
-        from enroot_py.store import onefile
+        from enroot_py.store import unpacked
 
-        return of_image(path, onefile.unpacked(os.path.realpath(path), settings))
+        return of_image(path, unpacked.image(os.path.realpath(path), settings))
     return Source(path, image=os.path.realpath(path))
 
 

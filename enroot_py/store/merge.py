@@ -63,12 +63,14 @@ def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> Non
             like = below if below is not None and name in implicit else status
             if like is status:
                 copy_attributes(entry.path, there)
-            os.chmod(there, stat.S_IMODE(like.st_mode))
-            os.utime(there, ns=(like.st_mtime_ns, like.st_mtime_ns))
+            _look_like(there, like)
     if not inside:
-        status = os.stat(source)
-        os.chmod(target, stat.S_IMODE(status.st_mode))
-        os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
+        _look_like(target, os.stat(source))
+
+
+def _look_like(directory: str, status: os.stat_result) -> None:
+    os.chmod(directory, stat.S_IMODE(status.st_mode))
+    os.utime(directory, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
 
 def _link(source: str, target: str) -> None:

@@ -37,11 +37,13 @@ def set_opaque(directory: int) -> None:
 
 
 def is_plain(attribute: str) -> bool:
-    """Whether an image may give its files an attribute: ``user.overlay.*`` are commands to overlayfs.
+    """Whether an image may give its files an attribute. Those of other classes, as security.selinux, are the host's."""
+    return attribute.startswith("user.") and not is_command(attribute)
 
-    Attributes of other classes, as security.selinux, are the host's.
-    """
-    return attribute.startswith("user.") and not attribute.startswith("user.overlay.")
+
+def is_command(attribute: str) -> bool:
+    """Whether overlayfs obeys an attribute."""
+    return attribute.startswith("user.overlay.")
 
 
 # ---------------------------------------------------------------------------

@@ -335,11 +335,12 @@ class Build:
 
 
 def _empty(path: str) -> None:
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            trees.remove(entry.path)
-        else:
-            os.unlink(entry.path)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                trees.remove(entry.path)
+            else:
+                os.unlink(entry.path)
 
 
 def _text(reference: object, arch: str | None) -> str:

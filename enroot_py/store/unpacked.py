@@ -1,0 +1,137 @@
+"""The unpacked copy of a squashfs file, with the setting ``unpack``: for a file that starts often.
+
+It is a layer and an image of its own, whose digest is made of what tells this file from others. So locks,
+limits and pruning are those of any image. On the start path.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from enroot_py.base import digests, log
+from enroot_py.base.errors import ImageError
+from enroot_py.store import layout
+from enroot_py.store.squashfs import SUPERBLOCK
+from enroot_py.store.store import Image, Name, Store, cannot_write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.config.settings import Settings
+
+
+def image(path: str, settings: Settings) -> Image:
+    """The copy of a squashfs image that all its containers share, made where it is missing; held. Raises ImageError."""
+    store = Store(settings.cache_path, create=True)
+    while True:
+        try:
+            digest = identity(path)
+        except OSError as e:
+            raise ImageError(f"cannot read the image {path}: {e.strerror}") from e
+        copy = store.image(digest) or _Copy(store, path, digest, settings).make()
+        if copy is not None and copy.hold():  # else it was pruned this very moment
+            return copy
+
+
+def identity(path: str) -> str:
+    """What tells a squashfs file from others, and from what it was before it was changed, as a digest.
+
+    Device, inode, size, time, and a checksum of the superblock, which knows when it was made. Raises OSError.
+    """
+    from binascii import crc32
+
+    with open(path, "rb", buffering=0) as f:
+        status = os.fstat(f.fileno())
+        check = crc32(f.read(SUPERBLOCK))
+    numbers = (
+        (status.st_dev & 0xFFFFFFFF, 4),
+        (status.st_ino, 8),
+        (status.st_size, 8),
+        (status.st_mtime_ns, 8),
+        (check, 4),
+    )
+    data = b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers)
+    return digests.of_encoded(data.hex())
+
+
+class _Copy:
+    """A copy in the making, of the squashfs file ``path``."""
+
+    def __init__(self, store: Store, path: str, digest: str, settings: Settings) -> None:
+        self._store = store
+        self._path = path
+        self._digest = digest
+        self._settings = settings
+
+    def make(self) -> Image | None:
+        """Bring it into the store. None where it was pruned this very moment. Raises ImageError."""
+        from enroot_py.store import prune
+
+        store = self._store
+        store.sweep()
+        try:
+            with store.lock():
+                with store.build(layout.IMAGES, self._digest) as build:
+                    if store.image(self._digest) is None:
+                        self._unpack()
+                        if not build.done:
+                            self._compose(build.path)
+                            build.publish()
+                if os.geteuid() == 0:  # see crash.py
+                    store.settle(self._digest)
+                store.name(self._path, None, Name(self._digest))
+        except OSError as e:
+            raise cannot_write(f"unpack {self._path} in {store.root}", store.root, e) from e
+        copy = store.image(self._digest)
+        if copy is not None and copy.hold():
+            prune.shrink(store, self._settings)
+        return copy
+
+    def _unpack(self) -> None:
+        """Make the layer. Raises ImageError, OSError."""
+        from enroot_py.store import index, unsquashfs
+
+        with self._store.build(layout.LAYERS, self._digest) as build:
+            if build.done:
+                return
+            log.info(f"unpacking {self._path} for all containers of it on this node")
+            root = f"{build.path}/{layout.TREE}"
+            os.mkdir(root, 0o755)
+            unsquashfs.unpack(self._path, root, self._settings)
+            if identity(self._path) != self._digest:
+                message = f"{self._path} was changed while it was unpacked"
+                raise ImageError(message, hint="try again when it is complete")
+            index.write(build.path, (index.layer_line(self._digest, _tame(root)),))
+            build.publish()
+
+    def _compose(self, directory: str) -> None:
+        """Make the image of the layer. Raises OSError."""
+        from enroot_py.store import index
+
+        head = f"{directory}/{layout.HEAD}"
+        os.makedirs(f"{head}/{layout.TREE}", 0o755)
+        index.write(head, ())
+        with open(f"{directory}/{layout.FILE}", "wb") as f:
+            f.write(os.fsencode(self._path) + b"\n")
+        with open(f"{directory}/{layout.STACK}", "wb") as f:
+            f.write(layout.stack(self._digest, [self._digest]))
+
+
+def _tame(root: str) -> int:
+    """Make a tree like that of a layer: readable, and without commands to overlayfs. Returns the bytes of its files."""
+    from enroot_py.store import overlayfs
+
+    size, pending = 0, [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR:
+                    os.chmod(entry.path, status.st_mode & 0o1777 | stat.S_IRUSR)
+                for attribute in filter(overlayfs.is_command, os.listxattr(entry.path, follow_symlinks=False)):
+                    os.removexattr(entry.path, attribute, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(entry.path)
+                else:
+                    size += status.st_size
+    return size
