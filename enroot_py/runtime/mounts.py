@@ -43,6 +43,7 @@ _IGNORED = frozenset(
 _WORDS = frozenset(
     "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
 )
+_KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_PROPAGATION, *("r" + word for word in _PROPAGATION)))
 
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
@@ -126,9 +127,8 @@ class Mount:
             elif word and word not in _IGNORED:
                 self.data.append(word)
         if self.data and self.fstype == "none":
-            known = (*_SET, *_UNSET, *_PROPAGATION, *("r" + word for word in _PROPAGATION), *_WORDS)
-            meant = nearest(self.data[0], known)
-            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(known))
+            meant = nearest(self.data[0], _KNOWN)
+            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(_KNOWN))
             raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
 
     def confine(self) -> None:
@@ -333,10 +333,11 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
     """
     try:
         # Not what else counts as a space in Unicode: a path may hold it.
-        fields = [unescape(expand(field, variables)) for field in line.replace("\t", " ").split(" ") if field]
+        words = filter(None, line.replace("\t", " ").split(" "))
+        fields = [unescape(expand(word, variables)) for word in words]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
-    if any("\0" in field for field in fields):
+    if "\0" in "".join(fields):
         raise ConfigError(f"{origin}: no path holds a NUL byte")
     if not fields:
         raise ConfigError(f"{origin}: there is nothing to mount", hint="write SOURCE:TARGET")
@@ -370,12 +371,8 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
 
 
 def _is_options(field: str) -> bool:
-    bare = field.removeprefix("r")
-    return not field.startswith("/") and (
-        "," in field
-        or any(field in t for t in (_SET, _UNSET, _WORDS, _IGNORED, _PROPAGATION))
-        or (bare in _PROPAGATION or field.startswith("x-create="))
-    )
+    is_word = "," in field or field in _KNOWN or field in _IGNORED or field.startswith("x-create=")
+    return is_word and not field.startswith("/")
 
 
 def escape(field: str) -> str:
