@@ -85,6 +85,7 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	@printf '%s\n' "$$PENROOT_SCRIPT" > $(PREFIX)/bin/penroot
 	@printf '%s\n' "$$PYXIS_SCRIPT" > $(PREFIX)/bin/pyxis-py
 	chmod 755 $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(LIBDIR)"); from enroot_py.base import pack; pack.write()'
 	mkdir -p $(PREFIX)/share/bash-completion/completions
 	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
 	mkdir -p $(PREFIX)/share/penroot/apparmor

@@ -10,7 +10,7 @@ import sys
 from _collections_abc import Callable, Mapping
 from _frozen_importlib_external import SourceFileLoader
 
-from enroot_py import LIBRARY
+from enroot_py import LIBRARY, compiled
 from enroot_py.base import log, paths
 from enroot_py.base.errors import HookError, PenrootError
 from enroot_py.base.frozen import Frozen
@@ -21,6 +21,7 @@ from enroot_py.runtime import mounts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pwd import struct_passwd
+    from types import CodeType
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LINKS = "the image links there: see readlink -f in it"
@@ -165,17 +166,18 @@ def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list
     That is the order of their names, whatever language they are in; a user's scripts come
     after all others, as with enroot. A hook with the name of one of ours takes its place. Raises ConfigError.
     """
-    by_name = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory, ".py")}
+    by_name = {name: Hook(name[:-3], f"{directory}/{name}") for name in _names(directory) if name.endswith(".py")}
     last: list[Hook] = []
     system, user = directories("hooks.d", settings, host)
     for site in (system, user):
-        for name in _names(site, ".py"):
+        names = _names(site)
+        for name in (name for name in names if name.endswith(".py")):
             path = f"{site}/{name}"
             ours = by_name.get(name)
             off = ours is not None and _is_empty(path)
             why = f"switched off by {path}" if off else f"in place of {ours.path or 'none'}" if ours else ""
             by_name[name] = Hook(name[:-3], "" if off else path, why)
-        for name in _names(site, ".sh"):
+        for name in (name for name in names if name.endswith(".sh")):
             hook = _script(f"{site}/{name}", by_name, directory, settings, host)
             if hook is None:
                 continue
@@ -257,20 +259,23 @@ def _is_empty(path: str) -> bool:
     return os.path.exists(path) and not os.path.getsize(path)
 
 
-def _names(directory: str, ending: str) -> list[str]:
+def _names(directory: str) -> list[str]:
     """Files of a directory, by name, that are not hidden."""
-    return sorted(name for name in files.names(directory) if name.endswith(ending) and name[0] not in "._")
+    return sorted(name for name in files.names(directory) if name[0] not in "._")
+
+
+def _compile(path: str) -> CodeType:
+    """The code of a file, which is kept beside it as import does; import itself takes no names such as 10-home."""
+    files.check_regular(os.stat(path), path)
+    code = SourceFileLoader(path, path).get_code(path)
+    assert code is not None
+    return code
 
 
 def _load(path: str) -> Callable[[Context], None]:
-    # The loader keeps byte code beside the file, as import does; import itself
-    # does not take names such as 10-home.
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
-        files.check_regular(os.stat(path), path)
-        code = SourceFileLoader(path, path).get_code(path)
-        assert code is not None
-        exec(code, module)
+        exec(compiled(path) or _compile(path), module)
     except (PenrootError, KeyboardInterrupt):
         raise
     except BaseException as e:

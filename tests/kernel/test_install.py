@@ -1,7 +1,8 @@
-"""make enroot-names and make uninstall, on a copy of what make install has made."""
+"""What make install has made, and make enroot-names and make uninstall on a copy of it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -42,3 +43,47 @@ def test_what_is_of_others_stays(prefix: Path) -> None:
         (prefix / "bin" / name).write_text("")
     make("uninstall", prefix)
     assert sorted(path.name for path in prefix.rglob("*") if not path.is_dir()) == ["enroot", "other"]
+
+
+def imported(prefix: Path, *modules: str) -> dict[str, str]:
+    """What has loaded each of the modules of an installation that are there after an import of these."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        f"import {', '.join(modules)}\n"
+        "for name, module in sys.modules.items():\n"
+        "    if name.startswith(('enroot_py.', 'pyxis_py.')) and not name.startswith('enroot_py.base._linux'):\n"
+        "        print(name, type(module.__loader__).__name__)\n"
+    )
+    command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None:
+    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.step")
+    assert {"enroot_py.runtime.enter", "pyxis_py.step"} < set(loaders)
+    assert set(loaders.values()) == {"Pack"}
+
+
+@pytest.mark.parametrize("change", ["edited", "newer"])
+def test_a_module_whose_source_has_changed_is_imported_from_that(prefix: Path, change: str) -> None:
+    source = prefix / "lib/penroot/enroot_py/runtime/enter.py"
+    if change == "edited":
+        source.write_text(source.read_text() + "\n")
+    else:
+        source.touch()
+    loaders = imported(prefix, "enroot_py.runtime.enter")
+    assert loaders["enroot_py.runtime.enter"] == "SourceFileLoader"
+    assert loaders["enroot_py.runtime.hooks"] == "Pack"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
+def test_no_start_depends_on_that_file(prefix: Path, damage: str) -> None:
+    (pack,) = prefix.glob("lib/penroot/enroot_py/__pycache__/pack.*")
+    if damage == "missing":
+        pack.unlink()
+    else:
+        os.truncate(pack, 20_000 if damage == "cut" else 0)
+    assert "enroot_py.runtime.enter" in imported(prefix, "enroot_py.cli.start")
+    done = subprocess.run([prefix / "bin/penroot", "version"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0.1.0\n", "")

@@ -25,6 +25,8 @@ TABLES = {
 # Called by name from elsewhere: hooks, scripts, the plugin, libraries that we give an object of ours.
 CALLED = {
     *(f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} run" for path in (ROOT / "hooks").rglob("*.py")),
+    *(f"enroot_py Pack.{name}" for name in ("find_spec", "create_module", "exec_module")),  # import
+    "enroot_py.base.pack write",  # make install
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
     "enroot_py.cli.ovlfs main",
