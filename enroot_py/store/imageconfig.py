@@ -1,21 +1,24 @@
 """What the config of an image says. Anybody may have written it: what is not as it must be is an ImageError.
 
-Source: OCI image specification, "Image Configuration".
+Source: OCI image specification, "Image Configuration". On the start path of a reference that has to be asked for.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError
-from enroot_py.registry.manifests import Manifest
 from enroot_py.runtime import etc, mounts
-from enroot_py.store import unpack
+from enroot_py.store.layout import MAX_DEPTH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from enroot_py.registry.manifests import Manifest
 
 _DEFAULT_COMMAND = ("/bin/sh",)
 _TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json", "")
@@ -44,6 +47,8 @@ class ImageConfig:
     @property
     def created(self) -> float:
         """When the image was made, in seconds; 0 where it does not say."""
+        import datetime
+
         date, _, time = str(self._document.get("created") or "").partition("T")
         try:
             created = datetime.datetime.fromisoformat(f"{date}T{time[:8]}+00:00")
@@ -73,8 +78,8 @@ class ImageConfig:
         workdir = "/" + str(self._config.get("WorkingDir") or "").strip("/")
         if ".." in workdir.split("/"):
             workdir = os.path.normpath(workdir)
-        if workdir.count("/") > unpack.MAX_DEPTH:
-            raise ImageError(f"{self._name}: a WorkingDir of more than {unpack.MAX_DEPTH} directories")
+        if workdir.count("/") > MAX_DEPTH:
+            raise ImageError(f"{self._name}: a WorkingDir of more than {MAX_DEPTH} directories")
         return workdir
 
     def files(self, provenance: str) -> dict[str, bytes]:

@@ -36,6 +36,7 @@ MANIFEST, CONFIG, HEAD, STACK, SQUASHFS, SUM, FILE = "manifest", "config", "head
 # Of both.
 BOOT, CHECKED = "boot", "checked"
 
+MAX_DEPTH = 256  # directories in one path of a tree: real images stay below 30
 _SINCE = ".since"  # among the leases: since when there are any
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST = 200  # characters of a name

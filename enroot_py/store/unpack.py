@@ -22,11 +22,10 @@ from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import index
-from enroot_py.store.layout import TREE
+from enroot_py.store.layout import MAX_DEPTH, TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
 
-MAX_DEPTH = 256  # directories in one path: real images stay below 30
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = (1 << 63) - 1  # bytes of a file: off_t
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -120,7 +120,9 @@ def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
         assert not beyond or path.stem in ENTERING, f"{path.name} imports {beyond}"
 
 
-@pytest.mark.parametrize("module", ["enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.step", "pyxis_py.submit"])
+@pytest.mark.parametrize(
+    "module", ["enroot_py.cli.start", "enroot_py.store.pull", "pyxis_py.helper", "pyxis_py.step", "pyxis_py.submit"]
+)
 def test_start_path_imports_nothing_heavy(module: str) -> None:
     code = (
         "import sys; before = set(sys.modules); sys.path[:0] = sys.argv[1].split(':'); "
