@@ -62,12 +62,13 @@ class Held:
         if step.request.name is None:
             return None
         for other, peer in step.running.peers(step.name):
-            channel = Channel(peer.socket)
             try:
-                channel.socket.settimeout(_PATIENCE)
-                channel.send((("verb", "attach"),))
-                pairs, fds = channel.receive_with_fds(peer.pid)
-                peer.check()
+                with peer:
+                    channel = Channel(peer.socket)
+                    channel.socket.settimeout(_PATIENCE)
+                    channel.send((("verb", "attach"),))
+                    pairs, fds = channel.receive_with_fds(peer.pid)
+                    peer.check()
             except TimeoutError:
                 raise ContainerError(
                     f"step {other} runs the container {step.request.name}, and its helper process does not answer",
@@ -77,8 +78,6 @@ class Held:
                 continue  # it has ended in this very moment, and its answer is worth nothing
             except OSError as e:
                 raise _imposter(step, other, str(e.strerror)) from e
-            finally:
-                peer.close()
             lent = Lent(pairs, fds)
             if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
                 raise _imposter(step, other, "it hands over no container")

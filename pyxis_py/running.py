@@ -50,7 +50,7 @@ class Peer:
                 raise PermissionError(errno.EPERM, f"it is of uid {uid}")
             self._process = os.pidfd_open(self.pid)
             self.check()
-            # With each message of its comes which process sends it. Not before connect(2), which would take an address.
+            # From here on each message names the process that sends it. Set before connect(2) it would take an address.
             socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         except BaseException:
             self.close()
@@ -62,12 +62,18 @@ class Peer:
             with open(f"/proc/{self.pid}/uid_map") as theirs, open("/proc/self/uid_map") as ours:
                 inside = theirs.read() != ours.read()
         except (FileNotFoundError, PermissionError):
-            # hidepid= of proc(5) hides what we may not trace, as a helper. What is in a container of ours, we may.
+            # hidepid= of proc(5) hides what we may not trace, as helpers; what is in a container of ours we may.
             inside = False
         if inside:
             raise PermissionError(errno.EPERM, "it is in a container")
         if select.select([self._process], (), (), 0)[0]:
             raise ProcessLookupError(errno.ESRCH, "it has ended")
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection too."""
@@ -189,9 +195,9 @@ class RunningContainers:
         """The steps besides this one whose helpers hold the container ``name``. Raises PenrootError."""
         others = []
         for other, peer in self.peers(name):
-            peer.close()
-            if other != step:
-                others.append(other)
+            with peer:
+                if other != step:
+                    others.append(other)
         return others
 
     def forget_job(self, jobid: int) -> None:
