@@ -66,7 +66,6 @@ def check(job: Job, channel: Channel) -> None:
 def hold(job: Job, channel: Channel) -> None:
     """Build the step's container, answer the first task, then let the others in until the step ends."""
     from pyxis_py.held import Held
-    from pyxis_py.service import Service
     from pyxis_py.step import Step
 
     _signal.signal(_signal.SIGTERM, _cancel)
@@ -90,6 +89,8 @@ def hold(job: Job, channel: Channel) -> None:
     container.answer(channel, job)
     log.sink = _nowhere
     gc.enable()
+    from pyxis_py.service import Service  # not before: the first task waits
+
     Service(container, listener).serve()
 
 

@@ -18,7 +18,7 @@ from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.mounts import Mount
 from enroot_py.store import claims, containers
-from pyxis_py import leave, options
+from pyxis_py import options
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
 from pyxis_py.job import REFUSED, RESOLVED
@@ -93,6 +93,8 @@ class Step:
         """
         namespaces.hide()  # from other processes of the user
         if self.request.save:
+            from pyxis_py import leave
+
             leave.Save(self).check()
         self._claim_name()
         self._takes_over = not self._note(self.own_note)
@@ -124,7 +126,11 @@ class Step:
     @property
     def goes_with_steps(self) -> bool:
         """Whether nobody wants the container after the steps that run it: it was made for one without a name."""
-        return self.request.name is None or bool(leave.maker(self.container, self.settings))
+        if self.request.name is None:
+            return True
+        from pyxis_py import leave
+
+        return bool(leave.maker(self.container, self.settings))
 
     def joins_running(self) -> bool:
         """Whether the step goes into a container of its name that runs. Raises ContainerError where it must not."""
@@ -243,25 +249,30 @@ class Step:
         return containers.open_container(self.container, self.settings)
 
     def _create(self) -> rootfs.Source:
-        """Make a container of the image, and note or mark it, if it goes with the job or with its steps."""
+        """The root file system of the image, or a container made of it. Raises PenrootError."""
         name, image = self.request.name, self.request.image
         if image is None:
             raise ContainerError(
                 f"--container-name={name}: there is no such container on this node",
                 hint=self._other_name(name or "") or "give --container-image too, and it is made",
             )
-        if name is not None:
-            if self.plugin.container_scope == "job":
-                self._note(self.name)
-            return self._from_image(image)
+        if name is None and self._leaves_a_directory:
+            return self._create_for_steps(image)
+        if name is not None and self.plugin.container_scope == "job":
+            self._note(self.name)
+        return self._from_image(image)
+
+    def _create_for_steps(self, image: str) -> rootfs.Source:
+        """Make a container that goes with the steps that run it."""
+        from pyxis_py import leave
+
         if self._takes_over and leave.maker(self.container, self.settings)[:1] in ([], [self.job.node]):
             # A helper of this very step made it and was killed. The lock of the name was that one's too.
             leave.remove(self.container, self.settings)
             self._claim_name()
         source = self._from_image(image)
-        if self._leaves_a_directory:
-            leave.mark(self)
-            leave.sweep(self)
+        leave.mark(self)
+        leave.sweep(self)
         return source
 
     def _other_name(self, name: str) -> str:
