@@ -19,7 +19,7 @@ _REST = 64 << 20  # bytes for what counts beside the buffers: the tables of the 
 
 
 def refusal() -> tuple[str, str] | None:
-    """Why the limits of our control groups do not allow to write an image, and the way out; None where they do."""
+    """Why our control groups leave too little memory to write an image, and the way out; None if there is enough."""
     limit = min((limit for limit, _ in _groups() if limit), default=0)
     if not limit or limit >= _FLOOR + _REST:
         return None

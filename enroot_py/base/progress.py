@@ -30,7 +30,7 @@ class Progress:
             self.tick(0)  # now, so that the processes know that there is a line to write over
 
     def part(self, number: int) -> Callable[[int], None]:
-        """To be told, in any process, how many bytes of a part have been read."""
+        """A function to tell, in any process, how many bytes of a part have been read."""
 
         def count(size: int) -> None:
             _COUNT.pack_into(self._counts, number * _COUNT.size, size)
@@ -48,7 +48,7 @@ class Progress:
             log.info(self._text(now))
 
     def end(self) -> None:
-        """Nothing is to be seen any more of a line that was rewritten."""
+        """Clear the line that was rewritten."""
         if log.on_terminal():
             log.rewrite("")
 

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Get this signal when the parent ends. To be called again after a user namespace was entered: prctl(2)."""
+    """Get this signal when the parent ends. Entering a user namespace undoes it: prctl(2)."""
     linux.prctl(_PR_SET_PDEATHSIG, number)
 
 

@@ -53,7 +53,7 @@ class Claim:
             if flock(fd):
                 others = _node(fd) not in ("", node)
                 if others and not kept and os.path.lexists(f"{data_path}/{name}"):
-                    return False  # its helper was killed, and that node will remove it
+                    return False  # its helper was killed, and the other node will remove it
                 os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
             elif _node(fd) != node:
                 return False
@@ -63,7 +63,7 @@ class Claim:
 
 
 def of_this_node(name: str, data_path: str) -> str:
-    """What this node has claimed as ``name``, or would."""
+    """The name that this node has claimed for ``name``, or would claim."""
     node = os.uname().nodename
     own = f"{name}@{node}"
     return own if os.path.lexists(f"{data_path}/{own}") or holder(name, data_path) not in ("", node) else name

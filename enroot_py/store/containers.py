@@ -85,7 +85,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     file = f"{record['image']}/{layout.SQUASHFS}"
     if os.path.exists(file):
         return Source(name, image=file, changes=path)
-    return Source(name, lowerdirs=lowerdirs(record["image"], name), changes=path)
+    return Source(name, lowerdirs=_lowerdirs(record["image"], name), changes=path)
 
 
 def _damaged(path: str) -> ContainerError:
@@ -105,7 +105,7 @@ def _not_ours(path: str) -> ContainerError:
     )
 
 
-def lowerdirs(image: str, name: str) -> tuple[str, ...]:
+def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
     """Layer trees of a stored image, from top to bottom."""
     from enroot_py.store.crash import is_usable
 
@@ -228,7 +228,7 @@ def refuse_taken(name: str, settings: Settings) -> None:
 
 
 class _New:
-    """A container in the making, in a ``with``: it has its name when it is complete, and nothing is left else."""
+    """A container in the making, in a ``with``: it gets its name when it is complete, else nothing is left of it."""
 
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
         self._name, self._settings, self._force = name, settings, force

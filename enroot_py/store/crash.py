@@ -2,10 +2,10 @@
 
 An import waits for no disk: it would take as long again as all the rest. What it made has a
 mark, ``boot``, that names the boot of the node and has checksums of the files beside it.
-With the mark of another boot it is compared with all its sums before anybody uses it, for
-the node may have crashed, and then the mark is renamed ``checked``. A store of root is for others, who
-could not take the mark away: there the import calls syncfs(2) and does that at once; with
-``store_form: squashfs`` and modes for all to read they start its images. On the start path.
+Where the mark names another boot, the node may have crashed: what has it is compared with all
+its sums before anybody uses it, and then the mark is renamed ``checked``. The users of root's
+store (``store_form: squashfs``, and modes for all to read) cannot rename a mark: there the
+import calls syncfs(2) and renames it at once. On the start path.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def write(directory: str, lines: Iterable[bytes], known: Mapping[int, bytes] | N
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What of an index matters to who puts layers together."""
+    """What the layers of an image are put together by."""
 
     opaque: bool = False
     modes: dict[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def read(directory: str) -> Index:
 
 
 def size(directory: str) -> int:
-    """Bytes of the tar that the tree in ``directory`` was, 0 where it is not there."""
+    """Bytes of the tar that the tree in ``directory`` was unpacked from; 0 where there is none."""
     try:
         with open(f"{directory}/{INDEX}", "rb") as f:
             f.readline()
@@ -89,7 +89,7 @@ def size(directory: str) -> int:
 
 
 def layer_line(name: str, size: int, entries: int = 0) -> bytes:
-    """What begins the index of a layer."""
+    """The record at the beginning of a layer's index."""
     return f"layer {name} {size} {entries}\n".encode()
 
 
@@ -98,7 +98,7 @@ def record_line(record: str, path: bytes) -> bytes:
 
 
 def mode_lines(modes: Mapping[str, int]) -> Iterator[bytes]:
-    """Records of modes that a tree cannot hold, of files that are root's."""
+    """Records of modes that a tree cannot hold; the files belong to root."""
     for path, mode in modes.items():
         yield record_line(f"file {mode:o} 0 0", os.fsencode(path))
 
@@ -159,7 +159,7 @@ def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]
 
 
 def file_sum(status: os.stat_result, crc: int) -> bytes:
-    """The line of a file but for its path."""
+    """The line of a file, without its path."""
     return _sum("f", status, status.st_size, crc)
 
 
@@ -168,7 +168,7 @@ def _sum(kind: str, status: os.stat_result, size: int, crc: int) -> bytes:
 
 
 def _scan(directory: bytes, inside: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
-    """What is in a directory, by path in the tree, the last name first."""
+    """The entries of a directory with their paths in the tree, the last name first."""
     with os.scandir(directory) as entries:
         return sorted(((inside + entry.name, entry) for entry in entries), key=itemgetter(0), reverse=True)
 

@@ -76,7 +76,7 @@ def root_of(directory: str) -> str:
 
 
 def name_of(directory: str) -> str:
-    """A layer or an image in words for people: KIND/NAME."""
+    """What people are told of a layer or an image: KIND/NAME."""
     return directory.removeprefix(root_of(directory) + "/")
 
 
@@ -86,7 +86,7 @@ def making(directory: str) -> str:
 
 
 def trash(directory: str) -> str:
-    """Where a layer or an image is on its way out."""
+    """Where a layer or an image lies until it is deleted."""
     return f"{root_of(directory)}/{TMP}/trash-{name_of(directory).replace('/', '-')}"
 
 

@@ -21,7 +21,7 @@ MAX_LAYERS = 200
 
 
 def chain_id(diff_ids: Sequence[str]) -> str:
-    """The name of layers together, from bottom to top."""
+    """The digest that names several layers together, from bottom to top."""
     chain = diff_ids[0]
     for diff_id in diff_ids[1:]:
         chain = digests.of(f"{chain} {diff_id}".encode())
@@ -42,7 +42,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Put a directory of a layer over what there is; a directory that its tar only implies changes no other."""
+    """Lay a directory of a layer over ``target``; one that the layer's tar only implies changes no mode and no time."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, there = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -77,7 +77,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # More names than the file system allows for one file, or none beyond a directory.
+        # The file system limits the links to a file, or allows none between directories.
         import shutil
 
         shutil.copy2(source, target, follow_symlinks=False)

@@ -19,7 +19,7 @@ from enroot_py.store.store import Store, flock
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is to be removed: until ``size`` bytes are left, images that were not used for ``age`` seconds."""
+    """Which unused images go: those not used for ``age`` seconds, until ``size`` bytes are left."""
 
     size: int = 0
     age: float = 0
@@ -103,7 +103,7 @@ def _leased(store: Store, image: Stored, bounds: Bounds) -> str:
 
 
 def _excess(images: Sequence[Stored], unused: Sequence[Stored], bounds: Bounds) -> list[Stored]:
-    """Those of the unused images that are to go."""
+    """The unused images that go."""
     sizes = {layer: index.size(layer) for layer in _layers(images)}
     keeping = set(images)
     gone = []
@@ -125,7 +125,7 @@ def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Sto
     for image in images:
         alone.discard(image.path)
         if user := _leased(alone.store, image, bounds):
-            alone.restore(image.path)  # whoever looks for it now waits for its name to come back
+            alone.restore(image.path)  # a start that looks for it waits until its name is back
             users[image] = user
     return users
 
@@ -164,7 +164,7 @@ class Alone:
 
     def __exit__(self, *_: object) -> None:
         with self._held:
-            os.close(self._lock)  # imports need not wait for what goes
+            os.close(self._lock)  # imports need not wait while it is deleted
             for path in self._trash:
                 trees.remove(path)
 
@@ -176,7 +176,7 @@ def shrink(store: Store, settings: Settings) -> None:
     try:
         done = prune(store, settings, Bounds(size=settings.cache_limit), wait=False)
     except BlockingIOError:
-        return  # who ends his import last will do it
+        return  # the last import to end does it
     except ImageError as e:
         log.debug(str(e))
         return

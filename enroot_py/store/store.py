@@ -302,7 +302,7 @@ class Build:
                     return self
 
     def _is_ours(self) -> bool:
-        """Whether it is to be made, now that nobody else makes it."""
+        """Whether it still has to be made, now that nobody else is making it."""
         _empty(self.path)
         if os.path.isdir(self.target):
             if not crash.is_whole(self.target):  # else it has been published since we looked

@@ -119,7 +119,7 @@ def _check_sum(block: bytes, at: int) -> None:
 
 @lru_cache(4096)
 def _sum_that_says(field: bytes) -> int:
-    """Of all bytes of a header with this checksum, which is counted there as eight spaces."""
+    """The sum of all bytes of a header with this checksum, which itself counts as eight spaces."""
     return _number(field) + sum(field) - 8 * 32
 
 
@@ -247,7 +247,7 @@ def _old_sparse(entry: Entry, block: bytes, read: Callable[[int], bytes]) -> Non
 
 
 def _check_segments(entry: Entry, count: int) -> None:
-    """They are held in memory, 120 bytes each."""
+    """Raise ImageError for too many segments: each takes 120 bytes of memory."""
     if count > _MAX_SEGMENTS:
         raise ImageError(f"{shown(entry.path)}: a sparse map of {count} segments or more")
 

@@ -80,7 +80,7 @@ def layer(stream: Stream, directory: str, *, progress: Callable[[int], None] | N
 
 def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     what = f" {shown(path)}" if path else ""
-    place = os.path.dirname(directory)  # what is in the making has a name of no meaning
+    place = os.path.dirname(directory)  # the directory itself has a temporary name
     hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
         hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
@@ -116,7 +116,7 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        """Close what is open, for what is at its path may have become another directory."""
+        """Close directories that are open: another one may be at their paths now."""
         for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
@@ -155,7 +155,7 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
-            make_whiteout(parent, name, entry.mtime)  # it is not made, and what it replaced is not to be seen
+            make_whiteout(parent, name, entry.mtime)  # the device is not made, but hides what it replaced
         else:
             raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
@@ -199,7 +199,7 @@ class Tree:
             return self._walk(path.split(b"/"), mtime)  # something is missing, or a symlink
 
     def _keep(self, path: bytes, fd: int) -> None:
-        """Keep a directory open, and close the one that has been for longest. No other may be in use."""
+        """Keep a directory open; of too many the one that was opened first is closed. No other may be in use."""
         if len(self._open) >= _OPEN:
             os.close(self._open.pop(next(iter(self._open))))
         self._open[path] = fd
@@ -300,7 +300,7 @@ class Tree:
                 os.ftruncate(fd, entry.size)
             if entry.pax:
                 if not mode & 0o200:
-                    os.fchmod(fd, mode | 0o200)  # xattr(7): attributes are for who may write to the file
+                    os.fchmod(fd, mode | 0o200)  # xattr(7): who sets attributes must be able to write to the file
                 self._set_xattrs(fd, entry)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
             made = os.fstat(fd)
@@ -352,7 +352,7 @@ class Tree:
             return
         name = name[len(_WHITEOUT) :]
         if name.startswith(_WHITEOUT):
-            return  # aufs keeps its own books under .wh..wh.*
+            return  # names that aufs uses for itself
         if name in (b"", b".", b".."):
             raise ImageError(f"{shown(path)}: a whiteout of nothing")
         status = _lstat(parent, name)
@@ -372,7 +372,7 @@ class Tree:
             if stat.S_ISLNK(status.st_mode):
                 self._forget(parent)  # it may have led to directories that are open
             return
-        self._forget(parent)  # some of it may be beneath the directory that goes
+        self._forget(parent)  # some may be in the directory that is removed
         trees.remove_in(parent, name)
 
     def _set_xattrs(self, fd: int, entry: Entry) -> None:

@@ -44,7 +44,7 @@ def _records_in(data_path: str) -> list[str]:
 
 
 def _noted_records(store: Store) -> Iterator[str]:
-    """Those of other data paths; the notes of containers that were removed go."""
+    """Records of containers in any data path; the links to those of removed containers are removed."""
     for link in layout.all_of(store.root, layout.USERS):
         try:
             record = os.readlink(link)
@@ -62,8 +62,8 @@ def _noted_records(store: Store) -> Iterator[str]:
 def of_mounts() -> dict[str, str]:
     """Digest of each image in an overlay that a process of this node sees -> the process.
 
-    Whatever the path of the store was to him who mounted it: digests are unique. The
-    digest "" stands for a mount whose layers cannot be told.
+    Digests are unique, so it does not matter by which path a process mounted the store.
+    The digest "" stands for a mount whose layers cannot be told.
     """
     users: dict[str, str] = {}
     seen: set[bytes] = set()
@@ -86,7 +86,7 @@ def of_mounts() -> dict[str, str]:
 
 
 def _of_processes(name: str) -> Iterator[tuple[str, bytes]]:
-    """A file of /proc/PID of all processes, but those that end or are hidden from us (hidepid): they are others'."""
+    """The file ``name`` of each /proc/PID. Processes that hidepid hides are not our user's, and use nothing of ours."""
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/{name}", "rb") as f:
@@ -112,7 +112,7 @@ def leased(store: Store, digest: str, lease: float) -> str:
 
 
 def has_leases(store: Store) -> bool:
-    """Whether all that may run has a lease; a store from before there were any gets them from now on."""
+    """Whether all that may run has a lease; a store that is older than leases has them from now on."""
     since = layout.leases_since(store.root)
     if not os.path.isdir(os.path.dirname(since)):
         os.mkdir(os.path.dirname(since), 0o700)
