@@ -12,6 +12,7 @@ import sys
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 from pyxis_py import leave
 from pyxis_py.channel import CONTROL, Channel, Client, numbers
 from pyxis_py.running import Peer
@@ -64,13 +65,12 @@ class Service:
             self._welcome(numbers(data)[0], of_step=True)
 
     def _stranger(self) -> None:
-        fd: int = self.listener._accept()[0]  # type: ignore[attr-defined]  # of the C module
-        try:
-            Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
-        except OSError:
-            os.close(fd)
-            return
-        self._welcome(fd, of_step=False)
+        with Fd(self.listener._accept()[0]) as fd:  # type: ignore[attr-defined]  # of the C module
+            try:
+                Peer(_socket.socket(fileno=os.dup(fd))).close()  # what a container runs has no part in others
+            except OSError:
+                return
+            self._welcome(fd.keep(), of_step=False)
         strangers = [fd for fd, client in self.clients.items() if not client.of_step]
         if len(strangers) > _CLIENTS:
             self.clients.pop(strangers[0]).socket.close()
