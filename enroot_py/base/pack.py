@@ -24,7 +24,7 @@ def write() -> None:
         lines.append(f"{name} {file} {state.st_size} {state.st_mtime_ns} {len(code)} {offset}\n")
         codes.append(code)
         offset += len(code)
-    head = "".join(lines).encode().ljust(HEAD, b"\n")
+    head = "".join(lines).encode().ljust(HEAD, b"\0")
     assert len(head) == HEAD, f"HEAD is to be more than {len(head)}"
     temporary = f"{PACK}.{os.getpid()}"
     with open(temporary, "wb") as f:
