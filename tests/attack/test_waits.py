@@ -130,6 +130,15 @@ def saving(lab: Lab) -> str:
     return on_node(lab, "pgrep -x mksquashfs")
 
 
+def stop_its_save(lab: Lab, step: subprocess.Popen[str]) -> None:
+    """Let a step go on to its end, and stop what saves its container at once: the save of little is over in no time."""
+    on_node(lab, "(until pkill -STOP -x mksquashfs; do sleep 0.01; done) > /dev/null 2>&1 &")
+    assert step.stdin
+    step.stdin.write("go\n")
+    step.stdin.flush()
+    until(lambda: "T" in on_node(lab, "ps -o stat= -C mksquashfs"), "the container is being saved")
+
+
 def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
     """Line 6: after scancel another process began to save anew, outside of the job's cgroups."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", env=SLOW)
@@ -160,12 +169,8 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
     """Line 6: it has no limit but the job's: here one that is longer than all others of root."""
     seconds = 200 if soak else 11
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh")
-    assert step.stdin
-    step.stdin.write("go\n")
-    step.stdin.flush()
-    until(lambda: saving(lab), "the container is being saved")
+    stop_its_save(lab, step)
     began = time.monotonic()
-    on_node(lab, "pkill -STOP -x mksquashfs")
     time.sleep(seconds)
     on_node(lab, "pkill -CONT -x mksquashfs")
     _, err = step.communicate(timeout=300)
@@ -177,12 +182,8 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab) -> None:
     """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
-    assert step.stdout and step.stdin
     on_node(lab, f"pkill -KILL -f {HELPER}")
-    step.stdin.write("go\n")
-    step.stdin.flush()
-    until(lambda: saving(lab), "the container is being saved")
-    on_node(lab, "pkill -STOP -x mksquashfs")
+    stop_its_save(lab, step)
     try:
         finisher = on_node(lab, f"pgrep -o -f {HELPER}").strip()
         for process in (finisher, saving(lab).strip()):

@@ -10,7 +10,7 @@ import pytest
 from tests import images
 from tests.kernel.conftest import PREFIX, User
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, end, expect, sh
+from tests.slurm.steps import IMAGE, end, expect, next_line, sh
 from tests.waiting import until
 
 
@@ -39,7 +39,7 @@ def begun(user: User, *options: str) -> subprocess.Popen[str]:
     running = subprocess.Popen(
         command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert running.stdout and running.stdout.readline() == "up\n"
+    assert next_line(running) == "up\n"
     return running
 
 
@@ -130,7 +130,7 @@ def test_a_container_that_another_node_runs_is_not_used_but_named(shared_home: L
     name = "--container-name=two"
     keep = sh("echo up; read x; echo 1 > /kept")
     first = shared_home.popen(["srun", "-w", "n1", IMAGE, name, "--container-writable", *keep], user="bob")
-    assert first.stdout and first.stdout.readline() == "up\n"
+    assert next_line(first) == "up\n"
     try:
         done = shared_home.run(["srun", "-w", "n2", name, "--container-writable", "true"], user="bob", check=False)
         assert done.returncode != 0 and "node n1" in done.stderr and "remove" not in done.stderr

@@ -67,14 +67,22 @@ def assert_nothing_left(lab: Lab, *nodes: str) -> None:
     assert not left, "\n".join(f"{node}: {line}" for node, line in left)
 
 
+def next_line(process: subprocess.Popen[str]) -> str:
+    """The next line of a process and no byte more: communicate() reads the pipe, and not what a file has buffered."""
+    assert process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        line += byte
+    return line.decode()
+
+
 def expect(step: subprocess.Popen[str], *lines: str) -> None:
     """Wait until a step has written these lines."""
-    assert step.stdout is not None
     late = threading.Timer(300, os.killpg, (step.pid, signal.SIGKILL))
     late.start()
     try:
         for line in lines:
-            assert step.stdout.readline() == f"{line}\n"
+            assert next_line(step) == f"{line}\n"
     finally:
         late.cancel()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, next_line, refused, sh, srun
 from tests.waiting import until
 
 
@@ -31,8 +31,7 @@ def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
     found = []
     for options in ((), (IMAGE,)):
         step = lab.popen(["srun", *ON_N1, *options, *sh(show)])
-        assert step.stdout is not None
-        job, pid = step.stdout.readline().split()
+        job, pid = next_line(step).split()
         seen = lab.run(["cat", f"/proc/{pid}/cgroup"], node="n1", user="root").stdout
         found.append(seen.replace(f"job_{job}/", "job/"))
         end(step)

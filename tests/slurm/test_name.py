@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sbatch, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, next_line, refused, sbatch, sh, srun
 from tests.waiting import until
 
 NAME = "--container-name=one"
@@ -76,8 +76,7 @@ def test_an_image_that_is_gone_stops_nobody_who_has_the_container(lab: Lab) -> N
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     # The output of the first srun command is the name.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
-    assert step.stdout is not None
-    name = step.stdout.readline().strip()
+    name = next_line(step).strip()
     namespace = srun(lab, f"--container-name={name}", "readlink", "/proc/self/ns/mnt")
     assert namespace != lab.run(["readlink", "/proc/self/ns/mnt"], node="n1").stdout
     end(step)
@@ -86,8 +85,7 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
 def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
-    assert first.stdout is not None
-    name = f"--container-name={first.stdout.readline().strip()}"
+    name = f"--container-name={next_line(first).strip()}"
     second = lab.popen(["srun", *ON_N1, name, *sh("echo up; read line; cat /kept; echo 2 > /kept; cat /kept")])
     expect(second, "up")
     end(first)
@@ -104,8 +102,7 @@ def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
     try:
         script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")
         first = lab.popen(["srun", *ON_N1, "--container-image=./name.sqsh", *script])
-        assert first.stdout is not None
-        name = first.stdout.readline().strip()
+        name = next_line(first).strip()
         done = lab.run(["srun", *ON_N1, f"--container-name={name}", "true"])
         assert f"come from a process of step {name} and are gone when that one ends" in done.stderr
         end(first)

@@ -17,7 +17,7 @@ from tests.images import Image, entry
 from tests.kernel.conftest import require
 from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
 from tests.slurm.lab import Lab
-from tests.slurm.steps import assert_nothing_left
+from tests.slurm.steps import assert_nothing_left, next_line
 from tests.waiting import until
 
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
@@ -327,8 +327,7 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
                 "echo up; cat; cat /number",
             ]
             job = lab.popen(command, node="n1", env=env)
-            assert job.stdout is not None
-            assert job.stdout.readline() == "up\n"
+            assert next_line(job) == "up\n"
         said = lab.run(["penroot", "cache", "prune"], node="n2", env=env).stderr
         assert "a start on n1" in said
         assert job.communicate("", timeout=300)[0] == "9\n"

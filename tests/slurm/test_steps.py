@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, refused, srun
+from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, next_line, refused, srun
 from tests.waiting import until
 
 MPI = "registry:5000#mpi:1"
@@ -61,8 +61,7 @@ def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
     script = "echo $(for n in user mnt cgroup; do readlink /proc/self/ns/$n; done); read line"
     for nodes, tasks in ((1, 4), (2, 2)):
         step = lab.popen(["srun", f"-N{nodes}", f"-n{tasks}", "-l", image(), "sh", "-c", script])
-        assert step.stdout is not None
-        out = [step.stdout.readline().split(":", 1) for _ in range(tasks)]
+        out = [next_line(step).split(":", 1) for _ in range(tasks)]
         end(step)
         assert sorted(int(task) for task, _ in out) == list(range(tasks))
         assert len({line for _, line in out}) == nodes
