@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from enroot_py.base import digests, log, workers
@@ -50,12 +51,12 @@ class Fetch:
                 image = store.image(self._manifest.digest)
                 if image is not None and image.hold():  # another import made it while we waited
                     return image
-                shared = onefile.of_store(self._settings) == "squashfs" and not build.done
-                if shared:
+                as_file = onefile.of_store(self._settings) == "squashfs" and not build.done
+                if as_file:
                     self._write_file(build)
                 else:
                     self._assemble(build)
-            if shared or os.geteuid() == 0:  # see crash.py: others would take our mark for one of a crash
+            if as_file or os.geteuid() == 0:  # see crash.py: others would take our mark for one of a crash
                 store.settle(self._manifest.digest)
             image = store.image(self._manifest.digest)
             if image is None or not image.hold():
@@ -105,7 +106,7 @@ class Fetch:
         layers = f"{len(missing)} of {log.many(len(diff_ids), 'layer')}"
         log.info(f"{self._reference}: fetching {layers}, {log.size(total)}")
         progress = Progress(str(self._reference), len(missing), total)
-        tasks = [self._task(*pair, progress.part(number)) for number, pair in enumerate(missing)]
+        tasks = [partial(self._fetch_layer, *pair, progress.part(number)) for number, pair in enumerate(missing)]
         parallel = min(workers.processors(self._settings.max_processors), self._settings.max_connections or len(tasks))
         try:
             workers.run(tasks, parallel, progress.tick)
@@ -116,22 +117,18 @@ class Fetch:
             progress.end()
         return total
 
-    def _task(self, diff_id: str, blob: Descriptor, count: Callable[[int], None]) -> Callable[[], None]:
+    def _fetch_layer(self, diff_id: str, blob: Descriptor, count: Callable[[int], None]) -> None:
         """What one process does: bring one layer into the store. ``count`` is told the bytes read so far."""
+        with self._store.build(layout.LAYERS, diff_id) as build:
+            if build.done:  # by another import, while we waited for it
+                return
 
-        def fetch() -> None:
-            with self._store.build(layout.LAYERS, diff_id) as build:
-                if build.done:  # by another import, while we waited for it
-                    return
+            def use(stream: Blob) -> None:
+                build.clear()  # of a blob that was damaged
+                self._unpack(stream, build.path, diff_id, blob, count)
 
-                def unpack_into_build(stream: Blob) -> None:
-                    build.clear()  # of a blob that was damaged
-                    self._unpack(stream, build.path, diff_id, blob, count)
-
-                self._read(blob, unpack_into_build)
-                build.publish()
-
-        return fetch
+            self._read(blob, use)
+            build.publish()
 
     def _unpack(
         self, stream: Blob, directory: str, diff_id: str, blob: Descriptor, count: Callable[[int], None]
