@@ -35,6 +35,7 @@ class Request(Frozen):
     ``origins`` has for messages the option or the variable that each of the others comes from.
     """
 
+    origins: Mapping[str, str]
     image: str | None = None
     mounts: tuple[MountEntry, ...] = ()
     workdir: str | None = None
@@ -48,7 +49,6 @@ class Request(Frozen):
     writable: bool | None = None
     env: tuple[str, ...] = ()
     unshare: tuple[str, ...] = ()
-    origins: Mapping[str, str]
 
     @property
     def wants_container(self) -> bool:

@@ -11,12 +11,21 @@ else:
         return lambda kind: kind
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(frozen_default=True)
 class Frozen:
-    """A record whose fields are the annotations of its class; its constructor takes them by name."""
+    """A record whose fields are those that its class annotates; equal to one with equal fields."""
 
-    def __init__(self, **fields: object) -> None:
-        self.__dict__.update(fields)
+    def __init__(self, *values: object, **named: object) -> None:
+        self.__dict__.update(zip(self.__annotations__, values, strict=False), **named)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"the {name} of a {type(self).__name__} does not change")
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__annotations__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, Frozen) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())

@@ -12,6 +12,7 @@ import os
 
 from enroot_py.base.digests import is_digest
 from enroot_py.base.errors import ImageReferenceError
+from enroot_py.base.frozen import Frozen
 
 DOCKER = "docker://"
 ENGINES = {"dockerd://": "docker", "podman://": "podman"}  # and the program of each
@@ -32,35 +33,17 @@ _TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
 _HOST = frozenset(".-_") | _LOWER
 
 
-class Reference:
-    """One image in a registry. Frozen; equal when every field is equal.
+class Reference(Frozen):
+    """One image in a registry.
 
     Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set.
     """
 
-    __slots__ = ("registry", "repository", "tag", "digest", "user")
-
     registry: str
     repository: str
-    tag: str
-    digest: str
-    user: str
-
-    def __init__(self, registry: str, repository: str, tag: str = "", digest: str = "", user: str = "") -> None:
-        for name, value in zip(self.__slots__, (registry, repository, tag, digest, user), strict=True):
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Reference is frozen")
-
-    def _key(self) -> tuple[str, str, str, str, str]:
-        return self.registry, self.repository, self.tag, self.digest, self.user
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reference) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    tag: str = ""
+    digest: str = ""
+    user: str = ""
 
     def __str__(self) -> str:
         """The canonical name: ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``. The user is no part of it."""

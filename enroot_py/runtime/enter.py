@@ -86,8 +86,8 @@ def enter(start: Start) -> Container:
     variables = environ.Variables()
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
-    asked = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
-    mount_all([*asked, *start.mounts], root, before_hooks=True)
+    fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
+    mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
     collect_environ(variables, start, context, site, scripts)
     read_ahead(start, context, server)
@@ -96,7 +96,7 @@ def enter(start: Start) -> Container:
     variables.set(start.env, "--env")
     replace_script(root, scratch, script)
     rootfs.hide(scratch)
-    mount_all([*asked, *later, *start.mounts], root, before_hooks=False)
+    mount_all([*fstab, *later, *start.mounts], root, before_hooks=False)
     image = etc.of_image(root)
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
@@ -167,9 +167,9 @@ def own_mounts(system: list[Mount], own: int) -> list[Mount]:
     return isolated.mounts_of(own, system)
 
 
-def mount_all(asked: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
+def mount_all(fstab: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
     """Do those mounts that come before the hooks, or the others. Raises MountError."""
-    for mount in asked:
+    for mount in fstab:
         if (mount.passno < 0) == before_hooks:
             mount.execute(root)
 

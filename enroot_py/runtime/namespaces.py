@@ -1,4 +1,4 @@
-"""User namespaces: one user, who is himself or root inside. See user_namespaces(7)."""
+"""Namespaces of a container. In its user namespace is one user, who is himself or root: user_namespaces(7)."""
 
 from __future__ import annotations
 

@@ -48,3 +48,19 @@ def test_names_of_other_variables(name: str) -> None:
 def test_a_url_with_a_password_is_a_secret() -> None:
     assert environ.is_secret("http_proxy", "http://me:secret@proxy:3128/")
     assert not environ.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
+
+
+def test_each_variable_has_its_last_origin() -> None:
+    variables = environ.Variables()
+    variables.set({"A": "1", "B": "1", "C": "1"}, "the image")
+    variables.values.update(B="2", D="2", C="1")  # as a hook does
+    variables.note("hooks")
+    assert variables.origins == {"A": "the image", "B": "hooks", "C": "the image", "D": "hooks"}
+    variables.note("later")
+    assert "later" not in variables.origins.values()
+
+
+def test_what_is_covered_is_remembered() -> None:
+    variables = environ.Variables({"A": "1"})
+    variables.cover({"A": "2", "B": "2"}, "--env")
+    assert (variables.values, variables.below) == ({"A": "2", "B": "2"}, {"A": "1"})
