@@ -40,13 +40,20 @@ def _sources() -> Iterator[str]:
 
 
 def _compiled(source: bytes, path: str) -> CodeType:
-    """The code of a module, less the annotations of its functions: a start would load them, and nobody reads them."""
+    """The code of a module, less annotations and docstrings: a start would load them, and nobody reads them.
+
+    A decorated function keeps its docstring, which click makes help of.
+    """
     tree = ast.parse(source, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            decorated = getattr(node, "decorator_list", [])
+            if ast.get_docstring(node, clean=False) and not decorated:
+                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
     code: CodeType = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
     return code
