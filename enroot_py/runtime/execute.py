@@ -75,24 +75,32 @@ class Container:
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
     """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
     signals.restore()
-    name = argv[0]
-    path = name if "/" in name else find_command(name, env.get("PATH", ""))
+    name, found = argv[0], ""
+    failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
-        try:
-            os.execve(path, [argv0 or name, *argv[1:]], env)
-        except OSError as e:
-            if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
-                raise
-            os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
-    except OSError as e:
-        missing = e.errno in (errno.ENOENT, errno.ENOTDIR)
-        error = CommandError(f"cannot run {name}: {e.strerror}", hint=_advice(path) if missing else "")
-        error.exit_code = 127 if missing else 126
-        raise error from e
+        for path in [name] if "/" in name else candidates(name, env.get("PATH", "")):
+            try:
+                _execve(path, [argv0 or name, *argv[1:]], env)
+            except OSError as e:  # it may be in another directory, execvp(3)
+                if path == name or not found and os.path.isfile(path):
+                    failure, found = e, path
     except (TypeError, ValueError) as e:
         # The image, environ.d and hooks may say what no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
+    missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
+    error = CommandError(f"cannot run {name}: {failure.strerror}", hint=_advice(found or name) if missing else "")
+    error.exit_code = 127 if missing else 126
+    raise error from failure
+
+
+def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
+    try:
+        os.execve(path, argv, env)
+    except OSError as e:
+        if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
+            raise
+    os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
 
 
 def wait(child: int) -> int:
@@ -104,13 +112,9 @@ def wait(child: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def find_command(name: str, search: str) -> str:
-    """Where ``name`` is in the colon-separated ``search``; ``name`` itself where it is nowhere."""
-    for directory in search.split(":"):
-        path = f"{directory or '.'}/{name}"
-        if os.access(path, os.X_OK) and not os.path.isdir(path):
-            return path
-    return name
+def candidates(name: str, search: str) -> list[str]:
+    """Where ``name`` may be by the colon-separated ``search``, in which nothing stands for the working directory."""
+    return [f"{directory or '.'}/{name}" for directory in search.split(":")]
 
 
 def _advice(path: str) -> str:
