@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError
@@ -133,6 +134,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         if upper:
             lowerdirs = (upper, *lowerdirs)
         upper, work = scratch + "/upper", scratch + "/work"
+        spare_copy_up(lowerdirs[0], upper, "etc")
     try:
         direct = source.directory and writable
         made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
@@ -141,6 +143,21 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"
         raise ContainerError(message, hint=_advice(e, upper)) from e
     return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def spare_copy_up(lower: str, upper: str, name: str) -> None:
+    """Make a directory in an ``upper`` of tmpfs, as the first to write in it there would have the kernel do.
+
+    That copies attributes and flags from an image by six requests to its FUSE server, each of which
+    has to wake up. A directory that is not root's in the image, or has none, is left to the kernel.
+    """
+    try:
+        state = os.lstat(f"{lower}/{name}")
+    except OSError:
+        return
+    if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == (os.geteuid(), os.getegid()):
+        os.mkdir(f"{upper}/{name}")
+        os.chmod(f"{upper}/{name}", stat.S_IMODE(state.st_mode))
 
 
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
