@@ -205,7 +205,11 @@ def read_ahead(start: Start, context: hooks.Context, server: Server | None) -> N
     program = start.program
     if not program:
         image = etc.of_image(context.root)
-        program = image.argv(start.command)[0] if image else "/bin/sh"
+        if image:
+            program = image.argv(start.command)[0]
+        else:
+            of_shell = start.settings.login_shell or context.exists("/etc/rc")
+            program = "/bin/sh" if of_shell else start.command[0]
     server.read_ahead(context.root, program, context.environ.get("PATH", ""))
 
 
