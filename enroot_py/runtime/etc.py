@@ -95,7 +95,8 @@ def provenance(rc: str) -> str:
 
 def of_image(root: int) -> Exec | None:
     """What the image beneath ``root``, a directory, runs; None where only a shell can tell. Raises ContainerError."""
-    return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
+    rc = paths.text(root, "/etc/rc")
+    return read_rc(rc, paths.text(root, "/etc/rc.local")) if rc else None
 
 
 def read_rc(rc: str, rc_local: str) -> Exec | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
+_USED = ("etc", "proc", "sys", "dev", "tmp", "bin")  # by every start
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
@@ -134,7 +135,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         if upper:
             lowerdirs = (upper, *lowerdirs)
         upper, work = scratch + "/upper", scratch + "/work"
-        spare_copy_up(lowerdirs[0], upper, "etc")
+        make_upper(lowerdirs[0], upper)
     try:
         direct = source.directory and writable
         made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
@@ -145,19 +146,22 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
     return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def spare_copy_up(lower: str, upper: str, name: str) -> None:
-    """Make a directory in an ``upper`` of tmpfs, as the first to write in it there would have the kernel do.
+def make_upper(lower: str, upper: str) -> None:
+    """Make the directories of _USED in an ``upper`` of tmpfs, as they are in ``lower``.
 
-    That copies attributes and flags from an image by six requests to its FUSE server, each of which
-    has to wake up. A directory that is not root's in the image, or has none, is left to the kernel.
+    Each saves the kernel requests to the FUSE server of an image, which has to wake up for every one: six for
+    attributes and flags when a hook writes in it, one for the origin of a directory that only one layer has.
+    What is not root's in the image, or not there, is left to the kernel.
     """
-    try:
-        state = os.lstat(f"{lower}/{name}")
-    except OSError:
-        return
-    if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == (os.geteuid(), os.getegid()):
-        os.mkdir(f"{upper}/{name}")
-        os.chmod(f"{upper}/{name}", stat.S_IMODE(state.st_mode))
+    ours = os.geteuid(), os.getegid()
+    for name in _USED:
+        try:
+            state = os.lstat(f"{lower}/{name}")
+        except OSError:
+            continue
+        if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == ours:
+            os.mkdir(f"{upper}/{name}")
+            os.chmod(f"{upper}/{name}", stat.S_IMODE(state.st_mode))
 
 
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
