@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Generator
 
 import pytest
 
@@ -41,3 +42,13 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 def soak(request: pytest.FixtureRequest) -> bool:
     """True where a loop may take minutes."""
     return bool(request.config.option.soak)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the daemons of the lab logged last, where a test that uses it fails."""
+    report = yield
+    lab = getattr(item, "funcargs", {}).get("lab")
+    if report.failed and lab is not None and lab.is_up():
+        report.sections.append(("logs of the lab", lab.logs(lines=40)))
+    return report
