@@ -71,6 +71,7 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
 @click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
 def cache_verify(repair: bool) -> None:
     """Read all that is stored and compare it with what was unpacked."""
+    from enroot_py.registry.reference import parse
     from enroot_py.store import inventory, layout, pull, verify
 
     store = _store()
@@ -86,7 +87,7 @@ def cache_verify(repair: bool) -> None:
     failed = 0
     for reference in verify.repair(store, damaged) if damaged else ():
         try:
-            pull.pull(reference, settings.load())
+            pull.pull(parse(reference), settings.load())
         except PenrootError as e:
             log.error(f"{reference}: {e}")
             failed += 1

@@ -19,6 +19,7 @@ from enroot_py.registry.reference import MANIFEST_TYPES
 _MAX_NESTED = 4  # indexes in indexes
 _MAX_LOOKS = 16  # images of an index whose platform their config has to say
 _MAX_SHOWN = 40  # platforms in a message, and characters of one
+MAX_CONFIG = 8 << 20  # bytes
 _MAX_LAYERS = 1000  # engines make 127 at most; beyond what overlayfs stacks, the lowest are merged
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _MANIFEST_HEADERS = {"Accept": ", ".join(MANIFEST_TYPES)}
 _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manifests"
-_MAX_CONFIG = 8 << 20
 _MAX_TAGS = 1 << 20
 _MAX_URLS = 4
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
@@ -85,7 +84,7 @@ class Repository:
     def config(self, manifest: Manifest) -> bytes:
         """The image's config, its digest checked."""
         digest, size = manifest.config.digest, manifest.config.size
-        if size > _MAX_CONFIG:
+        if size > manifests.MAX_CONFIG:
             raise ImageError(f"{self._reference}: a config of {size} bytes")
         data = self._document(self._blob_path(manifest.config), size, f"the config {digest}")
         return self._checked(data, digest, "config")

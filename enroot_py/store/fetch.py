@@ -13,7 +13,7 @@ from enroot_py.base import digests, log, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.base.progress import Progress
 from enroot_py.config.settings import Settings
-from enroot_py.registry.manifests import Descriptor, Manifest
+from enroot_py.registry.manifests import MAX_CONFIG, Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
 from enroot_py.registry.sources import Blob, ImageSource
 from enroot_py.store import compose, layout, onefile, prune, unpack
@@ -21,7 +21,6 @@ from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.store import Build, Image, Store, cannot_write
 
 _T = TypeVar("_T")
-_MAX_CONFIG = 8 << 20  # bytes
 
 
 class Fetch:
@@ -171,11 +170,11 @@ class Fetch:
         config = self._manifest.config
         if not self._shares_blobs:
             return self._source.config(self._manifest)
-        if config.size > _MAX_CONFIG:
+        if config.size > MAX_CONFIG:
             raise ImageError(f"{self._reference}: a config of {config.size} bytes")
 
         def read(stream: Blob) -> bytes:
-            data = b"".join(iter(lambda: stream.read(_MAX_CONFIG), b""))
+            data = b"".join(iter(lambda: stream.read(MAX_CONFIG), b""))
             if digests.of(data) != config.digest:
                 raise ImageError(f"{self._reference}: the config {config.digest} has the digest {digests.of(data)}")
             return data

@@ -12,7 +12,7 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
 from enroot_py.registry.platforms import architecture
-from enroot_py.registry.reference import ENGINES, LocalImage, Reference, parse
+from enroot_py.registry.reference import ENGINES, LocalImage, Reference
 from enroot_py.store import layout
 from enroot_py.store.store import Image, Name, Store
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.registry.sources import ImageSource
 
 
-def pull(
-    reference: Reference | LocalImage | str, settings: Settings, *, arch: str | None = None, agreed: str = ""
-) -> Image:
+def pull(reference: Reference | LocalImage, settings: Settings, *, arch: str | None = None, agreed: str = "") -> Image:
     """The image of a reference, in the store when this returns.
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
@@ -33,7 +31,7 @@ def pull(
     with a warning. ``agreed`` is the digest that a tag has for all nodes of a step, whatever
     it means by now. The image is held: see Image.hold. Raises RegistryError, ImageError.
     """
-    way = Pull(parse(reference) if isinstance(reference, str) else reference, settings, arch, agreed)
+    way = Pull(reference, settings, arch, agreed)
     while True:
         image = way.image()
         if image.hold():  # else it was pruned this very moment
