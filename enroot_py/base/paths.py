@@ -39,6 +39,16 @@ def exists(root: int, path: str) -> bool:
         return False
 
 
+def state(root: int, path: str) -> tuple[int, ...]:
+    """What changes when a file is written or replaced: its number, size and times; nothing where there is none."""
+    try:
+        with open_in(root, path) as fd:
+            of = os.fstat(fd)
+            return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
+    except OSError:
+        return ()
+
+
 class Foreign(OSError):
     """A path of the container that leads to what is mounted from the host, where nothing is read or made."""
 

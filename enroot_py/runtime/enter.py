@@ -83,21 +83,21 @@ def enter(start: Start) -> Container:
     namespaces.enter(*inside, own, superuser=start.superuser)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
-    variables = environ.Variables()
+    variables, image_scripts = environ.Variables(), etc.ImageScripts(root)
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
     collect_environ(variables, start, context, site, scripts)
-    read_ahead(start, context, server)
+    read_ahead(start, context, image_scripts, server)
     later, script = run_hooks(start, context, site, scripts)
     variables.note("hooks")
     variables.set(start.env, "--env")
     replace_script(root, scratch, script)
     rootfs.hide(scratch)
     mount_all([*fstab, *later, *start.mounts], root, before_hooks=False)
-    image = etc.of_image(root)
+    image = image_scripts.exec()
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
     if not settings.rootfs_writable:
@@ -198,19 +198,16 @@ def collect_environ(
     variables.cover(start.env, "--env")  # hooks see these, but cannot override them
 
 
-def read_ahead(start: Start, context: hooks.Context, server: Server | None) -> None:
+def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScripts, server: Server | None) -> None:
     """Let the server of an image decompress the program that will run, while the hooks do."""
     if server is None or not (start.program or start.command):
         return
-    program = start.program
-    if not program:
-        image = etc.of_image(context.root)
-        if image:
-            program = image.argv(start.command)[0]
-        else:
-            of_shell = start.settings.login_shell or context.exists("/etc/rc")
-            program = "/bin/sh" if of_shell else start.command[0]
-    server.read_ahead(context.root, program, context.environ.get("PATH", ""))
+    name = start.program
+    if not name:
+        image = image_scripts.exec()
+        of_shell = start.settings.login_shell or context.exists("/etc/rc")
+        name = image.argv(start.command)[0] if image else "/bin/sh" if of_shell else start.command[0]
+    server.read_ahead(context.root, name, context.environ.get("PATH", ""))
 
 
 def run_hooks(

@@ -93,8 +93,24 @@ def provenance(rc: str) -> str:
     return next((line.removeprefix(mark) for line in rc.splitlines() if line.startswith(mark)), "")
 
 
+class ImageScripts:
+    """What the image beneath ``root``, a directory, runs. Its scripts are read again only where they have changed."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._states: list[object] = []
+        self._exec: Exec | None = None
+
+    def exec(self) -> Exec | None:
+        """None where only a shell can tell. Raises ContainerError."""
+        states: list[object] = [paths.state(self._root, path) for path in ("/etc/rc", "/etc/rc.local")]
+        if states != self._states:
+            self._exec, self._states = of_image(self._root), states
+        return self._exec
+
+
 def of_image(root: int) -> Exec | None:
-    """What the image beneath ``root``, a directory, runs; None where only a shell can tell. Raises ContainerError."""
+    """What ImageScripts.exec() gives, for one look."""
     rc = paths.text(root, "/etc/rc")
     return read_rc(rc, paths.text(root, "/etc/rc.local")) if rc else None
 

@@ -9,6 +9,7 @@ from _blake2 import blake2b
 
 import pytest
 
+from enroot_py.runtime import etc
 from tests import bashhooks
 from tests.kernel.conftest import PREFIX, UID, User
 
@@ -76,6 +77,20 @@ def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: p
         "box", "sh", "-c", 'echo "$PYTHON/$GONE/$QUOTED/$FROM_IMAGE/$KEPT/$ENROOT_DATA_PATH"; ls -d /mnt/doc'
     )
     assert out == "x//a b//2/\n/mnt/doc\n"
+
+
+def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    """An image's is read before the hooks, to have the program read ahead, and counts as they leave it."""
+    run = etc.Exec("/opt", ("echo",), ("image",))
+    for name, content in (("rc", etc.write_rc("docker://box", {}, run)), ("rc.local", etc.RC_LOCAL)):
+        (rootfs / "etc" / name).write_text(content)
+    image = str(user.home / "box.sqsh")
+    user.penroot("export", "-o", image, "box")
+    assert user.start(image, "argument") == "argument\n"
+    (site / "50-rc.py").write_text(
+        "def run(c):\n    old = c.read('/etc/rc')\n    c.write('/etc/rc', old.replace(b\"'echo'\", b\"'cat'\"))\n"
+    )
+    assert user.start(image, "/etc/rc.local") == etc.RC_LOCAL
 
 
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
