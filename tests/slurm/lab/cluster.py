@@ -113,12 +113,14 @@ class Lab:
         plugin: str | None = None,
         prefix: str | None = None,
         slurm_conf: Sequence[str] = (),
+        configless: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Start the lab, or return at once when it is up with these very arguments.
 
         ``plugin`` is the line of plugstack.conf; without one, PREFIX/lib/penroot/spank_pyxis.so
-        is loaded if ``prefix`` is given. ``slurm_conf`` are lines to add to slurm.conf.
+        is loaded if ``prefix`` is given. ``slurm_conf`` are lines to add to slurm.conf. ``configless``: only ctl
+        has files in /etc/slurm, and the nodes ask slurmctld for them.
         Raises PrerequisiteError, LabError.
         """
         if prefix and not plugin:
@@ -126,7 +128,8 @@ class Lab:
             if not os.path.exists(library):
                 raise LabError(f"{library} does not exist: run `make install PREFIX={prefix}` first")
             plugin = f"required {library}"
-        wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": list(slurm_conf)}
+        conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
+        wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}
         check_prerequisites()
         with self._locked():
             if self.is_up():
@@ -176,7 +179,7 @@ class Lab:
         shutil.copytree(storage, f"{self.root}/nodes/registry/var/spool/registry")
         etc.make(self.root, addresses, wanted["plugin"], wanted["slurm_conf"])
 
-        pids = self._start_namespaces(names)
+        pids = self._start_namespaces(names, wanted["configless"])
         nodes = {n: Node(n, addresses[n], pids[n], start_time(pids[n])) for n in names}
         self._state = {"wanted": wanted, "pid": pids["."], "nodes": nodes}
         self._connect()
@@ -191,9 +194,9 @@ class Lab:
             nodes[name].baseline = residue.inventory(self._entry(name), self._cgroups(name))
         self._save()
 
-    def _start_namespaces(self, names: list[str]) -> dict[str, int]:
+    def _start_namespaces(self, names: list[str], configless: bool) -> dict[str, int]:
         """Run node.py; process ids of the lab (".") and of each node."""
-        spec = json.dumps({"root": self.root, "branch": self.branch, "nodes": names})
+        spec = json.dumps({"root": self.root, "branch": self.branch, "nodes": names, "configless": configless})
         script = os.path.join(os.path.dirname(__file__), "node.py")
         done = subprocess.run(
             [sys.executable, "-IS", script, spec], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/"
@@ -242,6 +245,8 @@ class Lab:
         # Those that make daemons of themselves return when they have: then their process is the one that stays.
         how = "--fork" if daemon.startswith("registry") else "--wait"
         command = ["sh", "-c", f'exec setsid {how} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
+        if daemon == "slurmd" and self._load()["wanted"]["configless"]:
+            command += ["--conf-server", "ctl"]
         done = subprocess.run(
             self.command(command, user="root", node=node),
             preexec_fn=lambda: cgroups.join(self._cgroups(node)),

@@ -43,7 +43,6 @@ KillWait=3
 ReturnToService=2
 # The nodes are said to be larger than this machine.
 SlurmdParameters=config_overrides
-PlugStackConfig=/etc/slurm/plugstack.conf
 GresTypes=gpu
 NodeName={nodes} CPUs=8 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:8

@@ -118,6 +118,8 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         socket.sethostname(name)
         os.umask(0o022)
         mount_tree(spec["root"], name)
+        if spec["configless"] and name != "ctl":
+            mount("tmpfs", "/etc/slurm", "tmpfs", options="mode=755")  # slurmd asks slurmctld for what it has
         tell(f"{name} {pid}")
     close_stdout()
     reap()
