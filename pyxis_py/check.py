@@ -5,52 +5,50 @@ Looks, and tries what only a try can tell; changes nothing.
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import os
 import pwd
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import yaml
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli import doctor
 from enroot_py.cli.doctor import Finding
 from enroot_py.config import settings as enroot_settings
-from pyxis_py import settings
+from pyxis_py import plugstack, settings
+from pyxis_py.plugstack import Line
 from pyxis_py.settings import PLUGIN
 
 _MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
 # Plugins that give a job a /tmp of its own. One that does so after ours changes what the mounts meant.
 _PRIVATE_TMP = ("auto_tmpdir", "private-tmpdir", "private_tmpdir", "spank-private-tmp", "spank_private_tmp", "tmpdir")
 _PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute
-_JOB_CONTAINER_DIRECTORIES = "/tmp,/dev/shm"  # job_container.conf(5), Dirs
+_PRIVATE_DIRECTORIES = ("/tmp", "/dev/shm")  # by default: job_container.conf(5), namespace.yaml(5)
+_DIRS = re.compile(r"^\s*Dirs\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One plugin of plugstack.conf."""
-
-    origin: str
-    path: str
-    arguments: tuple[str, ...]
-
-
-def findings(plugstack: str | None) -> Iterator[Finding]:
-    """Everything that is worth a look, in the order in which a step meets it."""
+def findings(given: str | None) -> Iterator[Finding]:
+    """Everything that is worth a look, in the order in which a step meets it; ``given`` is a plugstack.conf."""
     slurm = slurm_configuration()
     if not slurm:
         yield Finding(
             "warn",
-            "scontrol cannot tell the configuration of Slurm: proctrack and job_container are not looked at",
+            "scontrol cannot tell the configuration of Slurm: proctrack and private directories are not looked at",
             "is slurmctld up, and this node one of its cluster? scontrol show config",
         )
-    lines = list(stack(plugstack or slurm.get("PlugStackConfig") or "/etc/slurm/plugstack.conf"))
-    ours = [line for line in lines if os.path.basename(line.path) == PLUGIN]
-    yield from _loaded(ours, lines, plugstack or slurm.get("PlugStackConfig", "/etc/slurm/plugstack.conf"))
+    paths = [given] if given else plugstack.files(slurm)
+    stacks = {path: list(plugstack.stack(path)) for path in paths}
+    for path, lines in stacks.items():
+        yield from _loaded(path, lines)
+    if not paths:
+        yield _fetched()
+    ours = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
     yield from doctor.machine()
-    yield from _slurm(slurm, settings.load(ours[0].arguments if ours and not _bad_arguments(ours[0]) else ()))
+    yield from _slurm(slurm, settings.load(ours[-1].arguments if ours else ()))
     loaded = enroot_settings.load()
     yield doctor.data_path(loaded.data_path)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
@@ -58,30 +56,13 @@ def findings(plugstack: str | None) -> Iterator[Finding]:
 
 
 def slurm_configuration() -> dict[str, str]:
-    """What slurmctld says, as scontrol(1) shows it; empty where nobody answers."""
+    """What is set, as slurmctld tells scontrol(1); empty where nobody answers."""
     try:
         text = Program([find("scontrol", package="slurm-client"), "show", "config"], timeout=_PATIENCE).run()
     except PenrootError:
         return {}
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def stack(path: str) -> Iterator[Line]:
-    """The plugins that a plugstack.conf loads, in order, those of included files too: spank(8), CONFIGURATION."""
-    try:
-        with open(path, errors="surrogateescape") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if words[:1] == ["include"]:
-            for pattern in words[1:]:
-                for included in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
-                    yield from stack(included)
-        elif words[:1] in (["required"], ["optional"]):
-            yield Line(f"{path}:{number}", words[1] if len(words) > 1 else "", tuple(words[2:]))
+    return {name.strip(): value.strip() for name, _, value in pairs if value.strip() != "(null)"}
 
 
 def built_for(plugin: str) -> int | None:
@@ -109,6 +90,10 @@ def _installed() -> str:
     return ""
 
 
+def _is_ours(line: Line) -> bool:
+    return os.path.basename(line.path) == PLUGIN
+
+
 def _bad_arguments(line: Line) -> PenrootError | None:
     try:
         settings.load(line.arguments)
@@ -117,10 +102,11 @@ def _bad_arguments(line: Line) -> PenrootError | None:
     return None
 
 
-def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Finding]:
+def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
+    """How the plugin fares in a plugstack.conf."""
+    ours = [line for line in lines if _is_ours(line)]
     if not ours:
-        what = f"{plugstack} does not load {PLUGIN}" if os.path.isfile(plugstack) else f"there is no file {plugstack}"
-        yield Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
+        yield _not_loaded(path)
         return
     if len(ours) > 1:
         where = ", ".join(line.origin for line in ours)
@@ -128,26 +114,14 @@ def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Fin
     line = ours[0]
     if error := _bad_arguments(line):
         yield Finding("bad", f"{line.origin}: {error}", error.hint)
-    try:
-        number = built_for(line.path)
-    except OSError as e:
-        yield Finding("bad", f"{line.origin}: {line.path}: {e.strerror}", "pyxis-py install, on this node too")
-        return
-    try:
-        version = _installed()
-    except PenrootError as e:
-        yield Finding("bad", f"the version of Slurm is not known: {e}", "is there a slurm.conf? " + e.hint)
-        return
-    has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not has:
-        yield Finding("bad", "there is no Slurm on this machine", "install it, or add it to PATH")
-    elif number is None:
-        yield Finding("bad", f"{line.path} is not penroot's, or older", "pyxis-py install")
-    elif (number >> 16, number >> 8 & 0xFF) != has:
-        built = f"{number >> 16}.{number >> 8 & 0xFF:02}"
-        yield Finding("bad", f"{line.path} is for Slurm {built}, this is {version}", "pyxis-py install")
-    else:
-        yield Finding("ok", f"{line.origin} loads {line.path}, for Slurm {version}")
+    yield _built(line)
+    if plugstack.is_sent(path) and line.file != path:
+        yield Finding(
+            "warn",
+            f"slurmctld sends {path} to nodes, and nothing that it includes: where there is no {line.file}, "
+            "steps run on the host",
+            f"write the line into {path} itself: remove {line.file}, then pyxis-py install",
+        )
     for other in lines[lines.index(line) + 1 :]:
         if any(name in os.path.basename(other.path) for name in _PRIVATE_TMP):
             yield Finding(
@@ -155,6 +129,46 @@ def _loaded(ours: list[Line], lines: list[Line], plugstack: str) -> Iterator[Fin
                 f"{other.origin}: {other.path} comes after {PLUGIN}: containers have the node's /tmp, not the job's",
                 f"move it above {line.origin}",
             )
+
+
+def _not_loaded(path: str) -> Finding:
+    there = os.path.isfile(path)
+    if not plugstack.is_copy(path):
+        what = f"{path} does not load {PLUGIN}" if there else f"there is no file {path}"
+        return Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
+    what = f"{path} does not load {PLUGIN}" if there else "slurmctld has no plugstack.conf to send"
+    if included := plugstack.includes(path):
+        what += f": slurmctld sends nothing that it includes, and there is no {', '.join(included)} here"
+    return Finding("bad", f"{what}; steps run on the host", plugstack.WAY_OUT)
+
+
+def _fetched() -> Finding:
+    """Of a machine whose srun has its configuration from slurmctld each time, and keeps nothing of it."""
+    if "--container-image" in Program([find("srun", package="slurm-client"), "--help"], timeout=_PATIENCE).run():
+        return Finding("ok", f"srun loads {PLUGIN}: slurmctld sends it a plugstack.conf")
+    what = f"srun does not load {PLUGIN}, and there is no plugstack.conf of its own"
+    return Finding("bad", what, plugstack.WAY_OUT)
+
+
+def _built(line: Line) -> Finding:
+    """Whether the file of the plugin is there, and for the Slurm of this machine."""
+    try:
+        number = built_for(line.path)
+    except OSError as e:
+        return Finding("bad", f"{line.origin}: {line.path}: {e.strerror}", "pyxis-py install, on this node too")
+    try:
+        version = _installed()
+    except PenrootError as e:
+        return Finding("bad", f"the version of Slurm is not known: {e}", "is there a slurm.conf? " + e.hint)
+    has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not has:
+        return Finding("bad", "there is no Slurm on this machine", "install it, or add it to PATH")
+    if number is None:
+        return Finding("bad", f"{line.path} is not penroot's, or older", "pyxis-py install")
+    if (number >> 16, number >> 8 & 0xFF) != has:
+        built = f"{number >> 16}.{number >> 8 & 0xFF:02}"
+        return Finding("bad", f"{line.path} is for Slurm {built}, this is {version}", "pyxis-py install")
+    return Finding("ok", f"{line.origin} loads {line.path}, for Slurm {version}")
 
 
 def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterator[Finding]:
@@ -166,25 +180,39 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
         yield Finding(
             "bad", f"ProctrackType={tracking} loses the helper of a step: what it holds may outlive jobs", fix
         )
-    if "tmpfs" in slurm.get("JobContainerType", ""):
-        private = _job_container_directories(slurm.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
-        inside = [path for path in private if (plugin.runtime_path + "/").startswith(path.rstrip("/") + "/")]
-        if inside:
-            what = (
-                f"runtime_path={plugin.runtime_path} is in {inside[0]}, of which job_container/tmpfs gives each job one"
-            )
-            yield Finding("bad", what, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
+    kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
+    if not kind.endswith(("tmpfs", "linux")):
+        return
+    private = _private_directories(kind, (plugstack.directories(slurm) or [plugstack.DIRECTORY])[-1])
+    inside = [path for path in private if (plugin.runtime_path + "/").startswith(path.rstrip("/") + "/")]
+    if inside:
+        what = f"runtime_path={plugin.runtime_path} is in {inside[0]}, of which {kind} gives each job one"
+        yield Finding("bad", what, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
+    else:
+        yield Finding("ok", f"runtime_path={plugin.runtime_path} is outside of the directories of {kind}")
+
+
+def _private_directories(kind: str, directory: str) -> list[str]:
+    """Of which directories a plugin of Slurm gives each job one of its own, on this node or another."""
+    with contextlib.suppress(FileNotFoundError, yaml.YAMLError):
+        if kind.endswith("linux"):
+            with open(f"{directory}/namespace.yaml", "rb") as file:
+                dirs = list(_all_of("dirs", yaml.safe_load(file)))
         else:
-            yield Finding("ok", f"runtime_path={plugin.runtime_path} is outside of job_container/tmpfs")
+            with open(f"{directory}/job_container.conf", errors="surrogateescape") as conf:
+                dirs = _DIRS.findall(conf.read())
+        if dirs:
+            return ",".join(dirs).split(",")
+    return list(_PRIVATE_DIRECTORIES)
 
 
-def _job_container_directories(slurm_conf: str) -> list[str]:
-    try:
-        with open(os.path.join(os.path.dirname(slurm_conf), "job_container.conf"), errors="surrogateescape") as file:
-            setting = re.search(r"^\s*Dirs\s*=\s*(\S+)", file.read(), re.MULTILINE | re.IGNORECASE)
-    except OSError:
-        setting = None
-    return (setting[1] if setting else _JOB_CONTAINER_DIRECTORIES).split(",")
+def _all_of(name: str, node: object) -> Iterator[str]:
+    """Each value of a key, however deep it is."""
+    if isinstance(node, dict):
+        yield from (str(node[name]),) if name in node else ()
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from _all_of(name, inner)
 
 
 def users_home() -> str:

@@ -6,7 +6,7 @@ import glob
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -14,14 +14,13 @@ from enroot_py import __version__
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
-from pyxis_py import settings
+from pyxis_py import plugstack, settings
 from pyxis_py.header import c_header
 from pyxis_py.settings import PLUGIN
 
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden".split()
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
-_SLURM = "/etc/slurm"
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 
 
@@ -106,80 +105,6 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
         os.rename(f"{work}/{PLUGIN}", output)
 
 
-def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
-    """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
-
-    A file that loads it already is the site's and stays as it is. Raises
-    ConfigError where it loads another plugin: two cannot have the same options.
-    """
-    path = f"{directory}/pyxis.conf"
-    if os.path.exists(path):
-        with open(path, errors="surrogateescape") as file:
-            present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
-        if any(plugin in words for words in present):
-            if arguments:
-                raise ConfigError(f"{path} exists and is not changed", hint=f"add {' '.join(arguments)} to it yourself")
-            return path
-        if present:
-            raise ConfigError(f"{path} loads another plugin: {' '.join(present[0])}", hint="remove the file first")
-    os.makedirs(directory, exist_ok=True)
-    with open(f"{path}.new", "w") as file:
-        file.write(" ".join(("required", plugin, *arguments)) + "\n")
-    os.rename(f"{path}.new", path)
-    return path
-
-
-def unconfigure(directory: str, plugin: str) -> list[str]:
-    """Remove what ``configure`` wrote, and return it; Slurm must not look for a plugin that is gone.
-
-    Raises ConfigError where another file of the directory still loads ``plugin``, or the same file more than it.
-    """
-    removed = []
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-        path = f"{directory}/{name}"
-        with open(path, errors="surrogateescape") as file:
-            present = [line.split() for line in file if line.strip() and not line.lstrip().startswith("#")]
-        if not any(plugin in words for words in present):
-            continue
-        if len(present) > 1 or name != "pyxis.conf":
-            raise ConfigError(f"{path} loads {plugin}", hint="it is the site's own: remove the line yourself, first")
-        os.unlink(path)
-        removed.append(path)
-    return removed
-
-
-def check_place(directory: str) -> None:
-    """Raise ConfigError where ``directory`` looks like a slip: Slurm would never read what is written there."""
-    beside = os.path.dirname(os.path.abspath(directory))
-    if not any(map(os.path.exists, (directory, f"{beside}/slurm.conf", f"{beside}/plugstack.conf"))):
-        raise ConfigError(
-            f"there is no {directory}, and no slurm.conf beside it",
-            hint="--plugstack-dir names the directory that plugstack.conf includes; mkdir it if this is the one",
-        )
-
-
-def check_unused(plugin: str, directory: str) -> None:
-    """Raise ConfigError where Slurm still loads ``plugin``, by a file outside of ``directory``."""
-    from pyxis_py import check
-
-    directory = os.path.abspath(directory)
-    places = [f"{parent}/plugstack.conf" for parent in dict.fromkeys((os.path.dirname(directory), _SLURM))]
-    for path in places + sorted(glob.glob(f"{_SLURM}/plugstack.conf.d/*")):
-        for line in check.stack(path):
-            if line.path == plugin and os.path.dirname(line.origin) != directory:
-                hint = f"first: pyxis-py uninstall --plugstack-dir {os.path.dirname(line.origin)}"
-                raise ConfigError(f"{line.origin} loads {plugin}", hint=hint)
-
-
-def _included(path: str) -> Iterable[str]:
-    """The lines of plugstack.conf that include other files."""
-    try:
-        with open(path, errors="surrogateescape") as file:
-            return [line for line in file if line.split()[:1] == ["include"]]
-    except FileNotFoundError:
-        return []
-
-
 def compiling(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command that compiles."""
     for option in (
@@ -212,7 +137,7 @@ def build_command(output: str, slurm_include: str | None, python: str, prefix: s
 
 
 @commands.command("install")
-@click.option("--plugstack-dir", metavar="DIR", default=f"{_SLURM}/plugstack.conf.d", show_default=True)
+@click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
 @click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="An argument of the plugin.")
 @compiling
 def install_command(
@@ -220,15 +145,30 @@ def install_command(
 ) -> None:
     """Build the plugin beside the packages and tell Slurm to load it."""
     settings.load(arguments)
-    check_place(plugstack_dir)
+    main = plugstack.main_file(plugstack_dir)
+    if not plugstack.is_copy(main):
+        plugstack.check_place(plugstack_dir)
     library = library_directory(prefix)
     plugin = f"{library}/{PLUGIN}"
     build(plugin, python=python, library=library, include=find_slurm(slurm_include))
     log.info(f"built {plugin}")
-    log.info(f"loaded by {configure(plugstack_dir, plugin, arguments)}")
-    main_file = f"{os.path.dirname(os.path.abspath(plugstack_dir))}/plugstack.conf"
-    if not any(os.path.basename(plugstack_dir) in line for line in _included(main_file)):
-        log.warn(f"{main_file} does not include it: add the line `include {os.path.abspath(plugstack_dir)}/*`")
+    _load(main, plugstack_dir, plugin, arguments)
+
+
+def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
+    """Let the plugstack.conf ``main`` load the plugin, or say what it lacks for that."""
+    if plugstack.is_sent(main):
+        plugstack.configure_sent(main, plugin, arguments)
+        log.info(f"loaded by {main}, which slurmctld sends to nodes: scontrol reconfigure, when all have {plugin}")
+    elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
+        log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
+        if not plugstack.reads(main, directory):
+            log.warn(f"{main} does not include it: add the line `include {os.path.abspath(directory)}/*`")
+    elif any(line.path == plugin for line in plugstack.stack(main)):
+        log.info(f"loaded by {main} ({plugin})")
+    else:
+        log.warn(f"{main} comes from slurmctld and does not load it")
+        log.hint(plugstack.WAY_OUT)
 
 
 @commands.command("check")
@@ -246,18 +186,21 @@ def check_command(plugstack: str | None) -> None:
 
 
 @commands.command("uninstall")
-@click.option("--plugstack-dir", metavar="DIR", default=f"{_SLURM}/plugstack.conf.d", show_default=True)
+@click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
 @click.option("--prefix", metavar="PREFIX", help="Where `make install` put penroot; default: where this one is.")
 def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     """Tell Slurm to load the plugin no more, and remove it; containers and images stay."""
     plugin = f"{library_directory(prefix)}/{PLUGIN}"
-    check_unused(plugin, plugstack_dir)
-    removed = unconfigure(plugstack_dir, plugin)
+    plugstack.check_unused(plugin, plugstack_dir)
+    main = plugstack.main_file(plugstack_dir)
+    removed = [*plugstack.unconfigure(plugstack_dir, plugin), *plugstack.unconfigure_sent(main, plugin)]
     if os.path.exists(plugin):
         os.unlink(plugin)
         removed.append(plugin)
     for path in removed:
         log.info(f"removed {path}")
+    if removed and plugstack.is_sent(main):
+        log.hint("scontrol reconfigure: the nodes have a copy of plugstack.conf")
     if not removed:
         log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pytest_subprocess import FakeProcess
 
+from enroot_py.base.errors import ConfigError
 from enroot_py.cli.doctor import Finding
-from pyxis_py import check, settings
+from pyxis_py import check, plugstack, settings
 
 OTHER = b"penroot plugin for Slurm 0x180b00"  # 24.11, as SLURM_VERSION_NUMBER
 
@@ -20,6 +21,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    (tmp_path / "slurm.conf").touch()
     return tmp_path
 
 
@@ -38,16 +41,100 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
 
 
 @pytest.mark.parametrize(
-    "written", ["JobContainerType        = job_container/tmpfs", "JobContainerType=job_container/tmpfs"]
+    "written", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "]
 )
 @pytest.mark.parametrize(("private", "verdict"), [("/tmp,/run", "bad"), ("/tmp", "ok"), ("", "ok")])
+@pytest.mark.parametrize("kind", ["tmpfs", "linux"])
 def test_a_slurm_with_a_tmp_for_each_job(
-    fp: FakeProcess, programs: Path, written: str, private: str, verdict: str
+    fp: FakeProcess, programs: Path, written: str, private: str, verdict: str, kind: str
 ) -> None:
-    (programs / "job_container.conf").write_text(f"AutoBasePath=true\nDirs={private}\n" if private else "")
-    [found] = about_slurm(fp, programs, written, f"SLURM_CONF              = {programs}/slurm.conf")
+    """NamespaceType is that of 25.11 and later: read_config.c, where the other name means the same."""
+    if private:
+        (programs / "job_container.conf").write_text(
+            f"AutoBasePath=true\nDirs={private if kind == 'tmpfs' else '/x'}\n"
+        )
+        text = f"node_confs:\n  - nodes: ['n[1-4]']\n    options: {{dirs: '{private}'}}\n"
+        (programs / "namespace.yaml").write_text(f"defaults: {{dirs: /dev/shm}}\n{text}")
+    [found] = about_slurm(
+        fp, programs, f"{written}container/{kind}", f"SLURM_CONF              = {programs}/slurm.conf"
+    )
     assert found.verdict == verdict
     assert found.what.startswith("runtime_path=/run/")
+
+
+def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
+    assert about_slurm(fp, programs, "JobContainerType        = (null)", "NamespaceType           = (null)") == []
+
+
+# ---- where plugstack.conf is
+
+
+@pytest.fixture
+def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What slurmctld has sent to this machine, which has a slurm.conf of its own in ``programs``."""
+    directory = programs / "run"
+    directory.mkdir()
+    (directory / "slurm.conf").touch()
+    monkeypatch.setattr(plugstack, "CACHE", str(directory))
+    return directory
+
+
+def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
+    """scontrol says "(null)" then, of all releases: config_info.c."""
+    about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
+    fp.register([f"{programs}/scontrol", "show", "config"], stdout=[f"SLURM_CONF = {programs}/slurm.conf"])
+    assert plugstack.files(check.slurm_configuration()) == [f"{programs}/plugstack.conf"]
+    assert plugstack.files({"PlugStackConfig": "/x/stack"}) == ["/x/stack"]
+
+
+def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
+    """slurmd --conf-server on a machine that has a slurm.conf: srun takes that one."""
+    slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}
+    assert plugstack.files(slurm) == [f"{programs}/plugstack.conf", f"{copy}/plugstack.conf"]
+    (programs / "slurm.conf").unlink()
+    assert plugstack.files(slurm) == [f"{copy}/plugstack.conf"]
+    (copy / "slurm.conf").unlink()
+    assert plugstack.files(slurm) == []
+
+
+@pytest.mark.parametrize(("written", "sent"), [("SlurmctldParameters=x,enable_configless", True), ("#{}", False)])
+def test_a_slurmctld_that_sends_files(programs: Path, written: str, sent: bool) -> None:
+    (programs / "slurm.conf").write_text("ClusterName=c\nInclude more.conf\n")
+    (programs / "more.conf").write_text(written.format("SlurmctldParameters=enable_configless") + "\n")
+    assert plugstack.is_sent(f"{programs}/plugstack.conf") is sent
+
+
+def test_the_line_goes_into_a_file_that_is_sent(programs: Path) -> None:
+    path = programs / "plugstack.conf"
+    path.write_text("# the site's\ninclude plugstack.conf.d/*\n")
+    path.chmod(0o640)
+    plugstack.configure_sent(str(path), "/lib/spank_pyxis.so", ["container_scope=job"])
+    [line] = plugstack.stack(str(path))
+    assert (line.path, line.arguments, line.number) == ("/lib/spank_pyxis.so", ("container_scope=job",), 3)
+    assert path.stat().st_mode & 0o777 == 0o640
+    plugstack.configure_sent(str(path), "/lib/spank_pyxis.so", ())
+    assert path.read_text().count("\n") == 3
+    plugstack.check_unused("/lib/spank_pyxis.so", f"{programs}/plugstack.conf.d")
+    assert plugstack.unconfigure_sent(str(path), "/lib/spank_pyxis.so") == [f"the line in {path}"]
+    assert path.read_text() == "# the site's\ninclude plugstack.conf.d/*\n"
+
+
+def test_two_lines_would_be_one_too_many(programs: Path) -> None:
+    """Slurm loads the same file twice, and refuses the second one's options."""
+    path = programs / "plugstack.conf"
+    path.write_text("include plugstack.conf.d/*\n")
+    plugstack.configure(f"{programs}/plugstack.conf.d", "/lib/spank_pyxis.so", ())
+    with pytest.raises(ConfigError, match=r"pyxis.conf:1 loads /lib/spank_pyxis.so") as caught:
+        plugstack.configure_sent(str(path), "/lib/spank_pyxis.so", ())
+    assert "and no other file" in caught.value.hint
+
+
+def test_a_line_of_the_sites_own_stays(programs: Path) -> None:
+    path = programs / "plugstack.conf"
+    path.write_text("required /lib/spank_pyxis.so\n")
+    assert plugstack.unconfigure_sent(str(path), "/lib/spank_pyxis.so") == []
+    with pytest.raises(ConfigError, match="plugstack.conf:1 loads"):
+        plugstack.check_unused("/lib/spank_pyxis.so", f"{programs}/plugstack.conf.d")
 
 
 def test_a_slurmctld_that_does_not_answer(fp: FakeProcess, programs: Path) -> None:
@@ -63,8 +150,7 @@ def test_the_plugin_and_the_slurm_of_the_node(fp: FakeProcess, programs: Path, v
     plugin = programs / "spank_pyxis.so"
     plugin.write_bytes(OTHER)
     fp.register([f"{programs}/slurmd", "-V"], stdout=[version])
-    ours = [check.Line("plugstack.conf:1", str(plugin), ())]
-    [found] = check._loaded(ours, ours, "plugstack.conf")
+    [found] = check._loaded("plugstack.conf", [check.Line("plugstack.conf", 1, str(plugin), ())])
     assert found.verdict == verdict
     assert found.what.endswith(
         f", for Slurm {version.split()[1]}" if verdict == "ok" else "for Slurm 24.11, this is 25.05.0"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
-from pyxis_py import cli
+from pyxis_py import cli, plugstack
 from pyxis_py.header import c_header
 from tests.waiting import until
 
@@ -157,16 +157,16 @@ def test_missing_headers_name_the_package() -> None:
 
 def test_configuration_is_written_once_and_never_over_the_sites_own(tmp_path: os.PathLike[str]) -> None:
     directory = f"{tmp_path}/plugstack.conf.d"
-    path = cli.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
+    path = plugstack.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
     with open(path) as file:
         assert file.read() == "required /lib/spank_pyxis.so runtime_path=/x\n"
     with open(path, "w") as file:
         file.write("# ours\nrequired /lib/spank_pyxis.so container_scope=job\n")
-    assert cli.configure(directory, "/lib/spank_pyxis.so", ()) == path
+    assert plugstack.configure(directory, "/lib/spank_pyxis.so", ()) == path
     with open(path) as file:
         assert file.read() == "# ours\nrequired /lib/spank_pyxis.so container_scope=job\n"
     with pytest.raises(ConfigError, match="loads another plugin"):
-        cli.configure(directory, "/other/spank_pyxis.so", ())
+        plugstack.configure(directory, "/other/spank_pyxis.so", ())
 
 
 # ---- submit
@@ -561,14 +561,14 @@ def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
 
 def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: pathlib.Path) -> None:
     directory = str(tmp_path)
-    path = cli.configure(directory, "/lib/spank_pyxis.so", ())
+    path = plugstack.configure(directory, "/lib/spank_pyxis.so", ())
     (tmp_path / "other.conf").write_text("optional /x/other.so\n")
-    assert cli.unconfigure(directory, "/lib/spank_pyxis.so") == [path]
+    assert plugstack.unconfigure(directory, "/lib/spank_pyxis.so") == [path]
     assert os.listdir(directory) == ["other.conf"]
     (tmp_path / "other.conf").write_text("optional /x/other.so\nrequired /lib/spank_pyxis.so\n")
     with pytest.raises(ConfigError, match="other.conf loads /lib/spank_pyxis.so"):
-        cli.unconfigure(directory, "/lib/spank_pyxis.so")
-    assert cli.unconfigure(f"{directory}/none", "/lib/spank_pyxis.so") == []
+        plugstack.unconfigure(directory, "/lib/spank_pyxis.so")
+    assert plugstack.unconfigure(f"{directory}/none", "/lib/spank_pyxis.so") == []
 
 
 def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
@@ -578,18 +578,18 @@ def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "used.d/10-site.conf").write_text("required /lib/spank_pyxis.so\n")
     with pytest.raises(ConfigError, match="used.d/10-site.conf:1 loads /lib/spank_pyxis.so") as caught:
-        cli.check_unused("/lib/spank_pyxis.so", str(tmp_path / "slip.d"))
+        plugstack.check_unused("/lib/spank_pyxis.so", str(tmp_path / "slip.d"))
     assert caught.value.hint == f"first: pyxis-py uninstall --plugstack-dir {tmp_path}/used.d"
-    cli.check_unused("/lib/spank_pyxis.so", str(tmp_path / "used.d"))
-    cli.check_unused("/lib/other.so", str(tmp_path / "slip.d"))
+    plugstack.check_unused("/lib/spank_pyxis.so", str(tmp_path / "used.d"))
+    plugstack.check_unused("/lib/other.so", str(tmp_path / "slip.d"))
 
 
 def test_install_makes_no_directory_that_slurm_does_not_know(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="there is no .*/typo, and no slurm.conf beside it"):
-        cli.check_place(f"{tmp_path}/typo")
+        plugstack.check_place(f"{tmp_path}/typo")
     (tmp_path / "slurm.conf").touch()
-    cli.check_place(f"{tmp_path}/plugstack.conf.d")
-    cli.check_place(str(tmp_path))
+    plugstack.check_place(f"{tmp_path}/plugstack.conf.d")
+    plugstack.check_place(str(tmp_path))
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

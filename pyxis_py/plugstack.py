@@ -1,0 +1,234 @@
+"""plugstack.conf: where Slurm reads it on this machine, what it loads, and our line in it.
+
+It lies beside slurm.conf, unless PlugStackConfig names it: spank.c, spank_stack_init(). A machine without a slurm.conf
+has both from slurmctld: slurmd, or sackd, keeps them in CACHE, and where neither runs srun asks for them each time:
+read_config.c, _establish_config_source(). slurmctld sends plugstack.conf and none of the files that it includes:
+slurmd_config_files and client_config_files, in proc_req.c of slurmctld until 23.02, in fetch_config.c since, up to
+26.05. A relative include is looked for beside the copy, an absolute one on the node. Where nothing is found nothing is
+loaded, and Slurm says nothing. So the line is in the file itself on such a cluster.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from enroot_py.base.errors import ConfigError
+from pyxis_py.settings import PLUGIN
+
+DIRECTORY = "/etc/slurm"
+CACHE = "/run/slurm/conf"
+_MARK = "# pyxis-py install"  # behind a line of ours in a file of the site's
+WAY_OUT = "where slurmctld runs: pyxis-py install, which writes into plugstack.conf itself; scontrol reconfigure"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One plugin of plugstack.conf."""
+
+    file: str
+    number: int
+    path: str
+    arguments: tuple[str, ...]
+
+    @property
+    def origin(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+def directories(slurm: Mapping[str, str]) -> list[str]:
+    """Where this machine's srun and slurmd have their files from, that of slurmd last: mostly one place.
+
+    ``slurm`` is the configuration that slurmctld tells. Empty where srun asks slurmctld for the files each time.
+    """
+    if given := os.environ.get("SLURM_CONF"):
+        return [os.path.dirname(given)]
+    local = os.path.dirname(slurm.get("SLURM_CONF", f"{DIRECTORY}/slurm.conf"))
+    present = [place for place in dict.fromkeys((local, CACHE)) if os.path.exists(f"{place}/slurm.conf")]
+    return present if present or slurm else [local]
+
+
+def files(slurm: Mapping[str, str]) -> list[str]:
+    """The plugstack.conf of each of these directories, or the one that PlugStackConfig names."""
+    named = slurm.get("PlugStackConfig")
+    return [named] if named else [f"{directory}/plugstack.conf" for directory in directories(slurm)]
+
+
+def is_copy(path: str) -> bool:
+    """Whether a file of Slurm's is what slurmctld has sent."""
+    return os.path.dirname(path) == CACHE
+
+
+def is_sent(path: str) -> bool:
+    """Whether the slurmctld of a plugstack.conf sends it to nodes that have none: SlurmctldParameters."""
+    return not is_copy(path) and _sends(f"{os.path.dirname(path)}/slurm.conf")
+
+
+def _sends(slurm_conf: str) -> bool:
+    try:
+        with open(slurm_conf, errors="surrogateescape") as file:
+            text = re.sub(r"#.*", "", file.read()).replace("\\\n", "")
+    except OSError:
+        return False
+    if re.search(r"^\s*SlurmctldParameters\s*=.*enable_configless", text, re.MULTILINE | re.IGNORECASE):
+        return True
+    included = re.findall(r"^\s*Include\s+(\S+)", text, re.MULTILINE | re.IGNORECASE)
+    return any(_sends(os.path.join(os.path.dirname(slurm_conf), path)) for path in included)
+
+
+def _read(path: str) -> list[str]:
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _words(line: str) -> list[str]:
+    return line.partition("#")[0].split()
+
+
+def includes(path: str) -> list[str]:
+    """The patterns of files that a plugstack.conf includes, as absolute paths."""
+    lines = [_words(line) for line in _read(path)]
+    return [os.path.join(os.path.dirname(path), words[1]) for words in lines if words[:1] == ["include"] and words[1:]]
+
+
+def stack(path: str) -> Iterator[Line]:
+    """The plugins that a plugstack.conf loads, in order, those of included files too: spank(8), CONFIGURATION."""
+    try:
+        lines = _read(path)
+    except OSError:
+        return
+    for number, line in enumerate(lines, 1):
+        words = _words(line)
+        if words[:1] == ["include"]:
+            for pattern in words[1:]:
+                for included in sorted(glob.glob(os.path.join(os.path.dirname(path), pattern))):
+                    yield from stack(included)
+        elif words[:1] in (["required"], ["optional"]):
+            yield Line(path, number, words[1] if len(words) > 1 else "", tuple(words[2:]))
+
+
+def main_file(directory: str) -> str:
+    """The plugstack.conf that is to load what lies in ``directory``: the one beside it, or what slurmctld has sent."""
+    beside = os.path.dirname(os.path.abspath(directory))
+    copied = not os.path.exists(f"{beside}/slurm.conf") and os.path.exists(f"{CACHE}/slurm.conf")
+    return f"{CACHE if copied else beside}/plugstack.conf"
+
+
+def reads(path: str, directory: str) -> bool:
+    """Whether a plugstack.conf includes the file that configure() writes into ``directory``."""
+    return any(fnmatch.fnmatch(f"{os.path.abspath(directory)}/pyxis.conf", pattern) for pattern in includes(path))
+
+
+def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
+    """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
+
+    A file that loads it already is the site's and stays as it is. Raises
+    ConfigError where it loads another plugin: two cannot have the same options.
+    """
+    path = f"{directory}/pyxis.conf"
+    present = [words for line in _read(path) if (words := _words(line))]
+    if any(plugin in words for words in present):
+        _check_unchanged(path, arguments)
+        return path
+    if present:
+        raise ConfigError(f"{path} loads another plugin: {' '.join(present[0])}", hint="remove the file first")
+    os.makedirs(directory, exist_ok=True)
+    _replace(path, [" ".join(("required", plugin, *arguments))], 0o644)
+    return path
+
+
+def configure_sent(path: str, plugin: str, arguments: Sequence[str]) -> None:
+    """Write the line that loads ``plugin`` into a plugstack.conf itself, if it is not there.
+
+    Raises ConfigError where the plugin is loaded already by a file that is not sent, or another one is.
+    """
+    for line in stack(path):
+        if (line.file, line.path) == (path, plugin):
+            return _check_unchanged(path, arguments)
+        if os.path.basename(line.path) == PLUGIN:
+            raise ConfigError(
+                f"{line.origin} loads {line.path}", hint=f"remove that line first: nodes get {path}, and no other file"
+            )
+    lines = _read(path)
+    mode = os.stat(path).st_mode & 0o7777 if lines else 0o644
+    _replace(path, [*lines, " ".join(("required", plugin, *arguments, _MARK))], mode)
+
+
+def _check_unchanged(path: str, arguments: Sequence[str]) -> None:
+    if arguments:
+        raise ConfigError(f"{path} exists and is not changed", hint=f"add {' '.join(arguments)} to it yourself")
+
+
+def _replace(path: str, lines: Sequence[str], mode: int) -> None:
+    """Write a file at once: Slurm reads it at any moment."""
+    with open(f"{path}.new", "w", errors="surrogateescape") as file:
+        os.fchmod(file.fileno(), mode)
+        file.writelines(f"{line}\n" for line in lines)
+    os.rename(file.name, path)
+
+
+def unconfigure(directory: str, plugin: str) -> list[str]:
+    """Remove what ``configure`` wrote, and return it; Slurm must not look for a plugin that is gone.
+
+    Raises ConfigError where another file of the directory still loads ``plugin``, or the same file more than it.
+    """
+    removed = []
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+        path = f"{directory}/{name}"
+        with open(path, errors="surrogateescape") as file:
+            present = [words for line in file if (words := _words(line))]
+        if not any(plugin in words for words in present):
+            continue
+        if len(present) > 1 or name != "pyxis.conf":
+            raise ConfigError(f"{path} loads {plugin}", hint="it is the site's own: remove the line yourself, first")
+        os.unlink(path)
+        removed.append(path)
+    return removed
+
+
+def unconfigure_sent(path: str, plugin: str) -> list[str]:
+    """Remove what ``configure_sent`` wrote, and return where."""
+    lines = _read(path)
+    kept = [line for line in lines if not _is_ours(line, plugin)]
+    if kept == lines:
+        return []
+    _replace(path, kept, os.stat(path).st_mode & 0o7777)
+    return [f"the line in {path}"]
+
+
+def _is_ours(line: str, plugin: str) -> bool:
+    return line.endswith(_MARK) and plugin in _words(line)
+
+
+def check_place(directory: str) -> None:
+    """Raise ConfigError where ``directory`` looks like a slip: Slurm would never read what is written there."""
+    beside = os.path.dirname(os.path.abspath(directory))
+    if not any(map(os.path.exists, (directory, f"{beside}/slurm.conf", f"{beside}/plugstack.conf"))):
+        raise ConfigError(
+            f"there is no {directory}, and no slurm.conf beside it",
+            hint="--plugstack-dir names the directory that plugstack.conf includes; mkdir it if this is the one",
+        )
+
+
+def check_unused(plugin: str, directory: str) -> None:
+    """Raise ConfigError where Slurm still loads ``plugin`` by what uninstall will not remove."""
+    directory = os.path.abspath(directory)
+    places = [f"{place}/plugstack.conf" for place in dict.fromkeys((os.path.dirname(directory), DIRECTORY, CACHE))]
+    for path in places + sorted(glob.glob(f"{DIRECTORY}/plugstack.conf.d/*")):
+        for line in stack(path):
+            if line.path != plugin or os.path.dirname(line.file) == directory:
+                continue
+            if is_copy(line.file):
+                hint = "first, where slurmctld runs: pyxis-py uninstall; then scontrol reconfigure"
+            elif line.file == places[0] and _is_ours(_read(line.file)[line.number - 1], plugin):
+                continue
+            else:
+                hint = f"first: pyxis-py uninstall --plugstack-dir {os.path.dirname(line.origin)}"
+            raise ConfigError(f"{line.origin} loads {plugin}", hint=hint)

@@ -1,0 +1,96 @@
+"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, and nothing that it includes.
+
+As of slurmd_config_files and client_config_files in fetch_config.c, 22.05 to 26.05. What only a directory on ctl loads
+is loaded nowhere else: steps run on the host there, and nobody but `pyxis-py check` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+SITE = "/home/opt"  # all nodes see it, and no other lab
+PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
+NAME = ("sh", "-c", "echo $IMAGE_NAME")
+WAY_OUT = "fix: where slurmctld runs: pyxis-py install, which writes into plugstack.conf itself; scontrol reconfigure"
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab) -> Iterator[Lab]:
+    """A configless cluster of one node, with an installation of its own and a login node without a daemon of Slurm."""
+    more = Lab(lab.root + "-configless")
+    more.up(nodes=1, prefix=PREFIX, configless=True)
+    more.start_daemon("registry", "munged")
+    more.run(f"mkdir -p {SITE}/lib; cp -a {PREFIX}/lib/penroot {SITE}/lib; rm {PLUGIN}", user="root")
+    yield more
+    more.down()
+
+
+def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
+    """What it says there, stdout and stderr; the login node is "registry"."""
+    prefix = "" if verb == "check" else f"--prefix {SITE}"
+    server = {"SLURM_CONF_SERVER": "ctl"} if node == "registry" else {}
+    done = site.run(f"{PREFIX}/bin/pyxis-py {verb} {prefix} 2>&1", node=node, user="root", check=False, env=server)
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def reconfigure(site: Lab, wanted: str) -> None:
+    """Let slurmctld send its files, until the node's copy of plugstack.conf has ``wanted``, or not a word."""
+    site.run("scontrol reconfigure", user="root")
+    deadline = time.monotonic() + 60
+    while site.run("cat /run/slurm/conf/plugstack.conf", node="n1").stdout.strip() != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_is_included_is_not_sent(site: Lab) -> None:
+    out = pyxis_py(site, "check", "n1", 1)
+    assert "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld sends nothing" in out
+    assert WAY_OUT in out
+    assert "bad  srun does not load spank_pyxis.so" in pyxis_py(site, "check", "registry", 1)
+    assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes, and nothing" in pyxis_py(site, "check", "ctl")
+    # Whoever submits there is told by srun itself.
+    done = site.run(["srun", IMAGE, "true"], node="n1", check=False)
+    assert "unrecognized option" in done.stderr
+
+
+def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
+    assert "loaded by /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "install", "n1")
+    assert f"ok   /etc/slurm/plugstack.conf.d/pyxis.conf:1 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
+    assert site.run(["srun", IMAGE, *NAME]).stdout == "minimal\n"
+    assert "removed /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "uninstall", "n1")
+
+
+def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
+    site.configure("plugstack.conf", "include plugstack.conf.d/*.conf\n")
+    reconfigure(site, "include plugstack.conf.d/*.conf")
+    out = pyxis_py(site, "install", "n1")
+    assert f"built {PLUGIN}" in out
+    assert "/run/slurm/conf/plugstack.conf comes from slurmctld and does not load it" in out
+    assert "pyxis.conf:1 loads" in pyxis_py(site, "install", "ctl", 1)
+    site.run("rm /etc/slurm/plugstack.conf.d/pyxis.conf", user="root")
+
+    assert "scontrol reconfigure" in pyxis_py(site, "install", "ctl")
+    text = site.run("cat /etc/slurm/plugstack.conf").stdout.strip()
+    assert text.splitlines()[-1] == f"required {PLUGIN} # pyxis-py install"
+    reconfigure(site, text)
+    site.restart_daemon("n1", "slurmd")  # for the epilog
+    for node, server in (("ctl", {}), ("n1", {}), ("registry", {"SLURM_CONF_SERVER": "ctl"})):
+        assert site.run(["srun", IMAGE, *NAME], node=node, env=server).stdout == "minimal\n"
+    assert f"ok   /run/slurm/conf/plugstack.conf:2 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
+    assert "ok   srun loads spank_pyxis.so" in pyxis_py(site, "check", "registry")
+    assert f"loaded by /run/slurm/conf/plugstack.conf ({PLUGIN})" in pyxis_py(site, "install", "n1")
+
+    assert "first, where slurmctld runs" in pyxis_py(site, "uninstall", "n1", 1)
+    assert "removed the line in /etc/slurm/plugstack.conf" in pyxis_py(site, "uninstall", "ctl")
+    reconfigure(site, text.rpartition("\n")[0])
+    assert "bad  /run/slurm/conf/plugstack.conf does not load" in pyxis_py(site, "check", "n1", 1)
+    assert site.residue("n1") == []
