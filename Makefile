@@ -9,7 +9,7 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm attack lint repeat differential bench soak test-gpu install enroot-names plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm attack lint repeat differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -112,6 +112,9 @@ enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
 	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/$(PLUGIN)
 
+runtime-plugin: ## SLURM_SOURCE=DIR, configured: a first runtime/penroot for Slurm 26.11
+	@$(MAKE) --no-print-directory -C c_shims/runtime SLURM_SOURCE=$(abspath $(SLURM_SOURCE)) PYTHON=$(PYTHON) LIBDIR=$(LIBDIR)
+
 uninstall: ## remove what install put there, and this node's line in plugstack.conf.d
 	test ! -e $(PREFIX)/bin/pyxis-py || $(PREFIX)/bin/pyxis-py uninstall --prefix $(PREFIX)
 	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
@@ -124,4 +127,4 @@ uninstall: ## remove what install put there, and this node's line in plugstack.c
 	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
 clean:
-	rm -rf build c_shims/helpers/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c
+	rm -rf build c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c

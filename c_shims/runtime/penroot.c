@@ -1,0 +1,211 @@
+/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first one: docs/runtime-plugin.md.
+ * The files of the SPANK plugin do the work; they get of the step what spank(8) gives, here from Slurm's own record. */
+#define _GNU_SOURCE
+#include "config.h"
+
+#include "src/common/env.h"
+#include "src/common/job_options.h"
+#include "src/interfaces/runtime.h"
+
+#include "plugin.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#define IMAGE "PYXIS_CONTAINER_IMAGE"
+#define SAVE "PYXIS_CONTAINER_SAVE"
+
+#pragma GCC visibility push(default)
+const char plugin_name[] = "penroot runtime plugin";
+const char plugin_type[] = "runtime/penroot";
+const uint32_t plugin_version = SLURM_VERSION_NUMBER;
+#pragma GCC visibility pop
+
+struct step step = { .lock = -1, .control = { -1, -1 } };
+
+static stepd_step_rec_t *slurms; /* Slurm's record of the step, and of this task */
+static stepd_step_task_info_t *task;
+static char *command;            /* as the user wrote it */
+static const char *failure;      /* found as root, said by the tasks */
+
+/* What the processes that wait for tasks share. */
+static struct ends {
+	atomic_uint ended;
+	atomic_bool finished;
+} *ends;
+
+/* What the files of the SPANK plugin ask spank(8) for. The linker binds them to these, not to Slurm's. */
+
+spank_context_t spank_context(void)
+{
+	return S_CTX_REMOTE;
+}
+
+/* The environment of the job, and the image. It is not in the job's own: the SPANK plugin would see it there. */
+static char **job_environment(void)
+{
+	static char **variables;
+
+	env_array_free(variables);
+	variables = env_array_copy((const char **)slurms->env);
+	(void)env_array_overwrite(&variables, IMAGE, slurms->container->bundle);
+	return variables;
+}
+
+spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
+{
+	spank_err_t rc = ESPANK_SUCCESS;
+	va_list arguments;
+
+	va_start(arguments, item);
+	void *to = va_arg(arguments, void *);
+	switch (item) {
+	case S_JOB_UID: *(uid_t *)to = slurms->uid; break;
+	case S_JOB_GID: *(gid_t *)to = slurms->gid; break;
+	case S_JOB_ID: *(uint32_t *)to = slurms->step_id.job_id; break;
+	case S_JOB_STEPID: *(uint32_t *)to = slurms->step_id.step_id; break;
+	case S_JOB_LOCAL_TASK_COUNT: *(uint32_t *)to = slurms->node_tasks; break;
+	case S_JOB_TOTAL_TASK_COUNT: *(uint32_t *)to = slurms->ntasks; break;
+	case S_TASK_ID: *(int *)to = task->id; break;
+	case S_TASK_GLOBAL_ID: *(uint32_t *)to = task->gtid; break;
+	case S_JOB_ENV: *(char ***)to = job_environment(); break;
+	case S_JOB_ARGV: *(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv; break;
+	case S_JOB_SUPPLEMENTARY_GIDS: *(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids; break;
+	default: rc = ESPANK_BAD_ARG;
+	}
+	va_end(arguments);
+	return rc;
+}
+
+spank_err_t spank_setenv(spank_t sp, const char *name, const char *value, int overwrite)
+{
+	if (!overwrite && getenvp(slurms->env, name))
+		return ESPANK_ENV_EXISTS;
+	return setenvf(&slurms->env, name, "%s", value) ? ESPANK_ERROR : ESPANK_SUCCESS;
+}
+
+spank_err_t spank_unsetenv(spank_t sp, const char *name)
+{
+	unsetenvp(slurms->env, name);
+	return ESPANK_SUCCESS;
+}
+
+static int is_of_spank_plugin(void *option, void *key)
+{
+	const char *plugin = strrchr(((struct job_option_info *)option)->option, ':');
+
+	return plugin && strcmp(plugin, ":pyxis") == 0;
+}
+
+/* Why the tasks are to fail; NULL where nothing is wrong. */
+static const char *prepare(void)
+{
+	if (getenvp(slurms->env, IMAGE) || (slurms->options && list_find_first(slurms->options, is_of_spank_plugin, NULL)))
+		return "beside --container there are PYXIS_CONTAINER_* variables, but no " IMAGE " and no --container-* options";
+	ends = mmap(NULL, sizeof(*ends), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (ends == MAP_FAILED || make_directories(runtime_path()) < 0 || prepare_step() < 0 || !step.active)
+		return "the container could not be prepared: the log of slurmd tells more";
+	return step.failure;
+}
+
+/* Wait for the task. The last one of the node saves the container, and fails where that does. */
+static _Noreturn void await_task(pid_t pid)
+{
+	sigset_t number;
+	int status = 0, failed = 0;
+
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	int signaled = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+	step.killed = signaled == SIGKILL || signaled == SIGTERM;
+	if (atomic_fetch_add(&ends->ended, 1) + 1 == slurms->node_tasks) {
+		failed = finish_step() < 0;
+		atomic_store(&ends->finished, !failed);
+	}
+	if (signaled) {
+		(void)signal(signaled, SIG_DFL);
+		(void)sigemptyset(&number);
+		(void)sigaddset(&number, signaled);
+		(void)raise(signaled);
+		(void)sigprocmask(SIG_UNBLOCK, &number, NULL);
+	}
+	_exit(WEXITSTATUS(status) ? WEXITSTATUS(status) : failed);
+}
+
+/* Slurm's entry points: src/interfaces/runtime.h. */
+#pragma GCC visibility push(default)
+
+int runtime_p_init(runtime_context_t context)
+{
+	set_node(true);
+	return SLURM_SUCCESS;
+}
+
+int runtime_p_fini(void)
+{
+	return SLURM_SUCCESS;
+}
+
+/* slurmstepd, as root. A failure here would end slurmstepd before srun could hear why: it waits for the tasks. */
+int runtime_p_setup(slurmd_conf_t *conf, stepd_step_rec_t *record, slurm_addr_t *client, slurm_msg_t *message)
+{
+	slurms = record;
+	if (record->container)
+		failure = prepare();
+	return SLURM_SUCCESS;
+}
+
+/* slurmstepd, as root, when all of the step has been killed, the helper too: what it has left is removed. */
+void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *record)
+{
+	slurms = record;
+	step.killed = true;
+	if (step.active && !atomic_load(&ends->finished))
+		(void)finish_step();
+}
+
+/* A task, as the user, before Slurm looks for its command on the node. */
+void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task_info_t *info)
+{
+	if (info->argv[0] && info->argv[0][0] != '/')
+		command = strdup(info->argv[0]);
+}
+
+/* A task, as the user, last of all. Where a container is asked for, ESLURM_NOT_SUPPORTED would run it on the node. */
+int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task_info_t *info)
+{
+	sigset_t all, before;
+
+	if (!record->container)
+		return ESLURM_NOT_SUPPORTED;
+	slurms = record;
+	task = info;
+	if (command)
+		task->argv[0] = command;
+	if (failure)
+		_exit(fail("%s", failure) < 0);
+	if (getenvp(record->env, SAVE)) {
+		(void)sigfillset(&all);
+		(void)sigprocmask(SIG_SETMASK, &all, &before);
+		/* A program of the image could trace it, and it stays on the node. */
+		pid_t pid = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ? -1 : fork();
+		if (pid > 0)
+			await_task(pid);
+		(void)sigprocmask(SIG_SETMASK, &before, NULL);
+		if (pid < 0)
+			return errno;
+	}
+	if (init_task() < 0)
+		_exit(EXIT_FAILURE);
+	if (!step.shared->helper.pid)
+		_exit(fail("there is no container for --container=%s", record->container->bundle) < 0);
+	environ = slurms->env;
+	(void)execvp(task->argv[0], task->argv);
+	return errno;
+}

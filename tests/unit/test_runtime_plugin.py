@@ -1,0 +1,27 @@
+"""runtime/penroot of Slurm 26.11, whose headers no package has: read, as it cannot be compiled."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from tests.unit.test_imports import ROOT
+
+PLUGIN = (ROOT / "c_shims/runtime/penroot.c").read_text()
+
+
+def linked() -> list[pathlib.Path]:
+    """The files of the SPANK plugin that it is made of."""
+    makefile = (ROOT / "c_shims/runtime/Makefile").read_text()
+    left_out = re.search(r"filter-out \$\(addprefix \$\(SPANK\)/,([^)]*)\)", makefile)
+    assert left_out
+    return [path for path in (ROOT / "c_shims/spank").glob("*.c") if path.name not in left_out[1].split()]
+
+
+def test_it_answers_all_that_the_files_of_the_spank_plugin_ask() -> None:
+    text = "".join(path.read_text() for path in linked())
+    items = set(re.findall(r"get_item\((S_\w+)", text))
+    functions = set(re.findall(r"\b(spank_\w+)\((?:step\.spank|\))", text)) - {"spank_option_register"}  # of srun
+    assert {"S_JOB_ENV", "S_TASK_ID"} <= items and {"spank_setenv", "spank_context"} <= functions
+    assert items == set(re.findall(r"case (S_\w+):", PLUGIN))
+    assert functions | {"spank_get_item"} == set(re.findall(r"^\w+ (spank_\w+)\(", PLUGIN, re.MULTILINE))
