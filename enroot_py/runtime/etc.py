@@ -111,8 +111,7 @@ class ImageScripts:
 
 def of_image(root: int) -> Exec | None:
     """What ImageScripts.exec() gives, for one look."""
-    rc = paths.text(root, "/etc/rc")
-    return read_rc(rc, paths.text(root, "/etc/rc.local")) if rc else None
+    return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
 def read_rc(rc: str, rc_local: str) -> Exec | None:
