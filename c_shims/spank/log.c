@@ -74,7 +74,7 @@ bool is_heard(void)
  * that started it, so if that one is not heard, another one says it. */
 void print_error(const char *text)
 {
-	if (!step.is_task) {
+	if (!step.is_task || !step.shared) {
 		/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
 		say(step.shared && step.shared->failed ? slurm_info : slurm_error, node, text);
 	} else if (is_heard()) {
@@ -90,13 +90,23 @@ void print_error(const char *text)
 
 int fail(const char *format, ...)
 {
-	char text[PATH_MAX + 512];
+	char text[sizeof(step.failure)];
 	va_list arguments;
 
 	va_start(arguments, format);
 	(void)vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
 	print_error(text);
+	return -1;
+}
+
+int postpone(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	(void)vsnprintf(step.failure, sizeof(step.failure), format, arguments);
+	va_end(arguments);
 	return -1;
 }
 

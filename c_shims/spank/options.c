@@ -10,11 +10,15 @@ static int option_given(int val, const char *optarg, int remote);
 
 #include "options.h"
 
-/* An option of sbatch, before its name. Slurm's own variables for it are lost with --export=NONE before 23.11. */
-#define FORWARDED "SLURM_PYXIS_OPTION_"
+/* Slurm's own variable for an option of sbatch, before its name; its value is the option's, or of a flag nothing that
+ * means something. sbatch sets it after it has emptied its environment for --export-file, and every --export lets it
+ * through (_set_spank_env of sbatch.c): so it reaches the script where what Slurm hands to plugins does not. */
+#define OF_SBATCH "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_"
 
-/* The variables of srun and sbatch, before their names: every --export lets SLURM_* through. */
-#define KEPT "SLURM_"
+/* Our variables, before their names: of srun, whose every --export lets SLURM_* through, and of sbatch, which makes this
+ * of what a plugin sets for the job. */
+#define OF_SRUN "SLURM_"
+#define OF_JOB "SLURM_SPANK_"
 
 /* Slurm makes variables of options for the spank epilog, the script and more, under names of up to 100 bytes. One that
  * is longer than the kernel's MAX_ARG_STRLEN lets none of these be executed (E2BIG), which drains the node; the second
@@ -26,25 +30,49 @@ static struct given_option {
 	char *value;
 } *options;
 static size_t option_count;
+static bool option_lost; /* for want of memory */
 
-static int option_given(int val, const char *optarg, int remote)
+/* scrontab takes the options of plugins, and hands none of them on: _entry_to_job of its scrontab.c. */
+static int refuse_crontab(int option)
 {
-	const char *value = optarg ? optarg : "";
+	const char *name = option_table[option].name;
 
-	(void)remote;
+	return fail("--%s: scrontab hands no options of plugins on, and the job would run outside of a container: give it to the "
+		    "srun or sbatch of the line, as in: @hourly srun --%s...", name, name);
+}
+
+static int keep(int option, const char *value)
+{
 	for (size_t i = 0; i < option_count; i++) {
-		if (options[i].option == val && strcmp(options[i].value, value) == 0)
+		if (options[i].option == option && strcmp(options[i].value, value) == 0)
 			return 0;
 	}
 	struct given_option *more = realloc(options, (option_count + 1) * sizeof(*more));
 	if (!more)
 		return fail("out of memory");
 	options = more;
-	options[option_count] = (struct given_option){ .option = val, .value = strdup(value) };
+	options[option_count] = (struct given_option){ .option = option, .value = strdup(value) };
 	if (!options[option_count].value)
 		return fail("out of memory");
 	option_count++;
 	return 0;
+}
+
+static int option_given(int val, const char *optarg, int remote)
+{
+	(void)remote;
+	if (spank_context() == S_CTX_ALLOCATOR && strcmp(program_invocation_short_name, "scrontab") == 0)
+		return refuse_crontab(val);
+	if (keep(val, optarg ? optarg : "") == 0)
+		return 0;
+	/* On a node Slurm writes that into its log, and goes on. */
+	option_lost = true;
+	return -1;
+}
+
+bool options_are_lost(void)
+{
+	return option_lost;
 }
 
 int register_options(void)
@@ -131,34 +159,44 @@ int check_sizes(void)
 	return 0;
 }
 
-/* Set PREFIX_NAME for the job, or with no value take away what a job around this one has set. */
-static int forward(const char *prefix, const char *name, const char *value)
+/* sbatch comes here for each component of a heterogeneous job, whose script runs in the first, with the options of that. */
+int check_component(void)
 {
-	char variable[NAME_LIMIT];
+	static size_t of_first;
+	static bool later;
 
-	(void)snprintf(variable, sizeof(variable), "%s%s", prefix, name);
+	if (later && option_count > of_first)
+		return fail("--%s: the script of a heterogeneous job runs in its first component, and only the container options of that "
+			    "count: give it before the first ':' or #SBATCH hetjob",
+			    option_table[options[option_count - 1].option].name);
+	of_first = option_count;
+	later = true;
+	return 0;
+}
+
+/* What a job around this one has set for its steps is not for this one. */
+static int set(const char *variable, const char *value)
+{
 	if (value ? setenv(variable, value, 1) < 0 : unsetenv(variable) < 0)
 		return fail("cannot set %s: %s", variable, strerror(errno));
 	return 0;
 }
 
-/* srun, sbatch: the variables that say which container go along where --export leaves them out, too. */
-int forward_variables(void)
+/* The variables that say which container go along where --export leaves them out, too. sbatch makes OF_JOB itself, when
+ * it has emptied its environment for --export-file. */
+int forward_variables(bool of_job)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		const char *variable = option_variables[i];
-		if (variable && forward(KEPT, variable, getenv(variable)) < 0)
+		char forwarded[NAME_LIMIT];
+		const char *variable = option_variables[i], *value = variable ? getenv(variable) : NULL;
+		if (!variable)
+			continue;
+		(void)snprintf(forwarded, sizeof(forwarded), "%s%s", of_job ? OF_JOB : OF_SRUN, variable);
+		if (set(forwarded, of_job ? NULL : value) < 0)
 			return -1;
-	}
-	return 0;
-}
-
-/* sbatch: its options go to the batch script as variables that every --export lets through. */
-int forward_options(void)
-{
-	for (size_t i = 0; i < option_count; i++) {
-		if (forward(FORWARDED, option_table[options[i].option].name, options[i].value) < 0)
-			return -1;
+		spank_err_t rc = of_job && value ? spank_job_control_setenv(step.spank, variable, value, 1) : ESPANK_SUCCESS;
+		if (rc != ESPANK_SUCCESS)
+			return fail("cannot set %s for the job: %s", variable, spank_strerror(rc));
 	}
 	return 0;
 }
@@ -174,6 +212,20 @@ static const char *job_variable(char variable[NAME_LIMIT], const char *prefix, c
 	for (get_item(S_JOB_ENV, &variables); variables && *variables; variables++) {
 		if (strncmp(*variables, variable, (size_t)length) == 0 && (*variables)[length] == '=')
 			return *variables + length + 1;
+	}
+	return NULL;
+}
+
+/* The variable of an option that asks for a container, or NULL where `word` is none: --NAME or --NAME=VALUE, or as much of
+ * NAME as no other option has. */
+const char *variable_of(const char *word)
+{
+	static const char common[] = "--container-";
+	size_t length = strcspn(word, "=");
+
+	for (int i = 0; i < OPTION_COUNT && length >= sizeof(common); i++) {
+		if (option_selects[i] && strncmp(word, "--", 2) == 0 && strncmp(word + 2, option_table[i].name, length - 2) == 0)
+			return option_variables[i];
 	}
 	return NULL;
 }
@@ -194,33 +246,42 @@ bool container_asked_for(void)
 }
 
 /* The variables as they were where srun or sbatch was called; one that --export has set is left as it is. */
+static int take_variable(const char *prefix, const char *name)
+{
+	char variable[NAME_LIMIT];
+	const char *value = job_variable(variable, prefix, name);
+
+	if (!value)
+		return 0;
+	spank_err_t rc = spank_setenv(step.spank, name, value, 0);
+	(void)spank_unsetenv(step.spank, variable);
+	return rc == ESPANK_SUCCESS || rc == ESPANK_ENV_EXISTS ? 0 : -1;
+}
+
 int take_variables(void)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		char variable[NAME_LIMIT];
-		const char *value = option_variables[i] ? job_variable(variable, KEPT, option_variables[i]) : NULL;
-		if (!value)
-			continue;
-		spank_err_t rc = spank_setenv(step.spank, option_variables[i], value, 0);
-		if (rc != ESPANK_SUCCESS && rc != ESPANK_ENV_EXISTS)
-			return fail("cannot set %s: %s", option_variables[i], spank_strerror(rc));
-		(void)spank_unsetenv(step.spank, variable);
+		const char *name = option_variables[i];
+		if (name && (take_variable(OF_SRUN, name) < 0 || take_variable(OF_JOB, name) < 0))
+			return -1;
 	}
 	return 0;
 }
 
-/* What sbatch has forwarded, taken where Slurm has lost the options. Nobody else is to see it: a job that the
- * script submits has options of its own. */
-int take_forwarded(void)
+/* The options of a batch script, where Slurm has lost them on the way to us: with --export-file, and before 23.11 with
+ * --export=NONE. */
+int take_options_of_sbatch(void)
 {
-	bool lost = option_count == 0;
+	bool given = option_count > 0;
 
-	for (int i = 0; i < OPTION_COUNT; i++) {
-		char variable[NAME_LIMIT];
-		const char *value = job_variable(variable, FORWARDED, option_table[i].name);
-		if (lost && value && option_given(i, value, 1) < 0)
+	for (int i = 0; i < OPTION_COUNT && !given; i++) {
+		char name[NAME_LIMIT], variable[NAME_LIMIT];
+		(void)snprintf(name, sizeof(name), "%s", option_table[i].name);
+		for (char *at = name; (at = strchr(at, '-'));)
+			*at = '_';
+		const char *value = job_variable(variable, OF_SBATCH, name);
+		if (value && keep(i, option_table[i].has_arg ? value : "") < 0)
 			return -1;
-		(void)spank_unsetenv(step.spank, variable);
 	}
 	return 0;
 }

@@ -32,7 +32,6 @@ static void called_with(spank_t sp, int ac, char **av)
 static void free_step(void)
 {
 	free_options();
-	free(step.failure);
 	free(step.job.groups);
 	close_fd(&step.lock);
 	close_fd(&step.control[0]);
@@ -62,12 +61,13 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 
 static int submit(const char *context)
 {
+	bool is_batch = strcmp(context, "sbatch") == 0;
+
 	/* The command of salloc has its environment, and each srun in that forwards what it has. */
-	if (check_sizes() < 0 || (strcmp(context, "salloc") != 0 && forward_variables() < 0))
+	if (check_sizes() < 0 || (is_batch && check_component() < 0) ||
+	    (strcmp(context, "salloc") != 0 && forward_variables(is_batch) < 0))
 		return -1;
-	if (!anything_said())
-		return 0;
-	return check(context) < 0 ? -1 : strcmp(context, "sbatch") == 0 ? forward_options() : 0;
+	return anything_said() ? check(context) : 0;
 }
 
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
@@ -79,7 +79,8 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 	case S_CTX_ALLOCATOR:
 		return submit(strcmp(program_invocation_short_name, "salloc") == 0 ? "salloc" : "sbatch");
 	case S_CTX_REMOTE:
-		return prepare_step();
+		prepare_step();
+		return 0;
 	default:
 		return 0;
 	}
@@ -96,7 +97,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av)
 	called_with(sp, ac, av);
 	/* Not `return -1`: where plugstack.conf says "optional", Slurm would then run the task outside of its
 	 * container, and where it says "required" add two lines for each task to the one that says why. */
-	if (step.active && init_task() < 0)
+	if ((step.active ? init_task() : check_script()) < 0)
 		_exit(EXIT_FAILURE);
 	return 0;
 }
@@ -107,10 +108,10 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 
 	called_with(sp, ac, av);
 	/* Where Slurm ends a step, it kills all that is left of it: so the last one tells. */
-	if (step.active && get_item(S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
+	if (step.shared && get_item(S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
 		step.killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
 	/* What is still being set up must be dead first: slurm_spank_exit comes after that. */
-	if (!step.active || ++step.exited < step.local_tasks || !step.shared->ready)
+	if (!step.shared || ++step.exited < step.local_tasks || !step.shared->ready)
 		return 0;
 	/* It has said what failed. Slurm would add two lines to that, and change no exit status. */
 	(void)finish_step();
@@ -123,7 +124,7 @@ int slurm_spank_exit(spank_t sp, int ac, char **av)
 
 	called_with(sp, ac, av);
 	/* Only if no container was ready when the last task ended, or a task could not even be launched. */
-	if (step.active && !step.is_task)
+	if (step.shared && !step.is_task)
 		rc = finish_step();
 	free_step();
 	return rc;

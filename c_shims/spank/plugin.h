@@ -161,14 +161,14 @@ struct step {
 	spank_t spank; /* what Slurm calls us with, and the arguments in plugstack.conf */
 	int argument_count;
 	char **arguments;
-	bool active;
+	bool active; /* a container is asked for: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
 	bool starts;  /* and starts the container, with the lock */
 	bool reports; /* and is the one of this node that says what is wrong */
 	bool finished;
 	bool killed;      /* the task that ended last was killed */
 	size_t log_size;  /* bytes that this process has said */
-	char *failure;    /* found as root in slurmstepd, raised in the task: see prepare_step */
+	char failure[PATH_MAX + 512]; /* found as root in slurmstepd, raised in the task: see prepare_step */
 	unsigned int exited;
 	struct shared *shared;
 	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
@@ -192,20 +192,23 @@ bool is_heard(void);
 void print_error(const char *text);
 void print_log(const char *level, const char *text);
 int fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* prints an error, and returns -1 */
+int postpone(const char *format, ...) __attribute__((format(printf, 1, 2))); /* has each task say it, and returns -1 */
 
 /* The rest returns 0, or -1 where it has failed, and said why. */
 
 /* options.c */
 const char *runtime_path(void);
 int register_options(void);
+bool options_are_lost(void);
 bool container_asked_for(void);
 bool anything_said(void);
 void add_options(struct request *request);
 int check_sizes(void);
-int forward_variables(void);
-int forward_options(void);
+int check_component(void);
+int forward_variables(bool of_job);
 int take_variables(void);
-int take_forwarded(void);
+int take_options_of_sbatch(void);
+const char *variable_of(const char *word);
 void free_options(void);
 
 /* ask.c */
@@ -225,12 +228,13 @@ int make_directories(const char *path);
 int open_user_directory(struct statx *info);
 int make_user_directory(void);
 
-/* submit.c, stepd.c, task.c, enter.c, epilog.c */
+/* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(const char *context);
 int take_resolved(void);
-int prepare_step(void);
+void prepare_step(void);
 int finish_step(void);
 int init_task(void);
+int check_script(void);
 int enter(const struct answer *answer);
 int clean_up_job(void);
 

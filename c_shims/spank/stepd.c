@@ -38,39 +38,40 @@ static int get_job(void)
 	    (rc = get_item(S_JOB_STEPID, &step.step_id)) != ESPANK_SUCCESS ||
 	    (rc = get_item(S_JOB_LOCAL_TASK_COUNT, &step.local_tasks)) != ESPANK_SUCCESS ||
 	    (rc = get_item(S_JOB_TOTAL_TASK_COUNT, &step.total_tasks)) != ESPANK_SUCCESS)
-		return fail("cannot learn about the job: %s", spank_strerror(rc));
+		return postpone("cannot learn about the job: %s", spank_strerror(rc));
 	step.job.groups = calloc((size_t)step.job.group_count + 1, sizeof(gid_t));
 	if (!step.job.groups)
-		return fail("out of memory");
+		return postpone("out of memory");
 	for (int i = 0; i < step.job.group_count; i++)
 		step.job.groups[i] = groups[i];
 	return 0;
 }
 
-/* Errors wait for the tasks: one here would make slurmd drain the node, or srun exit with 0. */
-int prepare_step(void)
+/* Whether the step asks for a container; -1 where that cannot be known. */
+static int read_wishes(void)
 {
 	uint32_t step_id = 0;
 	char **variables;
 
-	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS)
-		return fail("cannot get the environment of the job");
-	if (get_item(S_JOB_STEPID, &step_id) == ESPANK_SUCCESS && step_id == SLURM_BATCH_SCRIPT && take_forwarded() < 0)
-		return -1;
-	if (take_variables() < 0)
-		return -1;
-	step.active = container_asked_for();
-	if (!step.active)
-		return 0;
-	if (get_job() < 0)
-		return -1;
+	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS || get_item(S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
+		return postpone("cannot learn about the step");
+	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch() < 0) || take_variables() < 0 || options_are_lost())
+		return postpone("cannot keep the container options: out of memory?");
+	return container_asked_for();
+}
+
+/* What fails waits for the tasks, each of which ends with it: an error here would make slurmd drain the node, or srun exit
+ * with 0, and where plugstack.conf says "optional" the tasks would run outside of their container. */
+void prepare_step(void)
+{
+	step.active = read_wishes() != 0;
+	if (!step.active || *step.failure || get_job() < 0)
+		return;
 	if (make_shared() < 0)
-		return fail("cannot prepare the step: %s", strerror(errno));
-	if (make_user_directory() < 0 &&
-	    asprintf(&step.failure, "cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
-		     runtime_path(), (unsigned int)step.job.uid, strerror(errno)) < 0)
-		return fail("out of memory");
-	return 0;
+		(void)postpone("cannot prepare the step: %s", strerror(errno));
+	else if (make_user_directory() < 0)
+		(void)postpone("cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
+			       runtime_path(), (unsigned int)step.job.uid, strerror(errno));
 }
 
 /* Let the helper finish. SILENT if it does not: with ESRCH if it was dead before. */

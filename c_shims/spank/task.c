@@ -149,10 +149,10 @@ int init_task(void)
 
 	step.is_task = true;
 	heed_cancel();
+	if (*step.failure)
+		return fail("%s", step.failure);
 	if (geteuid() != step.job.uid)
 		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
-	if (step.failure)
-		return fail("%s", step.failure);
 	if (get_container(&answer) < 0 || change_environment(&answer) < 0)
 		return -1;
 	/* Else there is no container for this step. */

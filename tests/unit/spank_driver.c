@@ -1,9 +1,9 @@
 /* A Slurm that has one plugin: the symbols and the order of calls of spank(8), nothing of ours.
  *
- * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch= | pty= | option name=value]...
+ * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch=SCRIPT | pty= | mute= | option name=value]...
  * CONTEXT is srun, sbatch or stepd; stepd must be started by root and runs TASKS tasks as UID,
  * each of which prints how it finds itself. With pty= nobody hears any but the last, which comes when the others
- * have ended. Launch failure: TASKS=0 says 1 task and starts none.
+ * have ended. With mute= it does not tell the groups of the user. Launch failure: TASKS=0 says 1 task and starts none.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -29,8 +29,8 @@ static char *job_env[LIMIT + 1];
 static uid_t uid;
 static gid_t groups[] = { 2001, 44 };
 static uint32_t tasks, step_id = 3;
-static char *script[] = { "/var/spool/slurmd/job00007/slurm_script", NULL };
-static int task_id = -1, exit_status, pty;
+static char *script[2];
+static int task_id = -1, exit_status, pty, mute;
 
 enum spank_context spank_context(void)
 {
@@ -81,6 +81,16 @@ spank_err_t spank_setenv(spank_t sp, const char *name, const char *value, int ov
 	return ESPANK_SUCCESS;
 }
 
+/* sbatch gives the script what a plugin sets for the job, under such a name. */
+spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *value, int overwrite)
+{
+	char variable[256];
+
+	(void)sp;
+	snprintf(variable, sizeof(variable), "SLURM_SPANK_%s", name);
+	return setenv(variable, value, overwrite) ? ESPANK_ERROR : ESPANK_SUCCESS;
+}
+
 spank_err_t spank_unsetenv(spank_t sp, const char *name)
 {
 	(void)sp;
@@ -111,6 +121,10 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 		*va_arg(arguments, char ***) = script;
 		break;
 	case S_JOB_SUPPLEMENTARY_GIDS:
+		if (mute) {
+			rc = ESPANK_ERROR;
+			break;
+		}
 		*(gid_t **)to = groups;
 		*va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
 		break;
@@ -196,8 +210,11 @@ int main(int argc, char **argv)
 	for (int i = 4; i < argc; i++) {
 		if (strncmp(argv[i], "arg=", 4) == 0)
 			av[ac++] = argv[i] + 4;
-		else if (strcmp(argv[i], "batch=") == 0)
+		else if (strncmp(argv[i], "batch=", 6) == 0) {
 			step_id = SLURM_BATCH_SCRIPT;
+			script[0] = argv[i] + 6;
+		} else if (strcmp(argv[i], "mute=") == 0)
+			mute = 1;
 		else if (strcmp(argv[i], "pty=") == 0)
 			pty = 1;
 		else if (strncmp(argv[i], "env=", 4) == 0)

@@ -218,6 +218,21 @@ def test_a_variable_alone_is_checked(driver: Driver) -> None:
     assert verbs(driver.journal()) == ["verb check"]
 
 
+def test_scrontab_is_refused(driver: Driver) -> None:
+    """It takes the options of plugins in #SCRON lines, and goes on without: _entry_to_job of Slurm's scrontab.c."""
+    os.link(f"{driver.directory}/driver", f"{driver.directory}/scrontab")
+    try:
+        scrontab = [f"{driver.directory}/scrontab", *driver.command("sbatch", 0, "container-mounts=/usr")[1:]]
+        done = subprocess.run(scrontab, capture_output=True, text=True, timeout=250, check=False)
+    finally:
+        os.unlink(f"{driver.directory}/scrontab")
+    assert done.returncode == 3  # of the option itself: scrontab says that the crontab has errors, and installs none
+    assert (
+        "pyxis: --container-mounts: scrontab hands no options of plugins on, and the job would run outside"
+        in done.stderr
+    )
+
+
 def test_without_options_no_process_is_started(driver: Driver) -> None:
     journal = {"PYXIS_JOURNAL": f"{driver.directory}/journal", "PYXIS_OTHER": "1"}
     assert driver.run("srun", 0, **journal).returncode == 0
@@ -305,9 +320,10 @@ def test_the_user_gets_a_directory_of_his_own(driver: Driver) -> None:
 
 @as_root
 def test_a_batch_script_is_named(driver: Driver) -> None:
-    words = ("container-image=ok", "batch=", f"env=JOURNAL={driver.directory}/journal")
+    script = "/var/spool/slurmd/job00007/slurm_script"
+    words = ("container-image=ok", f"batch={script}", f"env=JOURNAL={driver.directory}/journal")
     assert driver.run("stepd", 1, *words).returncode == 0
-    assert "command /var/spool/slurmd/job00007/slurm_script" in driver.journal()[0].splitlines()
+    assert f"command {script}" in driver.journal()[0].splitlines()
 
 
 @as_root
@@ -376,6 +392,36 @@ def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -
     assert done.returncode == 5
     assert f"cannot make the directory {path}/{USER}: Operation not permitted" in done.stderr
     assert not os.path.lexists(f"{path}/{USER}")
+
+
+@as_root
+def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
+    """Where plugstack.conf says "optional", an error in slurmstepd itself would let them run on the node."""
+    done = driver.run("stepd", 2, "container-image=ok", "mute=")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "cannot learn about the job: Error" in done.stderr
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["nothing", "a directory", "a pipe", "a link", "no text"])
+def test_a_script_that_is_none_is_passed_by(driver: Driver, kind: str) -> None:
+    """The user may put something else in its place while his task reads it."""
+    path = f"{driver.directory}/script"
+    {
+        "nothing": lambda: None,
+        "a directory": lambda: os.mkdir(path),
+        "a pipe": lambda: os.mkfifo(path),
+        "a link": lambda: os.symlink("/dev/zero", path),
+        "no text": lambda: pathlib.Path(path).write_bytes(
+            b"#SBATCH --container-image\0x\n#SBATCH\0" + bytes(range(256)) * 999
+        ),
+    }[kind]()
+    try:
+        done = driver.run("stepd", 1, f"batch={path}")
+    finally:
+        subprocess.run(["rm", "-rf", path], check=True)
+    assert "Sanitizer" not in done.stderr
+    assert done.returncode == (5 if kind == "no text" else 0)
 
 
 @as_root

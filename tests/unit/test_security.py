@@ -29,3 +29,8 @@ def test_every_attack_is_named() -> None:
     """An attack that the promise does not speak of is one that nobody was promised to be safe from."""
     for path in sorted((ROOT / "tests/attack").glob("test_*.py")):
         assert f"attack/{path.name}::" in PROMISE, path.name
+
+
+def test_every_way_to_ask_is_in_the_table() -> None:
+    tests = (ROOT / "tests/slurm/test_never_on_the_host.py").read_text()
+    assert set(re.findall(r"^def (test_\w+)", tests, flags=re.M)) == set(re.findall(r"`(test_\w+)`", PROMISE))

@@ -1,0 +1,223 @@
+"""Whoever asks for a container never runs on the host instead: the ways that a container can be asked for, and lost.
+
+The table in docs/security.md names the tests of each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, sbatch, srun
+from tests.waiting import until
+
+PROLOG = Path(__file__).parents[2] / "examples/site/prolog"
+VARIABLE = {"PYXIS_CONTAINER_IMAGE": MINIMAL}
+INSIDE = "test -e /etc/lab-release && echo container || echo host"
+LINE = IMAGE.replace("#", r"\#")  # a plain # begins a comment
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    lab.run("mkdir way")
+    yield
+    lab.run("rm -rf way")
+    assert_nothing_left(lab)
+
+
+def batch(lab: Lab, *options: str, lines: str = "", script: str = INSIDE, env: dict[str, str] | None = None) -> str:
+    """What a batch script prints, whatever becomes of the job."""
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{lines}\n{script}\n")
+    wrapped = any(option.startswith("--wrap") for option in options)
+    words = (*options, *(() if wrapped else ("job.sh",)))
+    sbatch(lab, "-w", "n1", "-o", "out", *words, check=False, cwd="/home/alice/way", env=env)
+    return lab.run("cat out", cwd="/home/alice/way").stdout
+
+
+def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str:
+    """What a command says that must fail, with nothing queued."""
+    before = lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout
+    done = lab.run(list(command), check=False, cwd="/home/alice/way", env=env)
+    assert done.returncode != 0, done.stdout
+    assert lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout == before
+    return done.stderr
+
+
+# ---- lost between sbatch and its script
+
+
+@pytest.mark.parametrize("file", ["FOO=1", "PATH=/usr/bin:/bin\\0HOME=/home/alice"])
+def test_an_export_file(lab: Lab, file: str) -> None:
+    """sbatch empties its environment for --export-file, and that of the script is the file's."""
+    lab.run(f"printf '{file}\\0' > file", cwd="/home/alice/way")
+    assert batch(lab, "--export-file=file", IMAGE, "--container-mounts=/usr:/mnt/of it").endswith("container\n")
+    flags = (IMAGE, "--container-name=flags", "--container-readonly")
+    try:
+        script = "touch /here 2>/dev/null && echo writable; env | grep -c PYXIS_; " + INSIDE
+        assert batch(lab, "--export-file=file", *flags, script=script).endswith("0\ncontainer\n")
+    finally:
+        lab.run(["penroot", "remove", "-f", "pyxis_flags"], node="n1")
+
+
+def test_an_export_file_and_variables(lab: Lab) -> None:
+    lab.run("printf 'FOO=1\\0' > file", cwd="/home/alice/way")
+    script = f"{INSIDE}; echo $PYXIS_CONTAINER_IMAGE; env | grep SLURM_SPANK_PYXIS"
+    assert batch(lab, "--export-file=file", script=script, env=VARIABLE).endswith(f"container\n{MINIMAL}\n")
+
+
+@pytest.mark.parametrize("export", ["NONE", "NIL", "FOO=1", "ALL,FOO=1"])
+def test_what_is_exported(lab: Lab, export: str) -> None:
+    assert batch(lab, f"--export={export}", IMAGE).endswith("container\n")
+    assert batch(lab, f"--export={export}", env=VARIABLE).endswith("container\n")
+
+
+def test_a_job_that_is_requeued(lab: Lab) -> None:
+    script = f'{INSIDE}; echo restarts ${{SLURM_RESTART_COUNT:-0}}; test -n "$SLURM_RESTART_COUNT" || sleep 300'
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{script}\n")
+    command = ["sbatch", "--parsable", "-w", "n1", "--requeue", "--open-mode=append", "--export=NONE", "-o", "out"]
+    job = lab.run([*command, IMAGE, "job.sh"], cwd="/home/alice/way").stdout.strip()
+    show = "grep -c restarts out || true"
+    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "1\n", "the job runs")
+    lab.run(["scontrol", "requeue", job], user="root")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # else in two minutes
+    until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "it runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    out = lab.run("grep -v ^pyxis: out", cwd="/home/alice/way").stdout
+    assert [line for line in out.splitlines() if line in ("container", "host")] == ["container", "container"]
+
+
+def test_arrays_and_wrapped_commands(lab: Lab) -> None:
+    assert batch(lab, IMAGE, "--export=NONE", f"--wrap={INSIDE}").endswith("container\n")
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
+    array = ("--array=1-3", "--export=NONE", "-o", "out.%a", IMAGE, "job.sh")
+    sbatch(lab, "-w", "n1", *array, check=False, cwd="/home/alice/way")
+    out = lab.run("cat out.*", cwd="/home/alice/way").stdout
+    assert (out.count("container\n"), out.count("host\n")) == (3, 0)
+
+
+# ---- #SBATCH lines that nobody has read
+
+
+@pytest.mark.parametrize("line", [f"#SBATCH {LINE}", "#SBATCH -t 5 --container-name=x", f'#SBATCH "{LINE}"'])
+def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
+    """sbatch does not read them; as little as slurmrestd does those of any script."""
+    out = batch(lab, f"--wrap={line}\n{INSIDE}")
+    assert "host\n" not in out
+    assert "nobody has read this line of the script" in out
+    name = "NAME" if "name" in line else "IMAGE"
+    assert f"set PYXIS_CONTAINER_{name} in the environment of the job" in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#SBATCH --container-mounts=/usr",
+        f"##SBATCH {LINE}",
+        f"# {LINE}",
+        f"#SBATCH -t 5 # {LINE}",
+        f": a command\n#SBATCH {LINE}",
+        "#SBATCH --comment=container-image",
+    ],
+)
+def test_lines_that_ask_for_no_container(lab: Lab, line: str) -> None:
+    assert batch(lab, f"--wrap={line}\n{INSIDE}").endswith("host\n")
+
+
+def test_lines_of_a_script_count_for_sbatch(lab: Lab) -> None:
+    assert batch(lab, lines=f"#SBATCH {LINE}").endswith("container\n")
+    assert batch(lab, "--export=NONE", lines=f"#SBATCH {LINE}").endswith("container\n")
+
+
+# ---- components of heterogeneous jobs
+
+
+def test_components_of_a_batch_job(lab: Lab) -> None:
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
+    said = submitted(lab, "sbatch", "-w", "n1", "-o", "out", ":", "-w", "n2", IMAGE, "job.sh")
+    assert "--container-image: the script of a heterogeneous job runs in its first component" in said
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n#SBATCH hetjob\n#SBATCH {LINE}\n{INSIDE}\n")
+    assert "give it before the first ':' or #SBATCH hetjob" in submitted(lab, "sbatch", "-o", "out", "job.sh")
+    assert batch(lab, IMAGE, ":", "-w", "n2").endswith("container\n")
+
+
+@pytest.mark.parametrize("first", [(IMAGE,), ()])
+def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
+    """Slurm hands the options of all components to each."""
+    then = () if first else (IMAGE,)
+    done = lab.run(["srun", "-w", "n1", *first, "sh", "-c", INSIDE, ":", "-w", "n2", *then, "sh", "-c", INSIDE])
+    assert done.stdout == "container\ncontainer\n"
+
+
+# ---- salloc, and steps that come by other ways
+
+
+def test_an_allocation_without_a_shell(lab: Lab) -> None:
+    said = submitted(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
+    assert "--no-shell: steps get the container options of salloc by the environment of its command" in said
+
+
+def test_steps_of_an_allocation(lab: Lab) -> None:
+    """Its command runs where salloc does, and is no part of the job."""
+    script = f"{INSIDE}; srun --export=NONE sh -c '{INSIDE}'; srun --jobid=$SLURM_JOB_ID --overlap sh -c '{INSIDE}'"
+    out = lab.run(["salloc", "-Q", "-w", "n1", IMAGE, "sh", "-c", script]).stdout
+    assert out == "host\ncontainer\ncontainer\n"
+
+
+def test_an_interactive_step(lab: Lab) -> None:
+    """What salloc runs where LaunchParameters has use_interactive_step."""
+    command = f"srun --interactive --preserve-env sh -c '{INSIDE}'"
+    assert lab.run(["salloc", "-Q", "-w", "n1", IMAGE, "sh", "-c", command]).stdout == "container\n"
+
+
+def test_a_step_that_another_job_runs(lab: Lab) -> None:
+    """srun --jobid from outside has its own options, as each srun."""
+    holder = lab.popen(["salloc", "-Q", "-w", "n1", "sh", "-c", "echo $SLURM_JOB_ID; read line"])
+    assert holder.stdout is not None
+    job = holder.stdout.readline().strip()
+    try:
+        assert lab.run(["srun", f"--jobid={job}", IMAGE, "sh", "-c", INSIDE]).stdout == "container\n"
+        assert lab.run(["srun", f"--jobid={job}", "sh", "-c", INSIDE], env=VARIABLE).stdout == "container\n"
+    finally:
+        holder.communicate("go\n", timeout=300)
+
+
+SPAWN = """\
+ask() { printf "$1" >&$PMI_FD; read -r line <&$PMI_FD; }
+ask 'cmd=init pmi_version=1 pmi_subversion=1\\n'
+test -e /etc/lab-release && echo container || echo host
+if [ -z "$PMI_SPAWNED" ]; then
+    ask 'mcmd=spawn\\nnprocs=1\\nexecname=/bin/sh\\narg1=/home/alice/way/spawn.sh\\nargcnt=1\\ntotspawns=1\\n\
+spawnssofar=1\\npreput_num=0\\ninfo_num=0\\nendcmd\\n'
+fi
+ask 'cmd=finalize\\n'
+"""
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE"])
+def test_what_mpi_spawns(lab: Lab, export: str) -> None:
+    """PMI-2 lets srun execute another srun, which has the environment of the first: spawn.c of mpi/pmi2."""
+    lab.run("cat > spawn.sh", cwd="/home/alice/way", input=SPAWN)
+    options = ("--mpi=pmi2", f"--export={export}", IMAGE, "--container-mount-home", "sh", "/home/alice/way/spawn.sh")
+    assert srun(lab, *options, env={"SLURM_OVERLAP": "1"}) == "container\ncontainer\n"
+
+
+# ---- a node that does not load the plugin: only Slurm could know, and it says nothing
+
+
+def test_a_node_without_the_plugin_is_found_by_its_prolog(lab: Lab) -> None:
+    """So no job comes there; pyxis-py check finds it too."""
+    line = f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf"
+    run_prolog = ["sh", "-c", PROLOG.read_text()]
+    assert lab.run(run_prolog, node="n2", user="root").returncode == 0
+    lab.run(["mount", "--bind", "/dev/null", line.removeprefix(lab.root)], node="n2", user="root")
+    try:
+        assert lab.run(["srun", "-w", "n2", IMAGE, "sh", "-c", INSIDE]).stdout == "host\n"
+        done = lab.run(run_prolog, node="n2", user="root", check=False)
+        assert done.returncode == 1
+        assert done.stderr == "plugstack.conf on n2 does not load spank_pyxis.so: pyxis-py check\n"
+    finally:
+        lab.run(["umount", line.removeprefix(lab.root)], node="n2", user="root")
