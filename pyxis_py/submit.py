@@ -40,6 +40,8 @@ def check(job: Job) -> tuple[Request, Reference | None]:
     for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)
     request.fstab()  # for errors in its flags
+    if request.wants_container and (job.options or job.context == "srun"):
+        _check_words(job.context)
     if request.image is None or request.is_file(job.cwd):
         return request, None
     from enroot_py.base.errors import ImageReferenceError
@@ -88,12 +90,39 @@ def resolve(job: Job, tag: Reference) -> str:
         return ""
 
 
-def one_component() -> bool:
-    """Whether srun starts one component of a heterogeneous job, or none.
+def learns_later() -> bool:
+    """Whether the step gets what srun puts into the environment once its allocation is there.
 
-    Of several, only the first gets what is put into the environment once the allocation is there:
-    pre_launch_srun_job of Slurm's srun_job.c.
+    Of several components of a heterogeneous job only the first does (pre_launch_srun_job of Slurm's srun_job.c), and
+    nothing of --async, which since 26.05 is sent before (_create_job_step_create_request of launch.c).
     """
-    with open(f"/proc/{os.getppid()}/cmdline", "rb") as f:
-        words = f.read().split(b"\0")
-    return b":" not in words and not any(word.startswith((b"--het-group", b"--pack-group")) for word in words)
+    words = _words()
+    several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
+    return not several and not _is_given("--as|ync", words)
+
+
+def _check_words(context: str) -> None:
+    """What else the command line says must go together with a container. Raises UsageError."""
+    words = _words()
+    if context == "srun" and _is_given("--wait-|for-children", words):
+        raise UsageError(
+            "--wait-for-children: srun would wait for the process that holds the container, which waits for srun",
+            hint="let a shell wait for the children: sh -c 'program; wait'",
+        )
+    if context == "salloc" and _is_given("--no-s|hell", words):
+        raise UsageError(
+            "--no-shell: steps get the container options of salloc by the environment of a command, and there is none",
+            hint="give them to each srun --jobid",
+        )
+
+
+def _is_given(option: str, words: list[str]) -> bool:
+    """Whether a command line has a flag, or its beginning, which from ``|`` on is no other flag's."""
+    own, _, rest = option.partition("|")
+    return any(word.startswith(own) and (own + rest).startswith(word) for word in words)
+
+
+def _words() -> list[str]:
+    """The command line of srun, sbatch or salloc, and in it that of a program."""
+    with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as f:
+        return f.read().split("\0")

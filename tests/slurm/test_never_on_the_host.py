@@ -157,7 +157,7 @@ def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
 
 def test_an_allocation_without_a_shell(lab: Lab) -> None:
     said = submitted(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
-    assert "--no-shell: steps get the container options of salloc by the environment of its command" in said
+    assert "--no-shell: steps get the container options of salloc by the environment of a command" in said
 
 
 def test_steps_of_an_allocation(lab: Lab) -> None:

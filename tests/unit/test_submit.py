@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,63 @@ def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
         submit.check(job("debian", ("option", f"container-mounts=/etc:/etc:ro+{flag}")))
     assert hint in caught.value.hint
     submit.check(job("debian", ("option", "container-mounts=/etc:/x:ro+rprivate+nofail,tmpfs:/t:size=1m,umount:/y")))
+
+
+@pytest.mark.parametrize(
+    ("line", "later"),
+    [
+        ("srun -n2 --container-image=x prog", True),
+        ("srun -n2 --container-image=x a : -n1 b", False),
+        ("srun --het-group=0,1 --container-image=x a", False),
+        ("srun --async --container-image=x a", False),
+        ("srun --as --container-image=x a", False),
+        ("srun --account=a --container-image=x a", True),
+    ],
+)
+def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bool) -> None:
+    """Slurm 26.05 sends a step of srun --async before that: there srun waits for the digest."""
+    assert as_child_of(line, "print(submit.learns_later())") == f"{later}\n"
+
+
+CHECK = f"""
+from pyxis_py.job import Job
+from enroot_py.base.errors import UsageError
+context = open(f"/proc/{{os.getppid()}}/cmdline").read().split(chr(0))[0]
+try:
+    submit.check(Job([("verb", "check"), ("context", context), ("cwd", "/"), ("option", "container-image=a@{DIGEST}")]))
+except UsageError as e:
+    print(e)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            "srun --wait-for-children prog",
+            "--wait-for-children: srun would wait for the process that holds the container",
+        ),
+        ("srun --wait-for prog", "--wait-for-children: srun would wait for the process that holds the container"),
+        ("srun --wait=5 prog", ""),
+        ("srun --wait 5 prog", ""),
+        ("sbatch --wait-all-nodes=1 prog", ""),
+        ("salloc --no-shell", "--no-shell: steps get the container options of salloc by the environment"),
+        ("salloc --no-kill prog", ""),
+    ],
+)
+def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None:
+    """--wait-for-children is of Slurm 25.05: _check_if_task_cg_empty of proctrack_cgroup.c."""
+    assert as_child_of(line, CHECK).startswith(why)
+    assert bool(as_child_of(line, CHECK)) is bool(why)
+
+
+def as_child_of(line: str, code: str) -> str:
+    """What Python code prints that a process with this command line has started, as the plugin does."""
+    child = [sys.executable, "-c", f"import os\nfrom pyxis_py import submit\n{code}"]
+    words = line.split()
+    start = f"import subprocess; subprocess.run({child!r}, check=True)"
+    # The words of Python are read first: -c and the code must follow the name.
+    parent = subprocess.Popen(
+        [words[0], "-c", start, *words[1:]], executable=sys.executable, stdout=subprocess.PIPE, text=True
+    )
+    return parent.communicate(timeout=60)[0]
