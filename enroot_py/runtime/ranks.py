@@ -29,7 +29,7 @@ _LAUNCHERS = (
     *("MPISPAWN_", "MPIRUN_", "MV2_", "MVP_"),
 )
 # Where the host's MPI is installed, and which credentials it knows, says nothing of the image's.
-_HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
+_HOSTS = ("PREFIX", "LIBDIR", "DATADIR", "component_path", "I_MPI_ROOT", "PMIX_SECURITY_MODE")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 # What hooks select by, beside settings: ranks that differ in it get containers of their own.
 _SELECTORS = ("NVIDIA_", "MELLANOX_")

@@ -63,6 +63,13 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     assert list((user.home / "run").iterdir()) == []
 
 
+def test_where_the_launcher_has_its_components(user: User, mpi: pathlib.Path) -> None:
+    """mpirun of Open MPI 5 tells ranks to look for them there alone: Debian 13's 5.0.7 among those of PMIx."""
+    there = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
+    done = user.run(*OPEN_MPI, *there, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
+    assert "sum 6" in done.stdout
+
+
 @pytest.mark.parametrize("more", [(), ("--root",)])
 def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None:
     done = user.run(*HYDRA, "penroot", "start", *more, *USR, image, "/opt/hello.mpich")
