@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import stat
+from collections.abc import Callable
 from typing import Any
 
 from enroot_py.base import memory, run, workers
@@ -77,16 +78,24 @@ def _settle(directory: str) -> None:
                         os.chmod(entry.path, mode & 0o1777)
 
 
-def run_tool(command: list[str], image: str = "", **how: Any) -> str:
+def run_tool(
+    command: list[str], image: str = "", tolerate: Callable[[int, list[str]], bool] | None = None, **how: Any
+) -> str:
     """Run a program of squashfs-tools, on an image that is read; returns its stdout.
 
     Raises ImageError; OSError for a full disk, which it only says in words.
     """
+    written: list[str] = []
+
+    def judge(status: int, lines: list[str]) -> bool:
+        written.extend(lines)
+        return tolerate is not None and tolerate(status, lines)
+
     try:
-        return run.Program(command, error=ImageError, **how).run()
+        return run.Program(command, error=ImageError, tolerate=judge, **how).run()
     except ImageError as e:
         for number in (errno.ENOSPC, errno.EDQUOT):
-            if os.strerror(number) in str(e):
+            if any(os.strerror(number) in line for line in written):
                 raise OSError(number, os.strerror(number)) from e
         if image and any(word in str(e) for word in _DAMAGE):
             why = str(e).partition(" failed: ")[2]

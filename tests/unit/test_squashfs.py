@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -59,6 +60,24 @@ def test_missing_file_and_other_versions(tmp_path: Path, image: Path) -> None:
     image.write_bytes(data)
     with pytest.raises(ImageError, match="squashfs 3"):
         squashfs.check(str(image))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("FATAL ERROR: Failed to write to output filesystem",),  # squashfs-tools 4.5, 4.6
+        ("Failed to write to output filesystem", "FATAL ERROR: Probably out of space on output filesystem"),  # 4.7
+    ],
+)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_whatever_is_said_after_it(tmp_path: Path, lines: tuple[str, ...], number: int) -> None:
+    tool = tmp_path / "mksquashfs"
+    text = "\n".join((f"Write failed because {os.strerror(number)}", *lines))
+    tool.write_text(f"#!/bin/sh\ncat >&2 <<'E'\n{text}\nE\nexit 1\n")
+    tool.chmod(0o755)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        unsquashfs.run_tool([str(tool)])
+    assert caught.value.errno == number
 
 
 def test_checking_imports_next_to_nothing() -> None:
