@@ -59,6 +59,8 @@ class Step:
             "SLURM_JOB_UID": str(job.uid),
             "SLURM_JOB_GID": str(job.numbers["gid"]),
         }
+        # Where the type is none Slurm takes it away, mpi_process_env(), but not the variables of a PMIx around it.
+        self.mpi = {"SLURM_MPI_TYPE": "none", **job.environ}
         self.settings = self._settings()
         self.superuser = namespaces.privileged(self.settings)
         self.running = RunningContainers(self.plugin.runtime_path, job.uid)
@@ -192,22 +194,20 @@ class Step:
     def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
         return [
             _bind(path, f"x-create=dir,{mode},noexec", what)
-            for path, mode, what in pmix.directories(self.job.environ, remap_root=remap_root)
+            for path, mode, what in pmix.directories(self.mpi, remap_root=remap_root)
         ]
 
     def _fit_pmix(self, inside: Mapping[str, str]) -> dict[str, str]:
         """In the container: what its PMIx needs to get on with the server. Raises ConfigError where it would not."""
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
-        if self.job.is_first_of_several_tasks and (
-            why := pmix.mismatch(self.job.environ.get("SLURM_MPI_TYPE", ""), libraries)
-        ):
+        if self.job.is_first_of_several_tasks and (why := pmix.mismatch(self.mpi["SLURM_MPI_TYPE"], libraries)):
             log.warn(why)
-        if not pmix.used(self.job.environ):
+        if not pmix.used(self.mpi):
             return {}
-        return pmix.told(self.job.environ, libraries, inside, remap_root=self.settings.remap_root)
+        return pmix.told(self.mpi, libraries, inside, remap_root=self.settings.remap_root)
 
     def _check_pmix(self) -> None:
-        if why := pmix.check_root(self.job.environ, self.job.tasks):
+        if why := pmix.check_root(self.mpi, self.job.tasks):
             log.warn(why)
 
     def prepare(self) -> rootfs.Source:
@@ -425,7 +425,7 @@ class Step:
         # Of the names that are not here the task has the job's values.
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
-        return assign, (*drop, *pmix.withheld(self.job.environ, remap_root=remap_root), RESOLVED)
+        return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), RESOLVED)
 
 
 def _bind(path: str, flags: str, what: str) -> Mount:

@@ -128,6 +128,25 @@ def native(lab: Lab) -> Iterator[None]:
         reconfigure("munge,native")
 
 
+def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
+    """It inherits the variables of that one's PMIx, and Slurm leaves out SLURM_MPI_TYPE where it is none."""
+    inner = [
+        "srun",
+        *ON_N1,
+        "-n2",
+        "-c1",
+        "--mpi=none",
+        IMAGE,
+        "--container-remap-root",
+        *sh("id -u; echo $PMIX_NAMESPACE"),
+    ]
+    done = lab.run(["srun", *ON_N1, "-n1", "-c2", "--mpi=pmix", *inner])
+    lines = done.stdout.splitlines()
+    assert sorted(lines)[:2] == ["0", "0"]
+    assert all(line.startswith("slurm.pmix.") for line in sorted(lines)[2:])
+    assert "PMIx" not in done.stderr
+
+
 def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
     said = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
     assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
