@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MARK = ".step"
 _NAME_MAX = 255  # bytes: limits.h
-_PATIENCE = 2  # seconds that the end of a step waits for another one
+_PATIENCE = 2  # seconds that the end of a step, or job, waits for another step
 _MOST = 10  # failures of an epilog that are printed
 
 
@@ -178,7 +178,8 @@ def _try_to_write(directory: str) -> OSError | None:
 def clean_up(job: Job) -> None:
     """After a job: remove the containers that were to go with it. Raises PenrootError where some of it is left.
 
-    What takes time comes last: if this process is killed then, what is left of a container has no name any more.
+    At the end of its extern step Slurm may just have killed others: what they still hold is left to them. What takes
+    time comes last: if this process is killed then, what is left of a container has no name any more.
     """
     from enroot_py.base import making
 
@@ -189,7 +190,10 @@ def clean_up(job: Job) -> None:
     trash: list[containers.Trash] = []
     places: set[str] = set()
     with failures:
-        steps.forget_job(job.jobid)
+        if job.context == "epilog":
+            steps.forget_job(job.jobid)
+        else:
+            steps.await_job(job.jobid, _PATIENCE)
     for note in notes.of_job(job.jobid):
         with failures:
             path = notes.directory(note)
@@ -197,7 +201,10 @@ def clean_up(job: Job) -> None:
                 data_path, container = os.path.split(path)
                 places.add(data_path)
                 name = container.removesuffix(f"@{os.uname().nodename}")
-                if not steps.others(name, ""):  # of another job, which has noted it too
+                users = steps.others(name, "")
+                if any(step.startswith(f"{job.jobid}.") for step in users):
+                    continue
+                if not users:  # else another job, which has noted it too
                     nameless = containers.set_aside(container, data_path)
                     claims.forget(container, data_path, made=nameless is not None)
                     trash += [nameless] if nameless else []

@@ -200,6 +200,15 @@ class RunningContainers:
                     others.append(other)
         return others
 
+    def await_job(self, jobid: int, seconds: float) -> None:
+        """Wait until no step of a job holds a container, but no longer than that. Raises PenrootError."""
+        deadline = time.monotonic() + seconds
+        while os.path.isdir(self.path) and time.monotonic() < deadline:
+            holding = [step for name in os.listdir(self.path) for step in self.others(name, "")]
+            if not any(step.startswith(f"{jobid}.") for step in holding):
+                return
+            time.sleep(_TICK)
+
     def forget_job(self, jobid: int) -> None:
         """Remove the sockets of all steps of a job."""
         try:

@@ -1,4 +1,5 @@
-/* The end of a job, in slurmd as root. Nothing that goes wrong here may reach slurmd: it would drain the node. */
+/* The end of a job, as root: in slurmd, where nothing that goes wrong may reach it, as it would drain the node, and in
+ * the slurmstepd of the extern step. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
@@ -72,7 +73,7 @@ int clean_up_job(void)
 		return fail("cannot learn about the job: %s", spank_strerror(rc));
 	if (!anything_left())
 		return 0;
-	begin_request(&request, "epilog", "epilog", "/");
+	begin_request(&request, "epilog", spank_context() == S_CTX_REMOTE ? "stepd" : "epilog", "/");
 	if (get_user(&request) < 0)
 		return fail("cannot learn about user %u", (unsigned int)step.job.uid);
 	request_add(&request, "jobid", "%u", step.job_id);

@@ -49,7 +49,10 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 	set_node(spank_context() == S_CTX_REMOTE);
 	switch (spank_context()) {
 	case S_CTX_SLURMD:
-		return make_directories(runtime_path()) < 0 ? fail("cannot make the runtime_path: %s", strerror(errno)) : 0;
+		/* A step makes it too, and says why it cannot. A slurmd that ends takes its node from all jobs. */
+		if (make_directories(runtime_path()) < 0)
+			(void)fail("cannot make the runtime_path %s: %s", runtime_path(), strerror(errno));
+		return 0;
 	case S_CTX_LOCAL:
 	case S_CTX_ALLOCATOR:
 	case S_CTX_REMOTE:
@@ -118,6 +121,23 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	return 0;
 }
 
+static void clean_up(void)
+{
+	if (clean_up_job() < 0)
+		slurm_info("pyxis: %s: job %u may have left containers behind", node, step.job_id);
+}
+
+/* Whether this is the extern step, after which with PrologFlags=RunInJob nothing of ours is called: slurmstepd runs the
+ * epilog then, where spank_has_epilog() is false: prep_script_slurmd.c, slurmd_script(). What is done twice elsewhere
+ * finds nothing the second time. */
+static bool ends_job(void)
+{
+	uint32_t id = 0;
+
+	return EXTERN_ENDS_LAST && spank_context() == S_CTX_REMOTE && !step.is_task &&
+	       get_item(S_JOB_STEPID, &id) == ESPANK_SUCCESS && id == SLURM_EXTERN_CONT;
+}
+
 int slurm_spank_exit(spank_t sp, int ac, char **av)
 {
 	int rc = 0;
@@ -126,6 +146,8 @@ int slurm_spank_exit(spank_t sp, int ac, char **av)
 	/* Only if no container was ready when the last task ended, or a task could not even be launched. */
 	if (step.shared && !step.is_task)
 		rc = finish_step();
+	if (ends_job())
+		clean_up();
 	free_step();
 	return rc;
 }
@@ -134,8 +156,7 @@ int slurm_spank_job_epilog(spank_t sp, int ac, char **av)
 {
 	called_with(sp, ac, av);
 	set_node(true);
-	if (clean_up_job() < 0)
-		slurm_info("pyxis: %s: job %u may have left containers behind", node, step.job_id);
+	clean_up();
 	free_step();
 	return 0;
 }

@@ -23,6 +23,11 @@
 /* What srun found out for all nodes of a step: pyxis_py/job.py. */
 #define RESOLVED "SLURM_PYXIS_RESOLVED"
 
+/* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
+#ifndef EXTERN_ENDS_LAST
+#define EXTERN_ENDS_LAST (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 5, 0))
+#endif
+
 extern char **environ;
 
 static inline void close_fd(int *fd)

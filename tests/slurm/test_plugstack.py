@@ -36,6 +36,19 @@ def test_runtime_path(lab: Lab, plugin: str) -> None:
         lab.run(["rm", "-rf", "/run/elsewhere"], node="n1", user="root")
 
 
+def test_a_runtime_path_that_cannot_be_made_costs_no_node(lab: Lab, plugin: str) -> None:
+    lab.install_plugin(f"{plugin} runtime_path=/proc/pyxis")
+    try:
+        lab.restart_daemon("n1", "slurmd")
+        with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as log:
+            assert "pyxis: cannot make the runtime_path /proc/pyxis: No such file or directory" in log.read()
+        assert lab.run(["srun", *ON_N1, "echo", "fine"]).stdout == "fine\n"
+        assert "cannot make the directory /proc/pyxis/2001: No such file or directory" in refused(lab, IMAGE, "true")
+    finally:
+        lab.install_plugin(plugin)
+        lab.restart_daemon("n1", "slurmd")
+
+
 def test_a_runtime_path_that_goes_while_a_step_runs(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line; echo on")])
     expect(step, "up")

@@ -1,0 +1,71 @@
+"""PrologFlags=RunInJob, Slurm 24.05 and later: nobody calls the plugin's epilog, and the extern step stands in for it.
+
+An older Slurm shows the same with a plugin built as for a newer one, and a slurmd that began before it was configured:
+that one has no plugin's epilog to call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, expect, sbatch, sh
+from tests.waiting import until
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+NAME = "--container-name=one"
+
+
+@pytest.fixture(scope="module")
+def newer(lab: Lab) -> bool:
+    major, minor = re.findall(r"\d+", lab.run(["srun", "-V"]).stdout)[:2]
+    return (int(major), int(minor)) >= (24, 5)
+
+
+@pytest.fixture(scope="module")
+def extern(lab: Lab, newer: bool) -> Iterator[Lab]:
+    """A cluster of one node, with jobs that have an extern step, and containers that go with their jobs."""
+    more = Lab(lab.root + "-extern")
+    flags = "RunInJob" if newer else "Contain"
+    more.up(nodes=1, prefix=PREFIX, plugin="# not yet", slurm_conf=[f"PrologFlags={flags}", "KillWait=60"])
+    compiler = '#!/bin/sh\nexec cc -DEXTERN_ENDS_LAST=1 "$@"\n'
+    more.run("mkdir /home/opt; cat > /home/opt/cc; chmod 755 /home/opt/cc", user="root", input=compiler)
+    build = [f"{PREFIX}/bin/pyxis-py", "build", "--output", "/home/opt/spank_pyxis.so"]
+    more.run(build, user="root", env={} if newer else {"CC": "/home/opt/cc"})
+    more.install_plugin("required /home/opt/spank_pyxis.so container_scope=job")
+    yield more
+    more.down()
+
+
+def containers(extern: Lab) -> str:
+    return extern.run(["penroot", "list"], node="n1").stdout
+
+
+def test_what_a_job_leaves_goes_with_its_extern_step(extern: Lab) -> None:
+    sbatch(extern, "-o", "out", "--wrap", f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list")
+    assert "_one" in extern.run("cat out; rm out").stdout
+    until(lambda: not containers(extern), "the extern step has removed it")
+    assert extern.residue("n1") == []
+
+
+def test_what_a_step_still_holds_stays_with_it(extern: Lab, newer: bool) -> None:
+    """An older Slurm does not let its extern step wait for the others, so there nobody removes it afterwards."""
+    script = "trap 'until [ -e go ]; do sleep 0.1; done; exit' TERM; echo up; sleep 600 & wait"
+    step = extern.popen(["srun", IMAGE, NAME, "--container-mount-home", *sh(f"cd; {script}")])
+    expect(step, "up")
+    extern.run(["scancel", "--user=alice"])
+    if not newer:
+        running = ["pgrep", "-f", "^slurmstepd: .*extern"]
+        until(lambda: not extern.run(running, node="n1", check=False).stdout, "the end of the extern step")
+    assert "_one" in containers(extern)
+    extern.run("touch go")
+    step.communicate(timeout=300)
+    if not newer:
+        extern.run("penroot list | xargs penroot remove -f; rm /run/pyxis/2001/pyxis_*", node="n1")
+    until(lambda: not containers(extern), "the extern step has removed it")
+    extern.run("rm go")
+    assert extern.residue("n1") == []
