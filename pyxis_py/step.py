@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Languages of the host mean nothing in an image that has other locales.
 _LANGUAGES = ("LANG", "LANGUAGE", "LC_ALL")
-_OF_TASKS = ("SLURM_", "PMI_", "PMIX_")
+_OF_TASKS = ("SLURM_", "PMI_", "PMIX_", "PALS_")
 _XAUTHORITY = "/tmp/.Xauthority-"  # where slurmstepd has what --x11 needs
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
 

@@ -31,6 +31,7 @@ def used(environ: Mapping[str, str]) -> bool:
 
 
 _MUNGE = "/run/munge"
+_CRAY = "cray_shasta"
 
 
 def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
@@ -39,10 +40,14 @@ def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[s
     PMIx's "native" credential is what the client sends as its own user id (psec_native.c; the server
     asks the kernel only on the socket of PMIx 2). That is 0 for root of a user namespace, and the
     server refuses it. MUNGE asks the kernel, munge(7). "none" would let any user of the node in.
+    Cray's PMI reads who the ranks are in a directory of PALS, or of Slurm: mpi_cray_shasta.c, _create_app_dir().
     """
-    if not used(environ):
-        return []
     needed = []
+    spool = environ.get("PALS_SPOOL_DIR", "")
+    if environ.get("SLURM_MPI_TYPE", _CRAY) == _CRAY and os.path.isdir(spool):
+        needed.append((spool, "rw", "PALS_SPOOL_DIR"))
+    if not used(environ):
+        return needed
     server = environ.get("PMIX_SERVER_TMPDIR", "")
     if os.path.isdir(server):
         needed.append((server, "rw", "PMIX_SERVER_TMPDIR"))

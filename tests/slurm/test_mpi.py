@@ -109,6 +109,14 @@ def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
     clear(lab)
 
 
+def test_what_crays_pmi_reads_is_there(lab: Lab) -> None:
+    """The plugin of Slurm that HPE's systems use; libpmi reads its files wherever it is."""
+    show = 'test -s "$PALS_APINFO" && touch "$PALS_SPOOL_DIR/$PALS_RANKID" && echo $PALS_RANKID'
+    out = srun(lab, IMAGE, "-n2", "--mpi=cray_shasta", *sh(show))
+    assert sorted(out.splitlines()) == ["0", "1"]
+    assert_nothing_left(lab, "n1")
+
+
 @pytest.fixture
 def native(lab: Lab) -> Iterator[None]:
     """A cluster whose PMIx knows no MUNGE."""
