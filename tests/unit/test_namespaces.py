@@ -61,3 +61,15 @@ def test_profile_covers_every_program_that_makes_namespaces() -> None:
     for program in ("@PREFIX@/bin/penroot", "/libexec/penroot/penroot-unshare", "slurmstepd", "penroot-runfile"):
         assert re.search(rf"^profile \S+ \S*{re.escape(program)} flags=\(unconfined\) {{$", text, re.M), program
     assert text.count("{\n") == text.count("\n}\n")
+
+
+@pytest.mark.parametrize(
+    ("directory", "covered"),
+    [("/usr", 1), ("/usr/local", 1), ("/opt/slurm", 1), ("/opt/slurm/25.05", 1), ("/opt", 0), ("/home/x/opt/slurm", 0)],
+)
+def test_profile_covers_slurm_where_sites_have_it(directory: str, covered: int) -> None:
+    text = (ROOT / "configs/apparmor/penroot").read_text()
+    [pattern] = re.findall(r"^profile slurmstepd (\S+)", text, re.M)
+    for ours, pythons in (("**", ".+"), ("{", "("), (",", "|"), ("}", ")")):
+        pattern = pattern.replace(ours, pythons)
+    assert bool(re.fullmatch(pattern, f"{directory}/sbin/slurmstepd")) == bool(covered)
