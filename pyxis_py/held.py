@@ -89,6 +89,7 @@ class Held:
         self.spaces, self.environ, self.workdir = running.spaces, running.environ, running.workdir
         self.remap_root, self.served = running.remap_root, running.served
         self.lent = self.environ
+        self.environ = {**self.environ, **self.step.pmix_stores()}
         self.step.check_attached(self)
         self.step.bring(self.spaces, remap_root=self.remap_root)
 

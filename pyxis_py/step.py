@@ -197,6 +197,10 @@ class Step:
             for path, mode, what in pmix.directories(self.mpi, remap_root=remap_root)
         ]
 
+    def pmix_stores(self) -> dict[str, str]:
+        """What a task is told of PMIx in a container that runs already, whose files are not looked at."""
+        return pmix.stores(self.mpi) if pmix.used(self.mpi) else {}
+
     def _fit_pmix(self, inside: Mapping[str, str]) -> dict[str, str]:
         """In the container: what its PMIx needs to get on with the server. Raises ConfigError where it would not."""
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))

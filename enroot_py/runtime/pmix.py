@@ -115,17 +115,19 @@ def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
 
 
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError where none is left.
+    """What of the server's offers a client in the container can take, by FITTED. Raises ConfigError for none."""
+    return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
-    PMIx 5 has the data of a job in a file of the launcher's, in /tmp of the node, to share its memory; a client that
-    does not find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
+
+def stores(environ: Mapping[str, str]) -> dict[str, str]:
+    """The server's offers of ways to the data of a job, less those that no client in a container can take.
+
+    PMIx 5 has the data in a file of the launcher's, in /tmp of the node, to share its memory; a client that does not
+    find the file gives up, and one of PMIx 4 complains. All servers and clients know "hash".
     """
-    offers = security(environ, libraries, remap_root=remap_root)
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
     left = [module for module in modules if not module.startswith("shmem")]
-    if left != modules:
-        offers["PMIX_GDS_MODULE"] = ",".join(left) or "hash"
-    return offers
+    return {} if left == modules else {"PMIX_GDS_MODULE": ",".join(left) or "hash"}
 
 
 def told(
