@@ -17,7 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from tests.slurm.lab import CommandFailed, Lab, LabError
 
 PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
-IMAGE = "registry:5000#mpi:1"
+# Open MPI where Slurm has PMIx, which Debian's 26.05 lacks; else MPICH, which speaks PMI-2.
+IMAGES = {"pmix": "registry:5000#mpi:1", "pmi2": "registry:5000#mpich:1"}
 
 
 def show(lab: Lab, command: str, node: str = "ctl") -> str:
@@ -34,14 +35,17 @@ def show(lab: Lab, command: str, node: str = "ctl") -> str:
 
 def demo(lab: Lab) -> None:
     """The tour. Raises LabError or CommandFailed where a step does not do what it should."""
-    job = f"srun -N2 --ntasks-per-node=2 --mpi=pmix --container-image={IMAGE} ./hello"
+    offered = lab.run(["srun", "--mpi=list"])
+    mpi = next(kind for kind in IMAGES if kind in (offered.stdout + offered.stderr).split())
+    image = IMAGES[mpi]
+    job = f"srun -N2 --ntasks-per-node=2 --mpi={mpi} --container-image={image} ./hello"
     out = show(lab, job)
     ranks = [line for line in out.splitlines() if line.startswith("rank ")]
     hosts = {line.split()[-1] for line in ranks}
     if len(ranks) != 4 or len(hosts) != 2 or "sum 6" not in out.splitlines():
         raise LabError("the job should have had 4 ranks on 2 hosts, with the sum 6")
     show(lab, job)  # now the image is stored on both nodes
-    show(lab, f"penroot import -o mpi.sqsh docker://{IMAGE}", "n1")
+    show(lab, f"penroot import -o mpi.sqsh docker://{image}", "n1")
     show(lab, "penroot create -n mpi mpi.sqsh && penroot list", "n1")
     show(lab, "penroot start mpi cat /etc/os-release", "n1")
     show(lab, "srun -N2 --container-image=./mpi.sqsh sh -c 'echo a squashfs file on $(hostname)'")

@@ -62,9 +62,10 @@ class Squatter:
         evil(path / "prepared")
         os.chown(path, BOB, BOB)
         path.chmod(0o777)
-        self._stop = multiprocessing.Event()
+        fork = multiprocessing.get_context("fork")  # Python since 3.14 asks a server, which would be left as well
+        self._stop = fork.Event()
         arguments = (str(path), name, str(path / "prepared"), self._stop)
-        self._process = multiprocessing.Process(target=swap, args=arguments)
+        self._process = fork.Process(target=swap, args=arguments)
 
     def __enter__(self) -> None:
         self._process.start()

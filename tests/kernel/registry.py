@@ -324,8 +324,9 @@ def authority(directory: Path) -> tuple[Path, ssl.SSLContext]:
         "2",
     ]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # as Python asks of it since 3.13
     for command in (
-        [*new, "-keyout", directory / "ca.key", "-out", ca, "-subj", "/CN=Test Authority"],
+        [*new, *use, "-keyout", directory / "ca.key", "-out", ca, "-subj", "/CN=Test Authority"],
         [*new, "-keyout", key, "-out", cert, "-subj", "/CN=here", *names, "-CA", ca, "-CAkey", directory / "ca.key"],
     ):
         subprocess.run(command, check=True, capture_output=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kernel.conftest import require
 from tests.slurm.lab import Lab, PrerequisiteError, images
 from tests.slurm.lab.cluster import check_prerequisites
 
@@ -41,6 +42,12 @@ def lab() -> Iterator[Lab]:
     yield lab
     if not found:
         lab.down()
+
+
+@pytest.fixture(scope="session")
+def pmix(lab: Lab) -> None:
+    listed = lab.run(["srun", "--mpi=list"])
+    require("pmix" in (listed.stdout + listed.stderr).split(), "this Slurm has no mpi/pmix")
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tests.slurm.lab import CommandFailed, Lab
 from tests.waiting import until
 
 MINIMAL = "registry:5000#minimal:1"
 IMAGE = f"--container-image={MINIMAL}"
 ON_N1 = ("-w", "n1", "--overlap")
+PMIX = pytest.mark.usefixtures("pmix")  # what needs srun --mpi=pmix
 
 
 def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:

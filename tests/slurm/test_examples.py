@@ -15,8 +15,8 @@ from enroot_py.registry import site
 from enroot_py.registry.reference import DOCKER_HUB
 from enroot_py.runtime import mounts
 from pyxis_py import settings as plugin_settings
-from tests.slurm.lab import Lab
-from tests.slurm.steps import sbatch
+from tests.slurm.lab import Lab, images
+from tests.slurm.steps import PMIX, sbatch
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 HELLO = pathlib.Path(__file__).parent / "lab/hello.c"
@@ -44,6 +44,7 @@ def run(lab: Lab, home: pathlib.Path, name: str, *options: str, **environ: str) 
     return out
 
 
+@PMIX
 def test_mpi(lab: Lab, home: pathlib.Path) -> None:
     out = run(lab, home, "mpi.sbatch", IMAGE=MPI, COMMAND="hello")
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
@@ -61,15 +62,20 @@ def test_steps_of_one_container(lab: Lab, home: pathlib.Path) -> None:
     assert list(home.glob("prepared-*.sqsh"))
 
 
+# More ranks than processors: the words of Open MPI 4, and of PRRTE, by which 5 starts its ranks.
+OVERSUBSCRIBED = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+
+
 def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
     image = f"docker://{MPI}"
     script = f"./mpirun.sh 3 {image} hello"
-    environ = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    environ = {**images.OVER_TCP, **OVERSUBSCRIBED}
     done = lab.run(["sh", "-c", script], node="n1", cwd="/home/alice/examples", env=environ)
     assert "sum 3" in done.stdout.splitlines()
     assert "mpirun-" not in lab.run(["penroot", "list"], node="n1").stdout
 
 
+@PMIX
 def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
     """MPI ranks that share the GPUs of two nodes, with what NCCL and UCX are told."""
     program = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES && hello'
@@ -118,11 +124,12 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
     made = home / "openmpi"
     inside = made / "lib" / lib.name / "openmpi/lib"
     inside.mkdir(parents=True)
-    shutil.copytree(lib / "openmpi/lib/openmpi3", inside / "openmpi3")
+    for directory in (lib / "openmpi/lib").glob("openmpi*"):  # where Open MPI has its components, if not in its library
+        shutil.copytree(directory, inside / directory.name)
     shutil.copytree("/usr/share/openmpi", made / "share/openmpi")
     shutil.copytree(lib / "pmix2", made / "pmix2", symlinks=True)
     subprocess.run(["mpicc", "-o", home / "hello", HELLO], check=True)
-    plugins = [str(path) for path in (inside / "openmpi3").glob("*.so")]
+    plugins = [str(path) for path in inside.glob("openmpi*/*.so")]
     listed = subprocess.run(["ldd", home / "hello", *plugins], capture_output=True, text=True, check=False).stdout
     for path in {line.split()[2] for line in listed.splitlines() if " => /" in line}:
         # The C library is the image's.
@@ -131,10 +138,11 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
     return "/home/alice/examples/openmpi"
 
 
+@PMIX
 def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
     """In an image that has none."""
     variables = {"IMAGE": MINIMAL, "MPI_HOME": mpi_home, "COMMAND": "./hello"}
-    more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
+    more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", **images.OVER_TCP}
     out = run(lab, home, "host-mpi.sbatch", **variables, **more)
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
     assert "sum 6" in out.splitlines()

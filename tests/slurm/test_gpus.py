@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import fakehost
-from tests.slurm.lab import Lab
+from tests.slurm.lab import Lab, slurm_version
 from tests.slurm.steps import end, expect, sbatch
 
 IMAGE = "--container-image=registry:5000#minimal:1"
@@ -74,9 +74,10 @@ def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) 
 
 
 def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str]) -> None:
-    """Slurm tells them how many they have, and not which."""
+    """Slurm tells them which since 23.11, and before only how many."""
     script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "both$CUDA_VISIBLE_DEVICES"'
-    assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == ["both", "both"]
+    told = "0,1" if slurm_version() >= (23, 11) else ""
+    assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == [f"both{told}"] * 2
 
 
 @pytest.mark.parametrize("option", ["--gpus-per-task=1", "--gpu-bind=none"])

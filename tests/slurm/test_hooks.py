@@ -10,7 +10,7 @@ import pytest
 
 from tests import bashhooks
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, PMIX, assert_nothing_left, clear, end, expect, refused, sh, srun
 
 MPI = "--container-image=registry:5000#mpi:1"
 
@@ -62,6 +62,7 @@ def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
     assert "went well" not in done.stderr
 
 
+@PMIX
 @pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
 def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
     """One mount of PMIx, no credential that the image does not know, and to each task its own variables."""
@@ -84,6 +85,7 @@ def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str])
     ]
 
 
+@PMIX
 def test_a_credential_that_the_image_does_not_know_is_in_no_variable(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     show = sh("echo $PMIX_SECURITY_MODE $PMIX_MCA_psec")

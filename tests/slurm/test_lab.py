@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.lab import CommandFailed, Lab, LabError, cgroups
+from tests.slurm.lab import CommandFailed, Lab, LabError, cgroups, images
+from tests.slurm.steps import PMIX
 from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,18 +38,19 @@ def test_timeout_ends_the_command(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pmix", "pmi2"])
-def test_slurm_offers_mpi_plugins(lab: Lab, kind: str) -> None:
+def test_slurm_offers_mpi_plugins(lab: Lab, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "pmix":
+        request.getfixturevalue("pmix")
     assert kind in lab.run(["srun", "--mpi=list"]).stdout.split() + lab.run(["srun", "--mpi=list"]).stderr.split()
 
 
+@PMIX
 def test_mpi_runs_over_both_nodes(lab: Lab) -> None:
     """Without a container: Open MPI of the machine, PMIx of Slurm, the lab's network."""
     program = Path(lab.root, "home", "alice", "hello")
     subprocess.run(["mpicc", "-o", program, HELLO], check=True)
     program.chmod(0o755)
-    done = lab.run(
-        "srun -N2 --ntasks-per-node=2 --mpi=pmix ./hello", env={"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
-    )
+    done = lab.run("srun -N2 --ntasks-per-node=2 --mpi=pmix ./hello", env=images.OVER_TCP)
     lines = sorted(line for line in done.stdout.splitlines() if line)
     hosts = ["n1", "n1", "n2", "n2"]
     assert lines == [f"rank {rank} of 4 on {host}" for rank, host in enumerate(hosts)] + ["sum 6"]
@@ -109,6 +111,7 @@ def test_up_again_starts_nothing_and_other_arguments_are_refused(lab: Lab) -> No
         lab.up(nodes=3)
 
 
+@PMIX
 def test_jobs_leave_nothing(lab: Lab) -> None:
     for _ in range(3):
         lab.run("srun -N2 --mpi=pmix true")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, PMIX, assert_nothing_left, clear, end, expect, refused, sh, srun
 from tests.waiting import until
 
 MPI = "--container-image=registry:5000#mpi:1"
 TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
+@PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
 def test_ranks_find_each_other(lab: Lab, root: str, writable: str) -> None:
@@ -24,11 +25,13 @@ def test_ranks_find_each_other(lab: Lab, root: str, writable: str) -> None:
     assert "sum 6" in out
 
 
+@PMIX
 def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
     lab.run(["srun", "-N2", "--mpi=pmix", "--container-remap-root", MPI, "./hello"])
     assert_nothing_left(lab)
 
 
+@PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
 def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, writable: str) -> None:
@@ -52,8 +55,12 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
         (("srun", *TWO_NODES, "--mpi=pmi2"), "mpich"),
     ],
 )
-def test_penroot_as_the_program_of_a_launcher(lab: Lab, launcher: tuple[str, ...], image: str) -> None:
+def test_penroot_as_the_program_of_a_launcher(
+    lab: Lab, launcher: tuple[str, ...], image: str, request: pytest.FixtureRequest
+) -> None:
     """Over two nodes, where the plugin has nothing to do: orted and Hydra's proxies are programs of Slurm's."""
+    if "--mpi=pmix" in launcher:
+        request.getfixturevalue("pmix")
     done = lab.run([*launcher, "penroot", "start", f"docker://registry:5000#{image}:1", "hello"])
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout.splitlines()
@@ -83,12 +90,17 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
         (IMAGE, "pmix", ""),
     ],
 )
-def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(lab: Lab, image: str, kind: str, said: str) -> None:
+def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(
+    lab: Lab, image: str, kind: str, said: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "pmix":
+        request.getfixturevalue("pmix")
     done = lab.run(["srun", *TWO_NODES, f"--mpi={kind}", image, "true"])
     assert done.stderr.count("the image's MPI is") == (1 if said else 0)
     assert said in done.stderr
 
 
+@PMIX
 def test_mpi4py(lab: Lab) -> None:
     program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, c.size, c.allreduce(c.rank))"
     image = "--container-image=registry:5000#mpi4py:1"
@@ -96,6 +108,7 @@ def test_mpi4py(lab: Lab) -> None:
     assert sorted(out.splitlines()) == [f"{rank} 4 6" for rank in range(4)]
 
 
+@PMIX
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
     """Slurm's is 4, and offers MUNGE, of which those know nothing."""
@@ -118,11 +131,11 @@ def test_what_crays_pmi_reads_is_there(lab: Lab) -> None:
 
 
 @pytest.fixture
-def native(lab: Lab) -> Iterator[None]:
+def native(lab: Lab, pmix: None) -> Iterator[None]:
     """A cluster whose PMIx knows no MUNGE."""
 
     def reconfigure(modes: str) -> None:
-        lab.run(["scontrol", "reconfigure"], user="root")
+        lab.reconfigure()
         show = ["srun", *ON_N1, "--mpi=pmix", *sh("echo $PMIX_SECURITY_MODE")]
         until(lambda: lab.run(show, check=False).stdout == f"{modes}\n", f"PMIx offers {modes}")
 
@@ -163,7 +176,7 @@ def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) 
     # One task may be no MPI program. One that is must not get as far as to be refused: its slurmstepd would stay.
     alone = lab.run(["srun", *ON_N1, MPI, "-n1", "--mpi=pmix", "--container-remap-root", "./hello"], check=False)
     assert "MPI will not work with --container-remap-root" in alone.stderr
-    clear(lab)
+    clear(lab, "rm -f /dev/shm/sm_segment.*")  # which an Open MPI 5 that gives up leaves
     step = lab.popen(
         ["srun", *ON_N1, MPI, "--container-name=runs", "--container-remap-root", *sh("echo up; read line")]
     )

@@ -9,7 +9,7 @@ import pytest
 from tests import images
 from tests.kernel.registry import Fault, Server, serve
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, expect, sbatch, sh
+from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
 from tests.waiting import until
 
@@ -39,6 +39,7 @@ def on(nodes: int) -> list[str]:
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 
+@PMIX
 def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     out = four.run([*on(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
     ranks = [line.split() for line in out if line.startswith("rank")]

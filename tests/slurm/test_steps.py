@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, assert_nothing_left, end, expect, next_line, refused, srun
+from tests.slurm.steps import MINIMAL, PMIX, assert_nothing_left, end, expect, next_line, refused, srun
 from tests.waiting import until
 
 MPI = "registry:5000#mpi:1"
@@ -25,6 +25,7 @@ def image(reference: str = MINIMAL) -> str:
     return f"--container-image={reference}"
 
 
+@PMIX
 def test_mpi_over_two_nodes(lab: Lab) -> None:
     out = srun(lab, "-N2", "--ntasks-per-node=2", "--mpi=pmix", image(MPI), "./hello")
     ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
@@ -33,6 +34,7 @@ def test_mpi_over_two_nodes(lab: Lab) -> None:
     assert "sum 6" in out.splitlines()
 
 
+@PMIX
 def test_pmix_files_and_variables(lab: Lab) -> None:
     script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE'
     out = srun(lab, "-n2", "--mpi=pmix", image(), "bash", "-c", script)

@@ -27,5 +27,6 @@ tests/prerequisites installs what is needed. In tests: the fixture ``lab``.
 from __future__ import annotations
 
 from .cluster import CommandFailed, Lab, LabError, PrerequisiteError
+from .etc import slurm_version
 
-__all__ = ["CommandFailed", "Lab", "LabError", "PrerequisiteError"]
+__all__ = ["CommandFailed", "Lab", "LabError", "PrerequisiteError", "slurm_version"]

