@@ -9,7 +9,7 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm attack lint repeat differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm attack lint repeat matrix matrix-ci differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -33,6 +33,13 @@ lint: $(VENV)/done ## ruff, mypy, shellcheck
 
 repeat: $(VENV)/done ## TIMES=3 runs of TESTS=tests (all): which depend on luck
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
+
+MATRIX = $(PYTHON) -m tests.matrix $(RELEASES:%=--release %)
+matrix: prerequisites ## the tests on each of RELEASES="bookworm trixie forky" of Debian, or with the Slurm in SLURM_SOURCE=DIR
+	@$(MATRIX) $(TIERS:%=--tier %) $(TESTS:%=--test %) $(SLURM_SOURCE:%=--slurm-source %)
+
+matrix-ci: prerequisites ## of trixie and forky what is about Slurm, in ten minutes each
+	@$(MATRIX) --quick
 
 differential: $(VENV)/done ## each line of tests/parity/lines with ours and with ENROOT=/usr/bin/enroot
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.parity.differential $(ENROOT:%=--enroot %)

@@ -1,0 +1,138 @@
+"""The command line of the matrix; see the package's own text."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree.ElementTree import ParseError
+
+from . import __doc__ as manual
+from . import report, source
+from .roots import MatrixError, Root, prepared, tail
+
+RELEASES = ("bookworm", "trixie", "forky")
+# What of Slurm differs from release to release, in ten minutes.
+QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack")
+# Beside each other, as tests/all: the lab waits for Slurm half of its time.
+LANES = (("unit", "kernel"), ("slurm",))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tests.matrix", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    tiers = ["demo", *(tier for lane in LANES for tier in lane)]
+    parser.add_argument("--release", action="append", metavar="NAME", help=f"of Debian: {', '.join(RELEASES)}")
+    parser.add_argument("--tier", action="append", choices=tiers, help="all")
+    parser.add_argument("--test", action="append", metavar="PATH", help="instead of all that a tier has")
+    parser.add_argument("--quick", action="store_true", help=f"of the tier slurm only {', '.join(QUICK)}")
+    parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from here and test with it")
+    given = parser.parse_args()
+    releases = given.release or (RELEASES[1:] if given.quick else RELEASES)
+    if given.quick:
+        given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
+    given.tier = given.tier or tiers[bool(given.test) :]
+
+    # So that what was started ends, and the labs go.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
+    logs = Path(tempfile.mkdtemp(prefix="penroot-matrix-"))
+    say(f"each command's output: {logs}")
+    outcomes: list[report.Outcome] = []
+    unprepared = []
+    for release in releases:
+        try:
+            outcomes += test(release, given, logs)
+        except MatrixError as e:
+            unprepared.append(str(e))
+    print(report.table(outcomes), *unprepared, sep="\n")
+    return 1 if unprepared or any(outcome.ours for outcome in outcomes) else 0
+
+
+def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """What each tier came to on one release. Raises MatrixError."""
+    log = logs / f"{release}.log"
+    with prepared(release, log, say) as root:
+        if given.slurm_source:
+            root = source.built(root, given.slurm_source, log, say)
+        log = logs / f"{release}.version"
+        root.must("slurmd -V", log)
+        slurm = log.read_text().split()[-1] + (f" of {given.slurm_source}" if given.slurm_source else "")
+        say(f"{release}: Slurm {slurm}")
+        outcomes = []
+        if "demo" in given.tier:
+            outcomes.append(demo(root, slurm, logs / f"{release}-demo.log"))  # which installs
+        else:
+            root.must("make install PREFIX=/opt/penroot", logs / f"{release}.log")
+        return outcomes + lanes(root, slurm, given, logs)
+
+
+def demo(root: Root, slurm: str, log: Path) -> report.Outcome:
+    began = time.monotonic()
+    status = root.run("make demo PREFIX=/opt/penroot", log)
+    seconds = time.monotonic() - began
+    if status == 0:
+        return report.Outcome(root.release, slurm, "demo", seconds, passed=1)
+    return report.Outcome(root.release, slurm, "demo", seconds, failures=[report.Failure("make demo", tail(log))])
+
+
+def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """The tiers that were asked for, those of a lane one after the other."""
+    started = []
+    for lane in LANES:
+        tiers = [tier for tier in lane if tier in given.tier]
+        runs = {tier: chosen(tier, given.test) for tier in tiers}
+        scripts = [pytest(tier, paths) for tier, paths in runs.items() if paths]
+        if scripts:
+            log = logs / f"{root.release}-{'-'.join(tiers)}.log"
+            started.append((root.popen("; ".join(scripts), log), log, [tier for tier in tiers if runs[tier]]))
+    outcomes = []
+    try:
+        for process, log, tiers in started:
+            process.wait()
+            outcomes += [outcome(root, slurm, tier, log) for tier in tiers]
+        if given.test:  # the others may still fail
+            outcomes = [replace(outcome, repaired=()) for outcome in outcomes]
+    finally:
+        for process, _, _ in started:
+            process.kill()
+    return outcomes
+
+
+def chosen(tier: str, tests: Sequence[str] | None) -> list[str]:
+    """Those of ``tests`` that are of this tier, or all of it."""
+    return [path for path in tests if path.startswith(f"tests/{tier}")] if tests else [f"tests/{tier}"]
+
+
+def pytest(tier: str, paths: Sequence[str]) -> str:
+    """A command of sh(1) that leaves the JUnit file of a tier."""
+    options = f"-o junit_family=xunit1 --junit-xml={junit(tier)}"
+    return f"rm -f {junit(tier)}; .venv/bin/python -m pytest {options} {' '.join(paths)}"
+
+
+def junit(tier: str) -> str:
+    return f"/var/tmp/matrix-{tier}.xml"
+
+
+def outcome(root: Root, slurm: str, tier: str, log: Path) -> report.Outcome:
+    try:
+        return report.of_junit(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"))
+    except (OSError, ParseError):
+        cut = report.Failure(f"pytest tests/{tier}", f"did not come to its end, see {log}\n{tail(log)}")
+        return report.Outcome(root.release, slurm, tier, 0, failures=[cut])
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MatrixError as e:
+        sys.exit(f"matrix: {e}")

@@ -1,0 +1,44 @@
+"""Failures that are not ours: of which tests, with which words, and where it is said whose they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Known:
+    """``where``, ``test`` and ``says`` are patterns: of "RELEASE SLURM", of the test's name, and of its failure's text.
+
+    A Slurm that was built is "RELEASE VERSION of DIRECTORY".
+    """
+
+    where: str
+    test: str
+    says: str
+    why: str
+    source: str
+
+    def names(self, where: str, test: str) -> bool:
+        return bool(re.match(self.where, where) and re.search(self.test, test))
+
+    def covers(self, where: str, test: str, text: str) -> bool:
+        return self.names(where, test) and bool(re.search(self.says, text))
+
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        where=r"\S+ 24\.11\.[0-6]|\S+ 25\.05\.[01]",
+        test="test_a_task_prolog_runs_inside",
+        says="task-prolog failed status=127",
+        why="Slurm starts it by slurmstepd, a program that no image has",
+        source="https://support.schedmd.com/show_bug.cgi?id=22853",
+    ),
+    Known(
+        where="forky 26[.0-9]*$",
+        test="tests/slurm/",
+        says="this Slurm has no mpi/pmix",
+        why="Debian builds Slurm without PMIx",
+        source="https://bugs.debian.org/1149781",
+    ),
+)

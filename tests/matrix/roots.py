@@ -1,0 +1,161 @@
+"""A directory for each release of Debian, with what the tests need; kept from one run to the next.
+
+It takes packages, certificates and Python's packages from where this machine takes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENTER = Path(__file__).parent / "enter"
+PROJECT = Path(__file__).parents[2]
+CHECKOUT = "/usr/src/penroot"  # where the working tree is in a root: ordinary users read it there
+MIRROR = "http://deb.debian.org/debian"
+# debootstrap knows no release that is younger than itself; its script for unstable makes them all.
+SCRIPT = "/usr/share/debootstrap/scripts/sid"
+INCLUDED = "ca-certificates,git,make"
+BUNDLE = "etc/ssl/certs/ca-certificates.crt"
+# How this machine reaches the mirror, as far as another release understands it: apt.conf(5).
+FETCHING = re.compile(r"Acquire::(https?|Retries|ForceIPv4|Check-Valid-Until|Check-Date)\b")
+# What says to pip and others how to fetch; files of this machine that they name are not there.
+PASSED = re.compile(r"PIP_(?!FIND_LINKS|CONFIG|TARGET|PREFIX)\w+|\w+_proxy|\w+_PROXY")
+
+
+class MatrixError(Exception):
+    """A release cannot be prepared; the message says what was tried."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A directory with a release of Debian; with ``over``, that directory is /usr/local in it."""
+
+    release: str
+    path: Path
+    over: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, *words: str) -> list[str]:
+        """The argument list that runs ``words`` there, with the environment of a root user's login."""
+        home = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", "TERM": "dumb"}
+        home |= {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **self.environ}
+        return [str(ENTER), str(self.path), "env", "-i", *(f"{k}={v}" for k, v in home.items()), *words]
+
+    def popen(self, script: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start a command of sh(1) in the checkout; what it writes goes to ``log``."""
+        environ = {**os.environ, "OVER": self.over}
+        with log.open("ab") as file:
+            command = self.command("sh", "-c", f"cd {CHECKOUT} && {script}")
+            return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def run(self, script: str, log: Path) -> int:
+        process = self.popen(script, log)
+        try:
+            return process.wait()
+        finally:
+            process.kill()  # and with it all that it has started: --kill-child of unshare(1)
+
+    def must(self, script: str, log: Path) -> None:
+        """Raises MatrixError where the command fails."""
+        if self.run(script, log) != 0:
+            raise MatrixError(f"{self.release}: {script}: failed; its output is in {log}\n{tail(log)}")
+
+
+@contextlib.contextmanager
+def prepared(release: str, log: Path, say: Callable[[str], None]) -> Iterator[Root]:
+    """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError."""
+    top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
+    top.mkdir(parents=True, exist_ok=True)
+    path = top / release
+    with (top / f"{release}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            say(f"{release}: making {path} (once)")
+            bootstrap(release, path, log)
+        # Cgroups of a lab are named after its directory; those of two roots must not meet.
+        lab = f"/srv/matrix-{release}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
+        environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}
+        root = Root(release, path, environ=environ)
+        settle(path)
+        copy_checkout(path / CHECKOUT[1:])
+        root.must("tests/prerequisites", log)
+        settle(path)  # the package ca-certificates may have written its bundle
+        try:
+            yield root
+        finally:
+            root.run(f"for l in {lab} {lab}-*; do PENROOT_LAB=$l .venv/bin/python -m tests.slurm.lab down; done", log)
+
+
+def bootstrap(release: str, path: Path, log: Path) -> None:
+    """Make a root by debootstrap(8)."""
+    if not shutil.which("debootstrap"):
+        raise MatrixError("not installed: debootstrap: apt-get install debootstrap")
+    new = path.with_name(f"{release}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    environ = dict(os.environ)
+    if proxy := apt_config().get("Acquire::http::Proxy"):
+        environ.setdefault("http_proxy", proxy)
+    command = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", release, str(new), mirror(), SCRIPT]
+    with log.open("ab") as file:
+        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    if done.returncode != 0:
+        raise MatrixError(f"{' '.join(command)}: failed; its output is in {log}\n{tail(log)}")
+    new.rename(path)
+
+
+def mirror() -> str:
+    """Where this machine's apt has its Debian from; Debian's own where it is no Debian."""
+    system = platform.freedesktop_os_release()
+    if system["ID"] != "debian":
+        return MIRROR
+    targets = output("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
+    uris = [line.split() for line in targets.splitlines()]
+    return next((uri for uri, release in uris if release == system.get("VERSION_CODENAME")), MIRROR)
+
+
+def apt_config() -> dict[str, str]:
+    lines = (line.rstrip(";").split(" ", 1) for line in output("apt-config", "dump").splitlines())
+    return {name: value.strip('"') for name, value in lines if FETCHING.match(name) and value != '""'}
+
+
+def settle(path: Path) -> None:
+    """Let the root resolve names, trust certificates and fetch packages as this machine does."""
+    for name in ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", BUNDLE):
+        if os.path.exists(f"/{name}"):
+            shutil.copyfile(f"/{name}", path / name)
+    settings = "".join(f'{name} "{value}";\n' for name, value in apt_config().items())
+    (path / "etc/apt/apt.conf.d/90matrix").write_text(settings)
+
+
+def copy_checkout(to: Path) -> None:
+    """The working tree without what git(1) ignores, as a repository without a past: tests ask it for files."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    listed = output("git", "-C", str(PROJECT), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listed.split("\0")):
+        if os.path.lexists(PROJECT / name):
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, to / name, follow_symlinks=False)
+    output("git", "-C", str(to), "init", "--quiet")
+    output("git", "-C", str(to), "add", "--all")
+
+
+def output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise MatrixError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

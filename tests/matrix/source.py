@@ -1,0 +1,39 @@
+"""Slurm built from a person's source in a root, where it stands before the release's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from .roots import MatrixError, Root
+
+# What Slurm's configure looks for, and what the lab needs of it: munge, cgroup/v2, mpi/pmix.
+PACKAGES = "autoconf automake libtool pkgconf bzip2 libmunge-dev libdbus-1-dev libhwloc-dev libpmix-dev"
+OPTIONS = "--prefix=/usr/local --sysconfdir=/etc/slurm --disable-slurmrestd --without-rdkafka --with-pmix"
+BUILD = f"""\
+set -e
+apt-get -qq update
+DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends {PACKAGES}
+cd {{built}}
+test -e config.status || ./configure --quiet {OPTIONS}
+nice make --quiet -j"$(nproc)"
+rm -rf {{installed}}
+make --quiet install DESTDIR={{installed}}
+"""
+
+
+def built(root: Root, source: str, log: Path, say: Callable[[str], None]) -> Root:
+    """The root with this Slurm as /usr/local; what has not changed since the last time is not built again."""
+    if not os.path.exists(f"{source}/META"):
+        raise MatrixError(f"SLURM_SOURCE={source}: no Slurm there: it has no file META")
+    key = hashlib.sha256(os.path.realpath(source).encode()).hexdigest()[:8]
+    place, installed = f"/usr/src/slurm-{key}", f"/opt/slurm-{key}"
+    say(f"{root.release}: building {source}, see {log}")
+    # Only what is newer, for make(1); links of a checkout stay links.
+    subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{place}"], check=True)
+    root.must(BUILD.format(built=place, installed=installed), log)
+    return replace(root, over=f"{root.path}{installed}/usr/local")

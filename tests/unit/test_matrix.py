@@ -1,0 +1,66 @@
+"""What the matrix says of a run: whose a failure is, what was skipped, and which excuse has served its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.matrix import report, roots
+from tests.matrix.known import KNOWN, Known
+
+MADE = """
+import pytest
+def test_good(): pass
+def test_theirs(): raise OSError("no plugin of that name")
+def test_ours(): assert 1 == 2
+def test_mended(): pass
+@pytest.fixture
+def broken(): raise OSError("no plugin of that name")
+def test_theirs_before_it_begins(broken): pass
+def test_skipped(): pytest.skip("no such device")
+"""
+THEIRS = Known("forky 26", "test_theirs", "no plugin", "the package lacks it", "https://example.org/1")
+MENDED = Known("forky 26", "test_mended", "what it was", "a defect of long ago", "https://example.org/2")
+OTHER_WORDS = Known("forky 26", "test_ours", "something else", "not that", "https://example.org/3")
+
+
+@pytest.fixture(scope="module")
+def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made")
+    (directory / "test_made.py").write_text(MADE)
+    command = [sys.executable, "-m", "pytest", "-o", "junit_family=xunit1", "--junit-xml=out.xml", "test_made.py"]
+    subprocess.run(command, cwd=directory, capture_output=True, check=False)
+    return directory / "out.xml"
+
+
+def test_a_failure_is_ours_unless_it_is_known_by_name_and_words(junit: Path) -> None:
+    outcome = report.of_junit("forky", "26.05.5", "slurm", junit, [THEIRS, MENDED, OTHER_WORDS])
+    assert outcome.row()[:-1] == ("forky", "26.05.5", "slurm", "2", "1", "2", "1")
+    text = report.table([outcome])
+    assert "forky slurm: FAILED: test_made.py::test_ours: assert 1 == 2\n" in text
+    theirs = "test_made.py::test_theirs test_made.py::test_theirs_before_it_begins"
+    assert f"forky slurm: 2 not ours: the package lacks it (https://example.org/1): {theirs}\n" in text
+    assert "forky slurm: 1 skipped: no such device\n" in text
+    assert "no longer fails: test_mended: a defect of long ago (https://example.org/2)" in text
+
+
+@pytest.mark.parametrize(("release", "slurm"), [("trixie", "26.05.5"), ("forky", "25.11.1")])
+def test_what_is_known_of_one_release_excuses_no_other(junit: Path, release: str, slurm: str) -> None:
+    outcome = report.of_junit(release, slurm, "slurm", junit, [THEIRS, MENDED])
+    assert len(outcome.ours) == 3
+    assert not outcome.repaired
+
+
+def test_each_known_failure_says_where_that_is_said() -> None:
+    assert all(known.source.startswith(("https://", "slurm-")) and known.why for known in KNOWN)
+
+
+def test_what_is_tested_is_the_working_tree_as_it_is(tmp_path: Path) -> None:
+    roots.copy_checkout(tmp_path / "copy")
+    assert (tmp_path / "copy/tests/unit/test_matrix.py").read_bytes() == Path(__file__).read_bytes()
+    assert os.access(tmp_path / "copy/tests/matrix/enter", os.X_OK)
+    assert not (tmp_path / "copy/.venv").exists()
