@@ -77,11 +77,13 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
         # So short that of two addresses the second one is tried, too.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
         digest = at_once(reference, base, once)
-        heard(False)
         if not digest:
+            heard(True)  # on a busy node our own imports may take longer than a registry that is well
             from enroot_py.registry.sources import open_source
 
-            digest = open_source(reference, once, heard).digest()
+            source = open_source(reference, once, heard)
+            heard(False)
+            digest = source.digest()
         words = f"digest\0{digest}"
     except errors.PenrootError as e:
         words = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
@@ -96,8 +98,8 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
 def hurry(seconds: float) -> Callable[[bool], None]:
     """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
 
-    Call what this returns after each answer, and with True before a program of the user is waited for, which may
-    be silent for longer.
+    Call what this returns after each answer, and with True before what is not the registry's silence: a program of the
+    user, or our imports.
     """
     until = time.monotonic() + seconds
 
