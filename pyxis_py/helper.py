@@ -82,9 +82,8 @@ def hold(job: Job, channel: Channel) -> None:
         except BaseException:
             step.running.forget(step.name, job.step)
             raise
-    # What Slurm sends to every process of a step is for the programs: one that
-    # writes a checkpoint on SIGTERM still needs its root file system.
-    for number in signals.FOR_PROGRAMS:
+    # A program that writes a checkpoint on SIGTERM still needs its root file system.
+    for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
     container.answer(channel, job)
     log.sink = _nowhere

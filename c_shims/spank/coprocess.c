@@ -99,14 +99,11 @@ static int become(const struct credentials *as)
  * programs, and SIGKILL follows. */
 static void reset_signals(bool tidies_up)
 {
-	static const int ignored[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
 	sigset_t none;
 
 	/* Fails for SIGKILL, SIGSTOP and those of the C library, which need no reset. */
 	for (int number = 1; number < NSIG; number++)
-		(void)signal(number, SIG_DFL);
-	for (size_t i = 0; tidies_up && i < LENGTH(ignored); i++)
-		(void)signal(ignored[i], SIG_IGN);
+		(void)signal(number, tidies_up && number != SIGCHLD ? SIG_IGN : SIG_DFL);
 	(void)sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from _signal import SIG_DFL, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGXFSZ, signal
+import _signal
+from _signal import SIG_DFL, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, signal
 
 ENDING = (SIGHUP, SIGINT, SIGQUIT, SIGTERM)  # people, terminals and Slurm end a program by these
-FOR_PROGRAMS = (*ENDING, SIGUSR1, SIGUSR2)  # sent to every process of a step, these are for its programs
-UNHEARD = (*FOR_PROGRAMS, SIGPIPE, SIGTSTP)  # by what serves files to a container, which ends with that alone
+# By what holds a container or serves its files. It ends with the step or with the container alone: scancel may send any
+# signal to all processes of a step (SignalChildrenProcesses of cgroup.conf), which is for its programs. A fault of its
+# own ends it all the same, and whoever has children hears of them.
+UNHEARD = tuple(_signal.valid_signals() - {_signal.SIGCHLD, _signal.SIGKILL, _signal.SIGSTOP})
 
 
 def restore() -> None:

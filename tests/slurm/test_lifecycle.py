@@ -56,6 +56,20 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
     assert_nothing_left(four)
 
 
+@pytest.mark.parametrize("writable", ["--container-readonly", "--container-writable"])
+def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: str, writable: str) -> None:
+    """As Slurm 23.11 does for scancel --signal where cgroup.conf has SignalChildrenProcesses: proctrack_p_signal."""
+    script = "echo up; read line; cat /etc/lab-release > /dev/null && echo on"
+    step = lab.popen(["srun", *ON_N1, file, writable, *sh(script)])
+    expect(step, "up")
+    found = f"for p in $(pgrep -f {HELPER}) $(pgrep -f {SERVER}); do"
+    assert len(on_node(lab, f"{found} echo $p; done").split()) == 2
+    # Not KILL, STOP, and what the C library has for itself.
+    on_node(lab, f"{found} for s in $(seq 1 64); do case $s in 9|19|32|33) ;; *) kill -$s $p ;; esac; done; done")
+    out, err = end(step)
+    assert (step.returncode, out) == (0, "on\n"), err
+
+
 @pytest.mark.usefixtures("overtime")  # begun here, so that its own test need not wait
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_the_helper_is_killed_at_some_moment_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
