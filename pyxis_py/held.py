@@ -6,7 +6,7 @@ import _signal
 import _socket
 import os
 
-from enroot_py.base import linux, log
+from enroot_py.base import cgroups, linux, log
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import processes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.rootfs import Source
     from pyxis_py.channel import Pairs
     from pyxis_py.job import Job
+    from pyxis_py.running import Peer
     from pyxis_py.step import Step
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
@@ -57,32 +58,46 @@ class Held:
         self.directory = step.directory_id()
 
     def _running(self) -> Lent | None:
-        """What the helper of a running container of this name hands over, or None."""
+        """What the helper of a running container of this name hands over, or None. Raises ContainerError."""
         step = self.step
         if step.request.name is None:
             return None
-        for other, peer in step.running.peers(step.name):
-            try:
-                with peer:
-                    channel = Channel(peer.socket)
-                    channel.socket.settimeout(_PATIENCE)
-                    channel.send((("verb", "attach"),))
-                    pairs, fds = channel.receive_with_fds(peer.pid)
-                    peer.check()
-            except TimeoutError:
-                raise ContainerError(
-                    f"step {other} runs the container {step.request.name}, and its helper process does not answer",
-                    hint=f"is it stopped? scancel {other} ends that step, :no_exec goes without it",
-                ) from None
-            except (EOFError, ConnectionError, ProcessLookupError):
-                continue  # it has ended in this very moment, and its answer is worth nothing
-            except OSError as e:
-                raise _imposter(step, other, str(e.strerror)) from e
-            lent = Lent(pairs, fds)
-            if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
-                raise _imposter(step, other, "it hands over no container")
-            return lent
+        peers = dict(step.running.peers(step.name))
+        try:
+            asleep = {other: why for other, peer in peers.items() if (why := cgroups.asleep(peer.pid))}
+            for other, peer in peers.items():
+                lent = None if other in asleep else self._ask(other, peer)
+                if lent is None:
+                    continue
+                if lent.served in asleep:  # whoever looks at a file waits
+                    raise _silent(step, lent.served, asleep[lent.served])
+                return lent
+            for other, why in asleep.items():
+                raise _silent(step, other, why)
+        finally:
+            for peer in peers.values():
+                peer.close()
         return None
+
+    def _ask(self, other: str, peer: Peer) -> Lent | None:
+        """What the helper of the step ``other`` hands over; None where it has just ended. Raises ContainerError."""
+        step = self.step
+        try:
+            channel = Channel(peer.socket)
+            channel.socket.settimeout(_PATIENCE)
+            channel.send((("verb", "attach"),))
+            pairs, fds = channel.receive_with_fds(peer.pid)
+            peer.check()
+        except TimeoutError:
+            raise _silent(step, other, cgroups.asleep(peer.pid) or "it does not answer") from None
+        except (EOFError, ConnectionError, ProcessLookupError):
+            return None  # its answer is worth nothing
+        except OSError as e:
+            raise _imposter(step, other, str(e.strerror)) from e
+        lent = Lent(pairs, fds)
+        if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
+            raise _imposter(step, other, "it hands over no container")
+        return lent
 
     def _join(self, running: Lent) -> None:
         """Raises ContainerError, ConfigError."""
@@ -179,10 +194,18 @@ def _is_ours(name: str, fd: int) -> bool:
     return os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}"))
 
 
+def _silent(step: Step, other: str, why: str) -> PenrootError:
+    return ContainerError(
+        f"step {other} runs the container {step.request.name}, and its helper process does nothing: {why}",
+        hint=f"scontrol resume {other.partition('.')[0]} lets a suspended job go on, scancel {other} ends that step; "
+        "or use another container",
+    )
+
+
 def _imposter(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
         f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
-        hint=f"scancel {other} ends that step; or use another container: --container-name={step.request.name}:no_exec",
+        hint=f"scancel {other} ends that step; or use another container",
     )
 
 

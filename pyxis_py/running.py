@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NEW = ".new"  # behind the name of a socket that does not listen yet
 _TICK = 0.02  # seconds
+_SOON = 1  # seconds; most containers are there in less, and whoever waits longer looks why, again and again
 
 
 class BusyError(PenrootError):
@@ -93,6 +94,22 @@ def _connect(directory: int, name: str) -> _socket.socket:
     return socket
 
 
+def _check_holder(fd: int, name: str) -> None:
+    """Raises BusyError where who has the lock of the container ``name`` does nothing for now."""
+    from enroot_py.base import cgroups  # not for every step
+
+    status = os.fstat(fd)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with open("/proc/locks") as f:
+        lines = [line.split() for line in f]
+    for pid in (int(words[4]) for words in lines if words[1] == "FLOCK" and words[5] == file):
+        if why := cgroups.asleep(pid):
+            raise BusyError(
+                f"another step is making or removing the container {name}, and its process {pid} does nothing: {why}",
+                hint="see squeue: scontrol resume lets a suspended job go on, scancel ends it",
+            )
+
+
 class RunningContainers:
     """The containers of one user that run on this node. A step is named JOB.STEP."""
 
@@ -102,17 +119,21 @@ class RunningContainers:
     def lock(self, name: str, seconds: float | None = None) -> Fd:
         """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
-        Raises PenrootError; BusyError where that takes longer than ``seconds``: who has it may be stopped.
+        Raises PenrootError; BusyError where that takes longer than ``seconds``, or who has it does nothing for now.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        began = looked = time.monotonic()
         directory = f"{self.path}/{name}"
         while True:
             try:
                 self._make(directory)
                 with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                    while not flock(fd, wait=deadline is None):
-                        if deadline is not None and time.monotonic() >= deadline:
+                    while not flock(fd):
+                        now = time.monotonic()
+                        if seconds is not None and now - began >= seconds:
                             raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
+                        if now - looked >= _SOON:
+                            looked = now
+                            _check_holder(fd, name)
                         time.sleep(_TICK)
                     if is_at(fd, directory):  # whoever had it may have removed the directory
                         return fd.keep()

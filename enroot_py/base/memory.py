@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from enroot_py.base import cgroups
+
 _PER_PROCESSOR = 32 << 20  # bytes that a thread of a compressor may take: the strongest ones need about so much
 _FLOOR = 64 << 20  # bytes: mksquashfs takes no less
 _CEILING = 512 << 20  # bytes: more makes nothing quicker
@@ -44,9 +46,8 @@ def _of_machine() -> int:
 
 def _groups() -> Iterator[tuple[int, int]]:
     """limits() of each hierarchy that limits memory, from our own group to the topmost one that can be seen."""
-    for root, mount, inside, names in _places():
-        path = inside.removeprefix(root.rstrip("/"))
-        yield from limits(mount, "" if "/.." in path else path, names)  # above the root of a namespace of groups
+    for mount, path, is_v2 in cgroups.places("self", "memory"):
+        yield from limits(mount, path, V2 if is_v2 else V1)
 
 
 def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple[int, int]]:
@@ -60,26 +61,6 @@ def limits(mount: str, path: str, names: tuple[str, str, str]) -> Iterator[tuple
         if path in ("", "/"):
             return
         path = os.path.dirname(path)
-
-
-def _places() -> list[tuple[str, str, str, tuple[str, str, str]]]:
-    """(root, mount point, our group, names of files) of the hierarchy that limits memory."""
-    groups = {}
-    with open("/proc/self/cgroup") as f:
-        for line in f:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            groups.update(dict.fromkeys(controllers.split(","), path))
-    places = []
-    with open("/proc/self/mountinfo") as f:
-        for line in f:
-            before, _, after = line.partition(" - ")
-            kind, _, options = after.split(" ", 2)
-            root, mount = before.split(" ")[3:5]
-            if kind == "cgroup2" and "" in groups:
-                places.append((root, mount, groups[""], V2))
-            elif kind == "cgroup" and "memory" in groups and "memory" in options.strip().split(","):
-                places.append((root, mount, groups["memory"], V1))
-    return places
 
 
 def _number(path: str) -> int:

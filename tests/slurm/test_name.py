@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +109,60 @@ def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
         end(first)
     finally:
         lab.run(["rm", "-f", "name.sqsh"])
+
+
+@contextmanager
+def step_of(lab: Lab, *options: str, before: str = "true") -> Iterator[str]:
+    """A step that waits until the block ends: its name, which is that of its container if that has no other."""
+    step = lab.popen(["srun", *ON_N1, *options, *sh(f"{before}; echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
+    try:
+        yield next_line(step).strip()
+    finally:
+        end(step)
+    assert step.returncode == 0
+
+
+@contextmanager
+def suspended(lab: Lab, step: str) -> Iterator[str]:
+    """Its job is suspended until the block ends; the number of that."""
+    job = step.partition(".")[0]
+    lab.run(["scontrol", "suspend", job], user="root")
+    states = f"cat $(find /sys/fs/cgroup -path '*job_{job}/*' \\( -name freezer.state -o -name cgroup.events \\))"
+    until(lambda: re.search("FROZEN|frozen 1", lab.run(states, node="n1").stdout), "its processes are stopped")
+    try:
+        yield job
+    finally:
+        lab.run(["scontrol", "resume", job], user="root")
+
+
+def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
+    """A step that asked its helper waited for half a minute, and kept all others waiting meanwhile."""
+    with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
+        said = refused(lab, NAME, "true")
+        assert f"step {first} runs the container one, and its helper process does nothing: its job is suspended" in said
+        assert f"scontrol resume {job} lets a suspended job go on" in said
+
+
+def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
+    """Another step is in it and would let us in: whoever then looks at a file waits for the first one."""
+    srun(lab, IMAGE, "--container-save=name.sqsh", "true")
+    try:
+        with step_of(lab, "--container-image=./name.sqsh") as first, step_of(lab, f"--container-name={first}"):
+            with suspended(lab, first):
+                said = refused(lab, f"--container-name={first}", "true")
+            assert f"step {first} runs the container {first}, and its helper process does nothing: its job is" in said
+    finally:
+        lab.run(["rm", "-f", "name.sqsh"])
+
+
+def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
+    """All other steps with that name waited for it, without a word."""
+    directory = "/run/pyxis/2001/running/pyxis_one"
+    lock = f"mkdir -p {directory}; exec flock {directory} sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line'"
+    with step_of(lab, before=lock) as first, suspended(lab, first):
+        said = refused(lab, IMAGE, NAME, "true")
+    assert "another step is making or removing the container pyxis_one, and its process" in said
+    assert "does nothing: its job is suspended" in said
 
 
 def test_modes(lab: Lab) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from enroot_py.base import cgroups
 from enroot_py.base.errors import PenrootError
-from pyxis_py.running import RunningContainers
+from pyxis_py.running import BusyError, RunningContainers
+from tests.waiting import until
 
 
 def test_steps_that_come_and_go_at_once(tmp_path: Path) -> None:
@@ -50,3 +55,47 @@ def test_a_runtime_path_that_is_gone_is_said(tmp_path: Path) -> None:
         running.listen("one", "1.0")
     with pytest.raises(PenrootError, match="somebody has removed"):
         running.lock("one")
+
+
+def test_a_lock_that_a_stopped_process_has_is_not_waited_for(tmp_path: Path) -> None:
+    running = RunningContainers(str(tmp_path), 1)
+    (tmp_path / "1").mkdir()
+    begun, begin = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        running.lock("one")
+        os.write(begin, b"1")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        assert os.read(begun, 1) == b"1"
+        with pytest.raises(BusyError, match=f"its process {holder} does nothing: it is stopped"):
+            running.lock("one")
+        os.kill(holder, signal.SIGCONT)
+        os.close(running.lock("one"))
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+
+
+def _unified() -> str:
+    """Where control groups of version 2 are mounted, and we may make one; else empty."""
+    with open("/proc/self/mountinfo") as mounts:
+        found = [line.split()[4] for line in mounts if " - cgroup2 " in line]
+    return next((path for path in found if os.access(path, os.W_OK)), "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not _unified(), reason="needs root, and cgroup2 mounted")
+def test_a_process_in_a_frozen_group_of_version_2() -> None:
+    group = f"{_unified()}/penroot-test-{os.getpid()}"
+    os.mkdir(group)
+    sleeper = subprocess.Popen(["sleep", "1234"])
+    try:
+        Path(group, "cgroup.procs").write_text(str(sleeper.pid))
+        assert cgroups.asleep(sleeper.pid) == ""
+        Path(group, "cgroup.freeze").write_text("1")
+        until(lambda: cgroups.asleep(sleeper.pid) == "its job is suspended", "it is frozen")
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        os.rmdir(group)

@@ -1,0 +1,55 @@
+"""The control groups of a process, where this machine shows them: cgroups(7).
+
+Sources: the kernel's cgroup-v1/freezer-subsystem and cgroup-v2 ("Core Interface Files"); proc(5).
+"""
+
+from __future__ import annotations
+
+
+def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
+    """(mount point, our group beneath it, whether it is of version 2) of each hierarchy that may have ``controller``.
+
+    Raises OSError where the process is gone.
+    """
+    groups = {}
+    with open(f"/proc/{pid}/cgroup", errors="surrogateescape") as f:
+        for line in f:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            groups.update(dict.fromkeys(controllers.split(","), path))
+    found = []
+    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
+        for line in f:
+            before, _, after = line.partition(" - ")
+            kind, _, options = after.split(" ", 2)
+            root, mount = before.split(" ")[3:5]
+            is_v2 = kind == "cgroup2" and "" in groups
+            if not is_v2 and (kind != "cgroup" or controller not in {*groups} & {*options.strip().split(",")}):
+                continue
+            path = groups["" if is_v2 else controller].removeprefix(root.rstrip("/"))
+            found.append((mount, "" if "/.." in path else path, is_v2))  # above the root of a namespace of groups
+    return found
+
+
+def asleep(pid: int) -> str:
+    """Why a process does nothing for now and answers nobody; "" where it may, or cannot be seen."""
+    try:
+        if _is_frozen(pid):
+            return "its job is suspended"
+        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
+            state = f.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return "it is stopped" if state in "Tt" else ""
+
+
+def _is_frozen(pid: int) -> bool:
+    """Whether a process is in a group that is frozen, as Slurm suspends jobs. Raises OSError where it is gone."""
+    for mount, path, is_v2 in places(pid, "freezer"):
+        try:
+            with open(f"{mount}{path}/{'cgroup.events' if is_v2 else 'freezer.state'}") as f:
+                state = f.read()
+        except OSError:
+            continue
+        if "frozen 1\n" in state if is_v2 else state != "THAWED\n":
+            return True
+    return False
