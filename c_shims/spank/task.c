@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Descriptors that slurmstepd has from its start are below. */
+enum { LAUNCHER_LIMIT = 256 };
+
 static int begin_task_request(struct request *request, const char *verb)
 {
 	int local_id = 0, argc = 0;
@@ -143,6 +146,35 @@ static void heed_cancel(void)
 	}
 }
 
+/* Whether this Slurm starts a TaskProlog by slurmstepd, whose loader and libraries no image has: ticket 22853, of 24.11.0
+ * to 24.11.6, 25.05.0 and 25.05.1. */
+static bool launches_by_stepd(void)
+{
+	const char *major, *minor, *micro;
+
+	if (get_item(S_SLURM_VERSION_MAJOR, &major) != ESPANK_SUCCESS ||
+	    get_item(S_SLURM_VERSION_MINOR, &minor) != ESPANK_SUCCESS ||
+	    get_item(S_SLURM_VERSION_MICRO, &micro) != ESPANK_SUCCESS)
+		return false;
+	int release = 100 * atoi(major) + atoi(minor);
+	return (release == 2411 && atoi(micro) < 7) || (release == 2505 && atoi(micro) < 2);
+}
+
+/* Slurm has slurmstepd open for that, run_command.c, run_command_init(): let the descriptor be that of a static program
+ * which does the same. It belongs to this process alone. */
+static void bring_launcher(void)
+{
+	struct stat stepd, info;
+
+	if (!launches_by_stepd() || stat("/proc/self/exe", &stepd) < 0)
+		return;
+	cleanup(close_fd) int ours = open(PENROOT_LIB "/../../libexec/penroot/penroot-launch", O_PATH | O_CLOEXEC);
+	for (int fd = STDERR_FILENO + 1; ours >= 0 && fd < LAUNCHER_LIMIT; fd++) {
+		if (fstat(fd, &info) == 0 && info.st_dev == stepd.st_dev && info.st_ino == stepd.st_ino)
+			(void)dup3(ours, fd, O_CLOEXEC);
+	}
+}
+
 int init_task(void)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
@@ -155,9 +187,11 @@ int init_task(void)
 		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
 	if (get_container(&answer) < 0 || change_environment(&answer) < 0)
 		return -1;
-	/* Else there is no container for this step. */
-	if (step.shared->helper.pid && enter(&answer) < 0)
-		return -1;
+	if (step.shared->helper.pid) { /* else there is no container for this step */
+		bring_launcher();
+		if (enter(&answer) < 0)
+			return -1;
+	}
 	atomic_fetch_add(&step.shared->entered, 1);
 	return 0;
 }

@@ -204,6 +204,13 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     assert ("[s]" in meant.values()) == (kind == "site")
 
 
+def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:
+    show = "ps -o pid=,pgid= $$; for fd in 8 9; do test ! -e /proc/$$/fd/$fd || echo open; done"
+    out = user.run("sh", "-c", 'exec penroot-launch slurm_script_launcher /bin/sh sh -c "$0" 8</ 9</', show).stdout
+    assert len(out.split()) == 2 and len(set(out.split())) == 1
+    assert "No such file" in user.run("penroot-launch", "slurm_script_launcher", "/none", "none", status=127).stderr
+
+
 def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "rc").write_text('echo rc "$@"\n')
     (user.home / "fstab").write_text(

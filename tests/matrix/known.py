@@ -28,13 +28,6 @@ class Known:
 
 KNOWN: tuple[Known, ...] = (
     Known(
-        where=r"\S+ 24\.11\.[0-6]|\S+ 25\.05\.[01]",
-        test="test_a_task_prolog_runs_inside",
-        says="task-prolog failed status=127",
-        why="Slurm starts it by slurmstepd, a program that no image has",
-        source="https://support.schedmd.com/show_bug.cgi?id=22853",
-    ),
-    Known(
         where="forky 26[.0-9]*$",
         test="tests/slurm/",
         says="this Slurm has no mpi/pmix",
