@@ -15,7 +15,7 @@ from pyxis_py.mounts import PATH_MAX, bounded, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from enroot_py.runtime.mounts import Mount
@@ -289,6 +289,15 @@ OPTIONS = (
     ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
+    """Where a site has sbatch_support=0, the variables are for the steps. Raises UsageError for options."""
+    if said:
+        raise UsageError(
+            f"--{said[0][0]}: container options of {command} are switched off on this cluster",
+            hint="give them to srun, inside the job",
+        )
 
 
 def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str = "") -> Request:

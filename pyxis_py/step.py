@@ -49,6 +49,7 @@ class Step:
         self.request = options.parse(job.options, job.environ, job.cwd)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
+            options.check_switched_off(job.options, "sbatch")
             self.request = options.parse((), {})
         # Hooks and importers of a site read these.
         self.host = {

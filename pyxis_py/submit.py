@@ -31,11 +31,7 @@ def check(job: Job) -> tuple[Request, Reference | None]:
     request = options.parse(job.options, job.environ)
     if job.context != "srun" and not plugin.sbatch_support:
         # A step inside may use the variables; the options of sbatch itself are off.
-        if job.options:
-            raise UsageError(
-                f"--{job.options[0][0]}: container options of {job.context} are switched off on this cluster",
-                hint="give them to srun, inside the job",
-            )
+        options.check_switched_off(job.options, job.context)
         return request, None
     for line in (*options.ignored(request), *slips(job.environ)):
         log.warn(line)

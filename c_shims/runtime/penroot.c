@@ -109,9 +109,10 @@ static const char *prepare(void)
 	if (getenvp(slurms->env, IMAGE) || (slurms->options && list_find_first(slurms->options, is_of_spank_plugin, NULL)))
 		return "beside --container there are PYXIS_CONTAINER_* variables, but no " IMAGE " and no --container-* options";
 	ends = mmap(NULL, sizeof(*ends), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (ends == MAP_FAILED || make_directories(runtime_path()) < 0 || prepare_step() < 0 || !step.active)
-		return "the container could not be prepared: the log of slurmd tells more";
-	return step.failure;
+	if (ends == MAP_FAILED || make_directories(runtime_path()) < 0)
+		return "the container could not be prepared: no memory, or no runtime_path";
+	prepare_step();
+	return *step.failure ? step.failure : step.active ? NULL : "the container could not be prepared";
 }
 
 /* Wait for the task. The last one of the node saves the container, and fails where that does. */
@@ -166,7 +167,7 @@ void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *record)
 {
 	slurms = record;
 	step.killed = true;
-	if (step.active && !atomic_load(&ends->finished))
+	if (step.shared && !atomic_load(&ends->finished))
 		(void)finish_step();
 }
 

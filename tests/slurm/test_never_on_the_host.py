@@ -99,6 +99,23 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
     assert (out.count("container\n"), out.count("host\n")) == (3, 0)
 
 
+def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
+    """Or on the nodes alone, or for whoever calls no sbatch."""
+    plugin = Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
+    lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
+    held = ["sbatch", "--parsable", "--hold", "-w", "n1", "-o", "out", IMAGE, "job.sh"]
+    job = lab.run(held, cwd="/home/alice/way").stdout.strip()
+    lab.install_plugin(f"{plugin} sbatch_support=0")
+    try:
+        lab.run(["scontrol", "release", job])
+        until(lambda: "FAILED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job has failed")
+        out = lab.run("cat out", cwd="/home/alice/way").stdout
+    finally:
+        lab.install_plugin(plugin)
+    assert "--container-image: container options of sbatch are switched off on this cluster" in out
+    assert "host\n" not in out
+
+
 # ---- #SBATCH lines that nobody has read
 
 
