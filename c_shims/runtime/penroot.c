@@ -77,6 +77,9 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	case S_JOB_ENV: *(char ***)to = job_environment(); break;
 	case S_JOB_ARGV: *(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv; break;
 	case S_JOB_SUPPLEMENTARY_GIDS: *(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids; break;
+	case S_SLURM_VERSION_MAJOR: *(const char **)to = SLURM_MAJOR; break;
+	case S_SLURM_VERSION_MINOR: *(const char **)to = SLURM_MINOR; break;
+	case S_SLURM_VERSION_MICRO: *(const char **)to = SLURM_MICRO; break;
 	default: rc = ESPANK_BAD_ARG;
 	}
 	va_end(arguments);
