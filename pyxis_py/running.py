@@ -31,6 +31,10 @@ class BusyError(PenrootError):
     """Another step holds the lock of a container."""
 
 
+class _ElsewhereError(PermissionError):
+    """A process is in the PID namespace of another job."""
+
+
 class Peer:
     """The process at the other end of a connection, held so that no other one is taken for it.
 
@@ -47,6 +51,8 @@ class Peer:
         try:
             credentials = socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
             self.pid, uid = (int.from_bytes(credentials[at : at + 4], sys.byteorder) for at in (0, 4))
+            if not self.pid:
+                raise _ElsewhereError(errno.EPERM, "it is in the PID namespace of another job")
             if uid != os.geteuid():
                 raise PermissionError(errno.EPERM, f"it is of uid {uid}")
             self._process = os.pidfd_open(self.pid)
@@ -205,6 +211,11 @@ class RunningContainers:
             except (ConnectionRefusedError, ProcessLookupError):
                 self.forget(name, step)
                 continue
+            except _ElsewhereError:
+                raise PenrootError(
+                    f"the container {name} runs in step {step}, whose job has namespaces of its own",
+                    hint="with NamespaceType=namespace/linux the steps of one job share it: take another name",
+                ) from None
             except OSError as e:
                 raise PenrootError(
                     f"what answers at {self.path}/{name}/{step} is not the helper process of a step: {e.strerror}",

@@ -79,13 +79,28 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 
 /* Its real group is another one until it sets that right itself: of a process that executes a program as such nobody but
  * root looks at memory or descriptors (ptrace(2); begin_new_exec() in the kernel's fs/exec.c), so no other process of the
- * user can make this one, which may be in no job's cgroup, do what he wants. */
-static int become(const struct credentials *as)
+ * user can make this one, which may be in no job's cgroup, do what he wants. In the user namespace of a job, which Slurm
+ * has since 25.11, nobody may have no number: there another group of the user's does, if he has one. */
+static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
 
-	if (setgroups((size_t)as->group_count, as->groups) < 0 || setresgid(nobody, as->gid, as->gid) < 0 ||
-	    setresuid(as->uid, as->uid, as->uid) < 0)
+	if (setgroups((size_t)as->group_count, as->groups) < 0)
+		return -1;
+	if (setresgid(nobody, as->gid, as->gid) == 0)
+		return 0;
+	if (errno != EINVAL)
+		return -1;
+	for (int i = 0; i < as->group_count; i++) {
+		if (as->groups[i] != as->gid && setresgid(as->groups[i], as->gid, as->gid) == 0)
+			return 0;
+	}
+	return setresgid(as->gid, as->gid, as->gid);
+}
+
+static int become(const struct credentials *as)
+{
+	if (set_groups(as) < 0 || setresuid(as->uid, as->uid, as->uid) < 0)
 		return -1;
 	/* No way back, whatever the kernel thinks of securebits and capabilities. */
 	if (as->uid != 0 && (setuid(0) == 0 || seteuid(0) == 0)) {

@@ -1,0 +1,87 @@
+"""Steps whose job has namespaces of its own: namespace/linux of Slurm 25.11, with clone_ns_flags and user_ns_script.
+
+slurmd starts the slurmstepd of each step in them: namespace_p_join(). jobspace.py does so for an older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.lab.cluster import DAEMONS
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.waiting import until
+
+HERE = Path(__file__).parent
+PLACE = "/home/jobspace"
+MAPS = {"all": "0 0 4294967295", "few": "0 0 1,2001 2001 1,3001 3001 1"}
+
+
+def hold(lab: Lab, users: str) -> None:
+    lab.run(["python3", f"{PLACE}/jobspace.py", "hold", MAPS[users]], node="n1", user="root")
+
+
+def release(lab: Lab, jobs: int = 0) -> None:
+    """End the namespaces, when all but so many jobs have ended: what is left of a step there would end with them."""
+    until(lambda: len(lab.run(["squeue", "-h"]).stdout.splitlines()) == jobs, f"{jobs} jobs")
+    lab.run("kill -KILL -- -$(cat /run/jobspace); rm /run/jobspace", node="n1", user="root")
+
+
+@pytest.fixture(scope="module")
+def stepd(lab: Lab) -> Iterator[None]:
+    """A slurmd on n1 that starts each step in the namespaces of PLACE."""
+    script = f'#!/bin/sh\nexec python3 {PLACE}/jobspace.py "$@"\n'
+    lab.run(f"mkdir {PLACE}; cat > {PLACE}/stepd; chmod 755 {PLACE}/stepd", user="root", input=script)
+    lab.run(f"cat > {PLACE}/jobspace.py", user="root", input=(HERE / "jobspace.py").read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DAEMONS, "slurmd", ["slurmd", "-d", f"{PLACE}/stepd"])
+        lab.restart_daemon("n1", "slurmd")
+        yield
+    lab.restart_daemon("n1", "slurmd")
+    lab.run(["rm", "-r", PLACE], user="root")
+
+
+@pytest.fixture(params=list(MAPS))
+def space(lab: Lab, stepd: None, request: pytest.FixtureRequest) -> Iterator[str]:
+    hold(lab, request.param)
+    yield request.param
+    release(lab)
+    assert_nothing_left(lab, "n1")
+
+
+def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
+    assert srun(lab, "cat", "/proc/self/uid_map").split()[2] == ("1" if space == "few" else "4294967295")
+    write = ["--container-writable", *sh("echo $IMAGE_NAME >> /x; cat /x")]
+    assert srun(lab, IMAGE, *write) == "minimal\n"
+    assert srun(lab, IMAGE, "--container-remap-root", "id", "-u") == "0\n"
+
+
+def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
+    """Another process finishes, whose real group may have no number in the user namespace."""
+    step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
+    expect(step, "up")
+    lab.run(["pkill", "-KILL", "-f", "[p]yxis_py.helper"], node="n1", user="root")
+    _, err = end(step)
+    assert (step.returncode, "cannot become the user" in err) == (0, False)
+    until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "it is removed")
+
+
+def test_a_container_of_another_job(lab: Lab, space: str) -> None:
+    name = "--container-name=one"
+    step = lab.popen(["srun", *ON_N1, IMAGE, name, *sh("echo up; read line")])
+    expect(step, "up")
+    assert srun(lab, name, "echo", "same") == "same\n"
+    lab.run("mv /run/jobspace /run/jobspace.1", node="n1", user="root")
+    hold(lab, space)
+    try:
+        said = refused(lab, IMAGE, name, "true")
+        assert "the container pyxis_one runs in step" in said
+        assert "whose job has namespaces of its own" in said
+    finally:
+        release(lab, jobs=1)
+        lab.run("mv /run/jobspace.1 /run/jobspace", node="n1", user="root")
+    end(step)
+    lab.run(["penroot", "remove", "-f", "pyxis_one"], node="n1")
