@@ -15,9 +15,9 @@ static int option_given(int val, const char *optarg, int remote);
  * through (_set_spank_env of sbatch.c): so it reaches the script where what Slurm hands to plugins does not. */
 #define OF_SBATCH "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_"
 
-/* Our variables, before their names: of srun, whose every --export lets SLURM_* through, and of sbatch, which makes this
- * of what a plugin sets for the job. */
-#define OF_SRUN "SLURM_"
+/* Before the names of our variables: for a step, as every --export of srun lets SLURM_* through, and for a job, whose
+ * variables sbatch gives such names itself, after --export-file too. */
+#define OF_STEP "SLURM_"
 #define OF_JOB "SLURM_SPANK_"
 
 /* Slurm makes variables of options for the spank epilog, the script and more, under names of up to 100 bytes. One that
@@ -174,29 +174,26 @@ int check_component(void)
 	return 0;
 }
 
-/* What a job around this one has set for its steps is not for this one. */
-static int set(const char *variable, const char *value)
+/* Put a variable into the environment of the step, or of the job, under the other name; where it is not set, what a job
+ * around this one has left there is taken away. */
+static int forward(const char *variable, bool of_job)
 {
-	if (value ? setenv(variable, value, 1) < 0 : unsetenv(variable) < 0)
-		return fail("cannot set %s: %s", variable, strerror(errno));
-	return 0;
+	char forwarded[NAME_LIMIT];
+	const char *value = getenv(variable);
+
+	(void)snprintf(forwarded, sizeof(forwarded), "%s%s", of_job ? OF_JOB : OF_STEP, variable);
+	if (value && !of_job ? setenv(forwarded, value, 1) < 0 : unsetenv(forwarded) < 0)
+		return fail("cannot set %s: %s", forwarded, strerror(errno));
+	spank_err_t rc = value && of_job ? spank_job_control_setenv(step.spank, variable, value, 1) : ESPANK_SUCCESS;
+	return rc == ESPANK_SUCCESS ? 0 : fail("cannot set %s for the job: %s", variable, spank_strerror(rc));
 }
 
-/* The variables that say which container go along where --export leaves them out, too. sbatch makes OF_JOB itself, when
- * it has emptied its environment for --export-file. */
+/* The variables that say which container go along where --export leaves them out, too. */
 int forward_variables(bool of_job)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		char forwarded[NAME_LIMIT];
-		const char *variable = option_variables[i], *value = variable ? getenv(variable) : NULL;
-		if (!variable)
-			continue;
-		(void)snprintf(forwarded, sizeof(forwarded), "%s%s", of_job ? OF_JOB : OF_SRUN, variable);
-		if (set(forwarded, of_job ? NULL : value) < 0)
+		if (option_variables[i] && forward(option_variables[i], of_job) < 0)
 			return -1;
-		spank_err_t rc = of_job && value ? spank_job_control_setenv(step.spank, variable, value, 1) : ESPANK_SUCCESS;
-		if (rc != ESPANK_SUCCESS)
-			return fail("cannot set %s for the job: %s", variable, spank_strerror(rc));
 	}
 	return 0;
 }
@@ -262,7 +259,7 @@ int take_variables(void)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
 		const char *name = option_variables[i];
-		if (name && (take_variable(OF_SRUN, name) < 0 || take_variable(OF_JOB, name) < 0))
+		if (name && (take_variable(OF_STEP, name) < 0 || take_variable(OF_JOB, name) < 0))
 			return -1;
 	}
 	return 0;

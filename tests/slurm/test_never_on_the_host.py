@@ -202,6 +202,11 @@ def test_a_step_that_another_job_runs(lab: Lab) -> None:
         holder.communicate("go\n", timeout=300)
 
 
+def test_options_that_come_by_the_environment_alone(lab: Lab) -> None:
+    """As with srun --async of Slurm 26.05: not srun launches the step, but a daemon that knows none of its options."""
+    assert srun(lab, "sh", "-c", INSIDE, env={"_SLURM_SPANK_OPTION_pyxis_container_image": MINIMAL}) == "container\n"
+
+
 SPAWN = """\
 ask() { printf "$1" >&$PMI_FD; read -r line <&$PMI_FD; }
 ask 'cmd=init pmi_version=1 pmi_subversion=1\\n'
