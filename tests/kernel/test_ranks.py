@@ -19,7 +19,7 @@ USR = ("--mount", "/usr:/usr")
 OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
 # Where there is no InfiniBand, Debian's Open MPI complains of a library for it on every start.
-QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,tcp,self", "OMPI_MCA_pml": "ob1"}
+QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,self", "OMPI_MCA_pml": "ob1"}
 # A rank that ends before the next one begins shares nothing with it: all four meet first.
 SHOW = """
 import os, time

@@ -19,6 +19,12 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUSER = 0x20000, 0x2000000, 0x10000000
 NAMES = ("user", "cgroup", "mnt")
 
 
+def descriptors():
+    """Numbers of the open files, less the one that lists them, and that of libffi 3.5, which ctypes uses."""
+    links = {f: f"/proc/self/fd/{f}" for f in sorted(os.listdir("/proc/self/fd"))}
+    return [f for f, link in links.items() if os.path.exists(link) and "/libffi." not in os.readlink(link)]
+
+
 def receive(connection):
     header = b""
     while len(header) < 4:
@@ -57,7 +63,7 @@ def journal(pairs):
             *ours,
             f"ppid {os.getppid()} sid {os.getsid(0) == os.getpid()} umask {os.umask(0o22):o} cwd {os.getcwd()}",
             "environment " + " ".join(sorted(os.environ)),
-            "fds " + " ".join(f for f in sorted(os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{f}")),
+            "fds " + " ".join(descriptors()),
             "stdio " + " ".join(os.readlink(f"/proc/self/fd/{i}") for i in range(3)),
         ]
         with open(path, "a") as f:

