@@ -19,10 +19,12 @@ set -e
 apt-get -qq update
 DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends {PACKAGES}
 cd {{built}}
-test -e config.status || ./configure --quiet {OPTIONS}
-nice make --quiet -j"$(nproc)"
+test -e config.status || ./configure --quiet {OPTIONS} CFLAGS=-O1
 rm -rf {{installed}}
-make --quiet install DESTDIR={{installed}}
+# Without the manual and what others contribute.
+nice make --quiet -j"$(nproc)" -C src
+make --quiet -C src install DESTDIR={{installed}}
+make --quiet install-pkgincludeHEADERS DESTDIR={{installed}}
 """
 
 
@@ -36,4 +38,6 @@ def built(root: Root, source: str, log: Path, say: Callable[[str], None]) -> Roo
     # Only what is newer, for make(1); links of a checkout stay links.
     subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{place}"], check=True)
     root.must(BUILD.format(built=place, installed=installed), log)
-    return replace(root, over=f"{root.path}{installed}/usr/local")
+    root = replace(root, over=f"{root.path}{installed}/usr/local")
+    root.must("ldconfig", log)
+    return root
