@@ -133,6 +133,9 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
 
 def _not_loaded(path: str) -> Finding:
     there = os.path.isfile(path)
+    if not there and plugstack.supersedes_copy(path):
+        what = f"there is no file {path}, which is read in place of the one that slurmctld sends: steps run on the host"
+        return Finding("bad", what, "leave PlugStackConfig out of slurm.conf, or make the file")
     if not plugstack.is_copy(path):
         what = f"{path} does not load {PLUGIN}" if there else f"there is no file {path}"
         return Finding("bad", what, "pyxis-py install, and include plugstack.conf.d/*")
@@ -194,7 +197,7 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
 
 def _private_directories(kind: str, directory: str) -> list[str]:
     """Of which directories a plugin of Slurm gives each job one of its own, on this node or another."""
-    with contextlib.suppress(FileNotFoundError, yaml.YAMLError):
+    with contextlib.suppress(OSError, yaml.YAMLError):
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
                 dirs = list(_all_of("dirs", yaml.safe_load(file)))

@@ -63,6 +63,11 @@ def is_copy(path: str) -> bool:
     return os.path.dirname(path) == CACHE
 
 
+def supersedes_copy(path: str) -> bool:
+    """Whether a plugstack.conf is read here in place of one that slurmctld has sent."""
+    return not is_copy(path) and os.path.exists(f"{CACHE}/slurm.conf")
+
+
 def is_sent(path: str) -> bool:
     """Whether the slurmctld of a plugstack.conf sends it to nodes that have none: SlurmctldParameters."""
     return not is_copy(path) and _sends(f"{os.path.dirname(path)}/slurm.conf")

@@ -97,6 +97,13 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     assert plugstack.files(slurm) == []
 
 
+def test_a_file_that_only_slurmctld_has_hides_the_one_that_it_sends(programs: Path, copy: Path) -> None:
+    """spank_stack_init() takes PlugStackConfig as it is."""
+    [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
+    assert (finding.verdict, "in place of the one that slurmctld sends" in finding.what) == ("bad", True)
+    assert "leave PlugStackConfig out" in finding.fix
+
+
 @pytest.mark.parametrize(("written", "sent"), [("SlurmctldParameters=x,enable_configless", True), ("#{}", False)])
 def test_a_slurmctld_that_sends_files(programs: Path, written: str, sent: bool) -> None:
     (programs / "slurm.conf").write_text("ClusterName=c\nInclude more.conf\n")
