@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from isal import isal_zlib
 
@@ -36,5 +37,6 @@ if __name__ == "__main__":
     with urllib.request.urlopen(request) as answer:
         layers = sorted(json.load(answer)["layers"], key=lambda layer: -layer["size"])
     work = [(f"{registry}/v2/{repository}/blobs/{x['digest']}", f"{directory}/{n}") for n, x in enumerate(layers)]
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    # Since 3.14 Python would ask a server for processes, which does not find a program that was given by -c.
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
         list(pool.map(unpack, work))
