@@ -197,9 +197,10 @@ class _Turn:
     @contextlib.contextmanager
     def _signature(self) -> Iterator[None]:
         """Our file says who we are, and is as old as the file server thinks."""
-        with open(self._directories.create(self._own), "w") as f:
-            f.write(f"{self._host} {self._boot} {self._pid}\n")
+        fd = self._directories.create(self._own)
         try:
+            with open(fd, "w") as f:  # it cannot be written where the disk is full
+                f.write(f"{self._host} {self._boot} {self._pid}\n")
             yield
         finally:
             os.unlink(self._own, dir_fd=self._directories.tmp)

@@ -315,6 +315,21 @@ def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple
         subprocess.run(["umount", small], check=True)
 
 
+def test_nothing_stays_in_a_shared_directory_that_is_full(user: User, shared: tuple[str, list[str]]) -> None:
+    require(os.geteuid() == 0, "only root can mount a small file system")
+    small = user.home / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=777", "none", small], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (small / "filler").write_bytes(bytes(1 << 20))
+        done = user.penroot("start", shared[0], "cat", "/number", env={"ENROOT_SHARED_BLOBS": str(small)})
+        assert done.stdout == "7" and "No space left" in done.stderr
+        assert list((small / "tmp").iterdir()) == [] and list((small / "sha256").iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:
     image = images.busybox()
     for number in range(600):
