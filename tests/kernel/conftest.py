@@ -126,6 +126,18 @@ def rootfs(user: User) -> pathlib.Path:
     return path
 
 
+@contextlib.contextmanager
+def small_filesystem(place: pathlib.Path, options: str) -> Iterator[pathlib.Path]:
+    """A tmpfs on the new directory ``place``, with ``options`` of mount(8)."""
+    require(os.geteuid() == 0, "only root can mount a small file system")
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
 def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     """The squashfs image of a root file system, beside the user's other files, which he can mount."""
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")

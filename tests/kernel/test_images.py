@@ -32,7 +32,7 @@ from enroot_py.registry.reference import Reference, parse
 from enroot_py.runtime import etc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import PREFIX, UID, User, require, small_filesystem
 from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
 from tests.waiting import until
 
@@ -409,15 +409,10 @@ def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> Non
 
 
 def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
     layer = Layer(images.tar([entry("big", os.urandom(3_000_000))]))
     registry.pusher.image("test/big", "1", Image([layer], {}))
     uri = f"docker://{registry.host}/test/big:1"
-    small = user.home / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=1777", "none", small], check=True)
-    try:
+    with small_filesystem(user.home / "small", "size=2m,mode=1777") as small:
         done = user.penroot("import", "-o", f"{small}/x.sqsh", uri, status=1)
         assert f"cannot write {small}/x.sqsh: No space left on device" in done.stderr
         assert f"the file system of {small} is full (df" in done.stderr
@@ -429,24 +424,15 @@ def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
             assert "set ENROOT_CACHE_PATH" in done.stderr
         assert not (user.home / "x.sqsh").exists()
         assert list((small / "cache/tmp").iterdir()) == [] and list((small / "cache/layers").iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_inodes_that_are_used_up_are_no_full_disk(user: User, registry: Server) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    few = user.home / "few"
-    few.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=20,mode=1777", "none", few], check=True)
     uri, setting = f"docker://{registry.host}/test/one:1", "ENROOT_CACHE_PATH"
-    try:
+    with small_filesystem(user.home / "few", "nr_inodes=20,mode=1777") as few:
         said = user.penroot("start", uri, status=1, env={setting: f"{few}/cache"}).stderr
         assert "has space, but no inode left (df -i)" in said
         assert f"or set {setting} to another place" in said
         assert list((few / "cache/tmp").iterdir()) == []
-    finally:
-        subprocess.run(["umount", few], check=True)
 
 
 def test_unknown_names_say_which(user: User, registry: Server) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests import images
 from tests.images import DOCKER, OCI, entry
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import PREFIX, UID, User, require, small_filesystem
 from tests.kernel.registry import Server, faulty, serve
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
@@ -300,34 +300,22 @@ def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, li
 
 
 def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple[str, list[str]]) -> None:
-    require(os.geteuid() == 0, "only root can mount a small file system")
-    small = user.home / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", small], check=True)
-    try:
+    with small_filesystem(user.home / "small", "size=1m,mode=777") as small:
         for option, said in (("rw", "cannot keep"), ("ro", "for this node alone")):
             subprocess.run(["mount", "-o", f"remount,{option}", small], check=True)
             env = {"ENROOT_SHARED_BLOBS": str(small), "ENROOT_CACHE_PATH": f"{user.home}/{option}"}
             done = user.penroot("start", shared[0], "cat", "/number", env=env)
             assert done.stdout == "7" and said in done.stderr
             assert list((small / "tmp").iterdir()) == [] and list(small.glob("sha256/*.lock")) == []
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_nothing_stays_in_a_shared_directory_that_is_full(user: User, shared: tuple[str, list[str]]) -> None:
-    require(os.geteuid() == 0, "only root can mount a small file system")
-    small = user.home / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=777", "none", small], check=True)
-    try:
+    with small_filesystem(user.home / "small", "size=64k,mode=777") as small:
         with pytest.raises(OSError, match="No space left"):
             (small / "filler").write_bytes(bytes(1 << 20))
         done = user.penroot("start", shared[0], "cat", "/number", env={"ENROOT_SHARED_BLOBS": str(small)})
         assert done.stdout == "7" and "No space left" in done.stderr
         assert list((small / "tmp").iterdir()) == [] and list((small / "sha256").iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:

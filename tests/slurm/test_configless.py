@@ -7,13 +7,13 @@ is loaded nowhere else: steps run on the host there, and nobody but `pyxis-py ch
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE
+from tests.waiting import until
 
 PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 SITE = "/home/opt"  # all nodes see it, and no other lab
@@ -45,10 +45,8 @@ def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
 def reconfigure(site: Lab, wanted: str) -> None:
     """Let slurmctld send its files, until the node's copy of plugstack.conf has ``wanted``, or not a word."""
     site.run("scontrol reconfigure", user="root")
-    deadline = time.monotonic() + 60
-    while site.run("cat /run/slurm/conf/plugstack.conf", node="n1").stdout.strip() != wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    copy = ["cat", "/run/slurm/conf/plugstack.conf"]
+    until(lambda: site.run(copy, node="n1").stdout.strip() == wanted, "the new plugstack.conf on n1", 60)
 
 
 def test_what_is_included_is_not_sent(site: Lab) -> None:
