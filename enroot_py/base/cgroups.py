@@ -16,7 +16,7 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
         for line in f:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             groups.update(dict.fromkeys(controllers.split(","), path))
-    found = []
+    hierarchies = []
     with open("/proc/self/mountinfo", errors="surrogateescape") as f:
         for line in f:
             before, _, after = line.partition(" - ")
@@ -26,8 +26,8 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
             if not is_v2 and (kind != "cgroup" or controller not in {*groups} & {*options.strip().split(",")}):
                 continue
             path = groups["" if is_v2 else controller].removeprefix(root.rstrip("/"))
-            found.append((mount, "" if "/.." in path else path, is_v2))  # above the root of a namespace of groups
-    return found
+            hierarchies.append((mount, "" if "/.." in path else path, is_v2))  # above the root of a namespace of groups
+    return hierarchies
 
 
 def asleep(pid: int) -> str:

@@ -98,12 +98,12 @@ class ImageScripts:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._states: list[object] = []
+        self._states: list[tuple[int, ...]] = []
         self._exec: Exec | None = None
 
     def exec(self) -> Exec | None:
         """None where only a shell can tell. Raises ContainerError."""
-        states: list[object] = [paths.state(self._root, path) for path in ("/etc/rc", "/etc/rc.local")]
+        states = [paths.state(self._root, path) for path in ("/etc/rc", "/etc/rc.local")]
         if states != self._states:
             self._exec, self._states = of_image(self._root), states
         return self._exec

@@ -75,21 +75,21 @@ class Container:
 def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoReturn:
     """Become ``argv`` as a shell would find it in the container's PATH. Raises CommandError, 126 or 127."""
     signals.restore()
-    name, found = argv[0], ""
+    name, refused = argv[0], ""
     failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
         for path in [name] if "/" in name else candidates(name, env.get("PATH", "")):
             try:
                 _execve(path, [argv0 or name, *argv[1:]], env)
             except OSError as e:  # it may be in another directory, execvp(3)
-                if path == name or not found and os.path.isfile(path):
-                    failure, found = e, path
+                if path == name or not refused and os.path.isfile(path):
+                    failure, refused = e, path
     except (TypeError, ValueError) as e:
         # The image, environ.d and hooks may say what no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    error = CommandError(f"cannot run {name}: {failure.strerror}", hint=_advice(found or name) if missing else "")
+    error = CommandError(f"cannot run {name}: {failure.strerror}", hint=_advice(refused or name) if missing else "")
     error.exit_code = 127 if missing else 126
     raise error from failure
 
