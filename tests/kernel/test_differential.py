@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -13,18 +14,16 @@ from tests.parity.differential import Transcript, documented, outcomes, registry
 
 
 @pytest.fixture(scope="module")
-def given() -> dict[str, list[str]]:
-    """What the lines give, by file."""
+def given() -> Iterator[dict[str, Future[list[str]]]]:
+    """What the lines give, by file; each test waits for its own, within its own time."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
-    files = transcripts()
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
-        outs = pool.map(lambda found: outcomes(found, None, host), files)
-        return {found.path.stem: out for found, out in zip(files, outs, strict=True)}
+        yield {found.path.stem: pool.submit(outcomes, found, None, host) for found in transcripts()}
 
 
 @pytest.mark.parametrize("found", transcripts(), ids=lambda found: found.path.stem)
-def test_lines(found: Transcript, given: dict[str, list[str]]) -> None:
-    for line, out in zip(found.lines, given[found.path.stem], strict=True):
+def test_lines(found: Transcript, given: dict[str, Future[list[str]]]) -> None:
+    for line, out in zip(found.lines, given[found.path.stem].result(), strict=True):
         assert out == line.expected, f"{found.path.name}:{line.number}: $ {line.command}"
 
 
