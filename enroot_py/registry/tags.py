@@ -77,14 +77,7 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
         # So short that of two addresses the second one is tried, too.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
         digest = at_once(reference, base, once)
-        if not digest:
-            heard(True)  # on a busy node our own imports may take longer than a registry that is well
-            from enroot_py.registry.sources import open_source
-
-            source = open_source(reference, once, heard)
-            heard(False)
-            digest = source.digest()
-        words = f"digest\0{digest}"
+        words = f"digest\0{digest or _by_client(reference, once, heard)}"
     except errors.PenrootError as e:
         words = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
     except BaseException:
@@ -193,6 +186,14 @@ def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], No
         digest = at_once(reference, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
             return digest
+    return _by_client(reference, settings, heard)
+
+
+def _by_client(reference: Reference, settings: Settings, heard: Callable[[bool], None]) -> str:
+    """The digest of a tag by the client that knows logins, proxies and mirrors. Raises PenrootError."""
+    heard(True)  # on a busy node our own imports may take longer than a registry that is well
     from enroot_py.registry.sources import open_source
 
-    return open_source(reference, settings, heard).digest()
+    source = open_source(reference, settings, heard)
+    heard(False)
+    return source.digest()
