@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
+_END = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
 _USED = ("etc", "proc", "sys", "dev", "tmp", "bin")  # by every start
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
@@ -167,16 +168,18 @@ def make_upper(lower: str, upper: str) -> None:
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
     """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
-    Without ``upper`` it is read-only. Source: the kernel's filesystems/overlayfs.
+    Without ``upper`` it is read-only. Where proc_pid_mountinfo(5) shows descriptors instead of long paths, the source
+    of the mount is how the first of these paths end. Source: the kernel's filesystems/overlayfs.
     """
     if not upper and len(lowerdirs) == 1:
         return bind(lowerdirs[0])
     with _ShortNames() as names:
         every = [f"lowerdir+={names.short(path)}" for path in lowerdirs]
+        source = names.source
         if upper:
             every += [f"upperdir={names.short(upper)}", f"workdir={names.short(work)}"]
         try:
-            return mounts.mount_filesystem("overlay", "overlay", options + every, _ATTRIBUTES)
+            return mounts.mount_filesystem("overlay", source, options + every, _ATTRIBUTES)
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise
@@ -188,6 +191,7 @@ class _ShortNames:
     """Names of directories that are short enough, while the ``with`` lasts."""
 
     def __init__(self) -> None:
+        self._ends: list[str] = []
         self._held: list[int] = []
 
     def __enter__(self) -> _ShortNames:
@@ -204,8 +208,14 @@ class _ShortNames:
         """
         if len(os.fsencode(path)) <= limit and "\\" not in path:
             return path
+        self._ends.append(os.fsdecode(os.fsencode(path)[-_END:]))
         self._held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         return f"/proc/self/fd/{self._held[-1]}"
+
+    @property
+    def source(self) -> str:
+        """For an overlay of these directories: how the first long paths end, at most 255 bytes."""
+        return ":".join(self._ends[:3]) or "overlay"
 
 
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
@@ -213,15 +223,16 @@ def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options:
     with _ShortNames() as names:
         limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
+        source = names.source
         every = [*options, f"lowerdir={joined}"]
         if upper:
             every += [f"upperdir={escape(names.short(upper, limit))}", f"workdir={escape(names.short(work, limit))}"]
-        return _overlay_by_mount(",".join(every), lowerdirs[0])
+        return _overlay_by_mount(source, ",".join(every), lowerdirs[0])
 
 
-def _overlay_by_mount(data: str, over: str) -> int:
+def _overlay_by_mount(source: str, data: str, over: str) -> int:
     """An overlay by mount(2), whose options may fill a page, taken off again as a detached mount."""
-    linux.mount("overlay", over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
+    linux.mount(source, over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
     tree = linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE)
     linux.umount2(over, linux.MNT_DETACH)
     return tree

@@ -62,8 +62,9 @@ def _noted_records(store: Store) -> Iterator[str]:
 def of_mounts() -> dict[str, str]:
     """Digest of each image in an overlay that a process of this node sees -> the process.
 
-    Digests are unique, so it does not matter by which path a process mounted the store.
-    The digest "" stands for a mount whose layers cannot be told.
+    Digests are unique, so it does not matter by which path a process mounted the store. Where that is long, it is in
+    the source of the mount (rootfs.overlay()); the digest "" stands for a mount of this user, made by an older penroot,
+    whose layers cannot be told.
     """
     users: dict[str, str] = {}
     seen: set[bytes] = set()
@@ -74,15 +75,27 @@ def of_mounts() -> dict[str, str]:
         for line in mountinfo.splitlines():
             kind, _, options = line.partition(b" - ")[2].partition(b" ")
             if kind == b"overlay":
-                for digest in layout.images_in(options):
+                images = list(layout.images_in(options))
+                if not images and _by_descriptor(options) and _is_ours(pid):
+                    images = [""]
+                for digest in images:
                     users.setdefault(digest, f"process {pid}")
-                if b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options:
-                    users.setdefault("", f"process {pid}")  # a long path: rootfs.overlay() gave a descriptor instead
     for pid, words in _of_processes("cmdline"):  # who serves a squashfs file: a FUSE mount does not name it
         for word in words.split(b"\0")[1:]:
             if digest := layout.image_in(os.fsdecode(word)):
                 users[digest] = f"process {pid}"
     return users
+
+
+def _by_descriptor(options: bytes) -> bool:
+    return b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options
+
+
+def _is_ours(pid: str) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _of_processes(name: str) -> Iterator[tuple[str, bytes]]:
