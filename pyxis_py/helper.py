@@ -47,7 +47,7 @@ def check(job: Job, channel: Channel) -> None:
     if tag is None:
         channel.send((("ok", ""),))
         return
-    channel.send((("ok", ""), ("later", "" if submit.learns_later() else "wait")))
+    channel.send((("ok", ""), ("later", "" if submit.learns_later(job) else "wait")))
     log.sink = _nowhere
     try:
         digest = submit.resolve(job, tag)

@@ -37,7 +37,7 @@ def check(job: Job) -> tuple[Request, Reference | None]:
         log.warn(line)
     request.fstab()  # for errors in its flags
     if request.wants_container and (job.options or job.context == "srun"):
-        _check_words(job.context)
+        _check_words(job)
     if request.image is None or request.is_file(job.cwd):
         return request, None
     from enroot_py.base.errors import ImageReferenceError
@@ -86,26 +86,26 @@ def resolve(job: Job, tag: Reference) -> str:
         return ""
 
 
-def learns_later() -> bool:
+def learns_later(job: Job) -> bool:
     """Whether the step gets what srun puts into the environment once its allocation is there.
 
     Of several components of a heterogeneous job only the first does (pre_launch_srun_job of Slurm's srun_job.c), and
     nothing of --async, which since 26.05 is sent before (_create_job_step_create_request of launch.c).
     """
-    words = _words()
+    words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
     return not several and not _is_given("--as|ync", words)
 
 
-def _check_words(context: str) -> None:
+def _check_words(job: Job) -> None:
     """What else the command line says must go together with a container. Raises UsageError."""
-    words = _words()
-    if context == "srun" and _is_given("--wait-|for-children", words):
+    words = _words(job)
+    if job.context == "srun" and _is_given("--wait-|for-children", words):
         raise UsageError(
             "--wait-for-children: srun would wait for the process that holds the container, which waits for srun",
             hint="let a shell wait for the children: sh -c 'program; wait'",
         )
-    if context == "salloc" and _is_given("--no-s|hell", words):
+    if job.context == "salloc" and _is_given("--no-s|hell", words):
         raise UsageError(
             "--no-shell: steps get the container options of salloc by the environment of a command, and there is none",
             hint="give them to each srun --jobid",
@@ -118,7 +118,12 @@ def _is_given(option: str, words: list[str]) -> bool:
     return any(word.startswith(own) and (own + rest).startswith(word) for word in words)
 
 
-def _words() -> list[str]:
-    """The command line of srun, sbatch or salloc, and in it that of a program."""
+def _words(job: Job) -> list[str]:
+    """The command line of srun, sbatch or salloc, up to the program where getopt(3) has told that.
+
+    Of several components of a heterogeneous job it tells the last one's, and then all words count.
+    """
     with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as f:
-        return f.read().split("\0")
+        words = f.read().split("\0")
+    program = job.numbers.get("optind", 0)
+    return words[:program] if program > 1 and ":" not in words else words

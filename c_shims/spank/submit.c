@@ -49,6 +49,7 @@ int check(const char *context)
 		(void)unsetenv(RESOLVED);
 	checked = true;
 	add_environ(&request, environ, true);
+	request_add(&request, "optind", "%d", optind);
 	if (coprocess_start(&process, "check", -1, NULL, false) < 0)
 		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
 	int rc = ask(&process, &request, &answer);

@@ -95,6 +95,15 @@ def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
     submit.check(job("debian", ("option", "container-mounts=/etc:/x:ro+rprivate+nofail,tmpfs:/t:size=1m,umount:/y")))
 
 
+MADE = f"""
+from pyxis_py.job import Job
+words = open(f"/proc/{{os.getppid()}}/cmdline").read().split(chr(0))
+program = words.index("prog") if "prog" in words else len(words)
+image = ("option", "container-image=a@{DIGEST}")
+job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", str(program)), image])
+"""
+
+
 @pytest.mark.parametrize(
     ("line", "later"),
     [
@@ -104,19 +113,19 @@ def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
         ("srun --async --container-image=x a", False),
         ("srun --as --container-image=x a", False),
         ("srun --account=a --container-image=x a", True),
+        ("srun --container-image=x prog --async --het-group", True),
     ],
 )
 def test_who_learns_the_digest_when_the_allocation_is_there(line: str, later: bool) -> None:
     """Slurm 26.05 sends a step of srun --async before that: there srun waits for the digest."""
-    assert as_child_of(line, "print(submit.learns_later())") == f"{later}\n"
+    assert as_child_of(line, f"{MADE}\nprint(submit.learns_later(job))") == f"{later}\n"
 
 
 CHECK = f"""
-from pyxis_py.job import Job
+{MADE}
 from enroot_py.base.errors import UsageError
-context = open(f"/proc/{{os.getppid()}}/cmdline").read().split(chr(0))[0]
 try:
-    submit.check(Job([("verb", "check"), ("context", context), ("cwd", "/"), ("option", "container-image=a@{DIGEST}")]))
+    submit.check(job)
 except UsageError as e:
     print(e)
 """
@@ -131,10 +140,13 @@ except UsageError as e:
         ),
         ("srun --wait-for prog", "--wait-for-children: srun would wait for the process that holds the container"),
         ("srun --wait=5 prog", ""),
+        ("srun prog --wait-for-children", ""),
+        ("srun prog : --wait-for-children prog", "--wait-for-children: srun would wait"),
         ("srun --wait 5 prog", ""),
         ("sbatch --wait-all-nodes=1 prog", ""),
         ("salloc --no-shell", "--no-shell: steps get the container options of salloc by the environment"),
         ("salloc --no-kill prog", ""),
+        ("salloc prog --no-shell", ""),
     ],
 )
 def test_what_cannot_go_with_a_container_is_refused(line: str, why: str) -> None:
