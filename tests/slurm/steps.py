@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,12 @@ def clear(lab: Lab, more: str = "true") -> None:
 
 def assert_nothing_left(lab: Lab, *nodes: str) -> None:
     """Jobs have left nothing on ``nodes``, or on any. What they have fails this test, and no later one."""
-    left = [(node, line) for node in nodes or lab.nodes for line in lab.residue(node)]
+    deadline = time.monotonic() + 120  # for all of them: a test has time enough to say what is left
+    left = [
+        (node, line)
+        for node in nodes or lab.nodes
+        for line in lab.residue(node, settle=max(0.0, deadline - time.monotonic()))
+    ]
     for node in {node for node, _ in left}:
         lab.clear(node)
     assert not left, "\n".join(f"{node}: {line}" for node, line in left)
