@@ -87,10 +87,10 @@ def _unused(
         else:
             kept.append((image.digest, "a start"))
     # After the locks: who mounts from now on waits for us, who has mounted can be seen.
-    users = {**usage.of_containers(alone.store, settings), **usage.of_mounts()}
+    users = {**usage.of_containers(alone.store, settings), **usage.of_mounts(alone.store)}
     unused = []
     for image in free:
-        user = users.get(image.digest) or users.get("") or _leased(alone.store, image, bounds)
+        user = users.get(image.digest) or _leased(alone.store, image, bounds)
         if user:
             kept.append((image.digest, user))
         else:

@@ -59,49 +59,41 @@ def _noted_records(store: Store) -> Iterator[str]:
             yield record
 
 
-def of_mounts() -> dict[str, str]:
+def of_mounts(store: Store) -> dict[str, str]:
     """Digest of each image in an overlay that a process of this node sees -> the process.
 
-    Digests are unique, so it does not matter by which path a process mounted the store. Where that is long, it is in
-    the source of the mount (rootfs.overlay()); the digest "" stands for a mount of this user, made by an older penroot,
-    whose layers cannot be told.
+    Digests are unique, so it does not matter by which path a process mounted the store. A path that is too long for
+    the options of the mount is in its source (rootfs.overlay()). Other users may run the same image, of their store.
     """
+    private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}
     seen: set[bytes] = set()
-    for pid, mountinfo in _of_processes("mountinfo"):
+    for pid, mountinfo in _of_processes("mountinfo", private):
         if mountinfo in seen:
             continue
         seen.add(mountinfo)
         for line in mountinfo.splitlines():
             kind, _, options = line.partition(b" - ")[2].partition(b" ")
             if kind == b"overlay":
-                images = list(layout.images_in(options))
-                if not images and _by_descriptor(options) and _is_ours(pid):
-                    images = [""]
-                for digest in images:
+                for digest in layout.images_in(options):
                     users.setdefault(digest, f"process {pid}")
-    for pid, words in _of_processes("cmdline"):  # who serves a squashfs file: a FUSE mount does not name it
+    for pid, words in _of_processes("cmdline", private):  # who serves a squashfs file: a FUSE mount does not name it
         for word in words.split(b"\0")[1:]:
             if digest := layout.image_in(os.fsdecode(word)):
                 users[digest] = f"process {pid}"
     return users
 
 
-def _by_descriptor(options: bytes) -> bool:
-    return b"lowerdir+=/proc/self/fd/" in options or b"lowerdir=/proc/self/fd/" in options
+def _of_processes(name: str, private: bool) -> Iterator[tuple[str, bytes]]:
+    """The file ``name`` of each /proc/PID; if ``private`` of this user's and root's, who alone come to the store.
 
-
-def _is_ours(pid: str) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
-
-
-def _of_processes(name: str) -> Iterator[tuple[str, bytes]]:
-    """The file ``name`` of each /proc/PID. Processes that hidepid hides are not our user's, and use nothing of ours."""
+    Processes that hidepid hides are not our user's, and use nothing of ours.
+    """
+    ours = (0, os.geteuid())
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
+            if private and os.stat(f"/proc/{pid}").st_uid not in ours:
+                continue
             with open(f"/proc/{pid}/{name}", "rb") as f:
                 data = f.read()
         except OSError:

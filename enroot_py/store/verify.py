@@ -78,7 +78,7 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
     with Alone(store) as alone:
         bad = [image for image in inventory.images(store) if not set(damaged).isdisjoint((image.path, *image.layers))]
         for image in bad:
-            user = usage.of_mounts().get(image.digest) if alone.take(image.path) else "a start"
+            user = usage.of_mounts(store).get(image.digest) if alone.take(image.path) else "a start"
             if user:
                 message = f"the image {image.digest} is damaged, but {user} uses it"
                 raise PenrootError(message, hint="stop its containers first")

@@ -16,7 +16,7 @@ import pytest
 
 from tests import images
 from tests.images import Image, entry
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import PREFIX, UID, User, ordinary_user, require
 from tests.kernel.registry import Server, serve
 
 
@@ -53,7 +53,8 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 @contextlib.contextmanager
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A container that waits until its stdin is closed."""
-    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    ids = f"--reuid={user.uid}", f"--regid={user.uid}"
+    as_user = ["setpriv", *ids, "--clear-groups", "--"] if os.geteuid() == 0 else []
     command = [*as_user, f"{PREFIX}/bin/penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number"]
     with subprocess.Popen(
         command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -116,6 +117,16 @@ def test_container_in_a_store_whose_path_is_long(user: User, registry: Server) -
         assert stored(user) == {"0"}, said
     said = user.penroot("cache", "prune").stderr
     assert stored(user) == set(), said
+
+
+def test_who_runs_the_same_image_of_another_store_keeps_that_one(user: User, registry: Server) -> None:
+    require(os.geteuid() == 0, "needs root to become another user")
+    user.start(uri(registry, 0), "true")
+    with ordinary_user(UID + 1) as other, running(other, uri(registry, 0)):
+        user.penroot("cache", "prune")
+        assert stored(user) == set()
+        other.penroot("cache", "prune")
+        assert stored(other) == {"0"}
 
 
 def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -> None:

@@ -177,12 +177,6 @@ def test_an_allocation_without_a_shell(lab: Lab) -> None:
     assert "--no-shell: steps get the container options of salloc by the environment of a command" in said
 
 
-def test_words_of_the_program_are_its_own(lab: Lab) -> None:
-    echo = [IMAGE, "echo", "--wait-for-children", "--no-shell"]
-    assert lab.run(["salloc", "-Q", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
-    assert lab.run(["srun", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
-
-
 def test_steps_of_an_allocation(lab: Lab) -> None:
     """Its command runs where salloc does, and is no part of the job."""
     script = f"{INSIDE}; srun --export=NONE sh -c '{INSIDE}'; srun --jobid=$SLURM_JOB_ID --overlap sh -c '{INSIDE}'"

@@ -325,3 +325,9 @@ def test_no_child_that_the_program_did_not_make(lab: Lab) -> None:
     out = srun(lab, image(), "sh", "-c", "cat /proc/$$/task/$$/children; echo end")
     assert out.split()[-1] == "end"
     assert len(out.split()) == 2  # cat itself
+
+
+def test_words_of_the_program_are_no_options_of_slurm(lab: Lab) -> None:
+    echo = [image(), "echo", "--wait-for-children", "--no-shell"]
+    assert lab.run(["salloc", "-Q", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
+    assert lab.run(["srun", "-w", "n1", *echo]).stdout == "--wait-for-children --no-shell\n"
