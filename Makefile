@@ -9,7 +9,7 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm attack lint repeat matrix matrix-ci differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: help demo test unit kernel slurm attack lint repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -40,6 +40,9 @@ matrix: prerequisites ## the tests on each of RELEASES="bookworm trixie forky" o
 
 matrix-ci: prerequisites ## of trixie and forky what is about Slurm, in ten minutes each
 	@$(MATRIX) --quick
+
+matrix-vm: prerequisites ## the tests of Slurm and of systemd in a virtual machine of RELEASES=trixie: hours without KVM
+	@$(PYTHON) -m tests.matrix --vm $(patsubst %,--release %,$(or $(RELEASES),trixie)) $(TIERS:%=--tier %) $(TESTS:%=--test %)
 
 differential: $(VENV)/done ## each line of tests/parity/lines with ours and with ENROOT=/usr/bin/enroot
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.parity.differential $(ENROOT:%=--enroot %)

@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
 from . import __doc__ as manual
-from . import report, source
+from . import report, source, vm
 from .roots import MatrixError, Root, prepared, tail
 
 RELEASES = ("bookworm", "trixie", "forky")
@@ -21,23 +21,26 @@ RELEASES = ("bookworm", "trixie", "forky")
 QUICK = ("steps", "mpi", "lifecycle", "gpus", "plugstack")
 # Beside each other, as tests/all: the lab waits for Slurm half of its time.
 LANES = (("unit", "kernel"), ("slurm",))
+# What a machine with systemd shows, and that it can only be a machine.
+IN_MACHINE = ("slurm", "systemd")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m tests.matrix", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tiers = ["demo", *(tier for lane in LANES for tier in lane)]
+    tiers = ["demo", *(tier for lane in LANES for tier in lane), "systemd"]
     parser.add_argument("--release", action="append", metavar="NAME", help=f"of Debian: {', '.join(RELEASES)}")
     parser.add_argument("--tier", action="append", choices=tiers, help="all")
     parser.add_argument("--test", action="append", metavar="PATH", help="instead of all that a tier has")
     parser.add_argument("--quick", action="store_true", help=f"of the tier slurm only {', '.join(QUICK)}")
+    parser.add_argument("--vm", action="store_true", help=f"{' and '.join(IN_MACHINE)} in a virtual machine")
     parser.add_argument("--slurm-source", metavar="DIR", help="build Slurm from here and test with it")
     given = parser.parse_args()
     releases = given.release or (RELEASES[1:] if given.quick else RELEASES)
     if given.quick:
         given.tier, given.test = ["slurm"], [f"tests/slurm/test_{name}.py" for name in QUICK]
-    given.tier = given.tier or tiers[bool(given.test) :]
+    given.tier = given.tier or (IN_MACHINE if given.vm else tiers[bool(given.test) : -1])
 
     # So that what was started ends, and the labs go.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("matrix: ended by SIGTERM"))
@@ -47,7 +50,7 @@ def main() -> int:
     unprepared = []
     for release in releases:
         try:
-            outcomes += test(release, given, logs)
+            outcomes += (test_in_machine if given.vm else test)(release, given, logs)
         except MatrixError as e:
             unprepared.append(str(e))
     print(report.table(outcomes), *unprepared, sep="\n")
@@ -60,9 +63,7 @@ def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Out
     with prepared(release, log, say) as root:
         if given.slurm_source:
             root = source.built(root, given.slurm_source, log, say)
-        log = logs / f"{release}.version"
-        root.must("slurmd -V", log)
-        slurm = log.read_text().split()[-1] + (f" of {given.slurm_source}" if given.slurm_source else "")
+        slurm = slurm_version(root, logs) + (f" of {given.slurm_source}" if given.slurm_source else "")
         say(f"{release}: Slurm {slurm}")
         outcomes = []
         if "demo" in given.tier:
@@ -70,6 +71,33 @@ def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Out
         else:
             root.must("make install PREFIX=/opt/penroot", logs / f"{release}.log")
         return outcomes + lanes(root, slurm, given, logs)
+
+
+def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
+    """What each tier came to in a virtual machine of one release. Raises MatrixError."""
+    log = logs / f"{release}.log"
+    with prepared(release, log, say, kind="vm", packages=vm.PACKAGES) as root:
+        root.must("make install PREFIX=/opt/penroot", log)
+        # What takes long where the processor is emulated, and needs a network.
+        root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
+        slurm = slurm_version(root, logs)
+        runs = {tier: chosen(tier, given.test) for tier in given.tier}
+        scripts = [pytest(tier, [*paths, "-o", "timeout=3600"]) for tier, paths in runs.items() if paths]
+        console = logs / f"{release}-vm.log"
+        disk = vm.run(root, "; ".join(scripts), console, say)
+    outcomes = []
+    for tier in (tier for tier, paths in runs.items() if paths):
+        file = logs / Path(junit(tier)).name
+        vm.fetch(disk, junit(tier), file)
+        outcomes.append(outcome(f"{release} vm", slurm, tier, file, console))
+    disk.unlink()
+    return outcomes
+
+
+def slurm_version(root: Root, logs: Path) -> str:
+    log = logs / f"{root.release}.version"
+    root.must("slurmd -V", log)
+    return log.read_text().split()[-1]
 
 
 def demo(root: Root, slurm: str, log: Path) -> report.Outcome:
@@ -95,7 +123,7 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
     try:
         for process, log, tiers in started:
             process.wait()
-            outcomes += [outcome(root, slurm, tier, log) for tier in tiers]
+            outcomes += [outcome(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"), log) for tier in tiers]
         if given.test:  # the others may still fail
             outcomes = [replace(outcome, repaired=()) for outcome in outcomes]
     finally:
@@ -119,12 +147,12 @@ def junit(tier: str) -> str:
     return f"/var/tmp/matrix-{tier}.xml"
 
 
-def outcome(root: Root, slurm: str, tier: str, log: Path) -> report.Outcome:
+def outcome(release: str, slurm: str, tier: str, file: Path, log: Path) -> report.Outcome:
     try:
-        return report.of_junit(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"))
+        return report.of_junit(release, slurm, tier, file)
     except (OSError, ParseError):
         cut = report.Failure(f"pytest tests/{tier}", f"did not come to its end, see {log}\n{tail(log)}")
-        return report.Outcome(root.release, slurm, tier, 0, failures=[cut])
+        return report.Outcome(release, slurm, tier, 0, failures=[cut])
 
 
 def say(line: str) -> None:

@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ CHECKOUT = "/usr/src/penroot"  # where the working tree is in a root: ordinary u
 MIRROR = "http://deb.debian.org/debian"
 # debootstrap knows no release that is younger than itself; its script for unstable makes them all.
 SCRIPT = "/usr/share/debootstrap/scripts/sid"
-INCLUDED = "ca-certificates,git,make"
+INCLUDED = ("ca-certificates", "git", "make")
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 # How this machine reaches the mirror, as far as another release understands it: apt.conf(5).
 FETCHING = re.compile(r"Acquire::(https?|Retries|ForceIPv4|Check-Valid-Until|Check-Date)\b")
@@ -71,18 +71,23 @@ class Root:
 
 
 @contextlib.contextmanager
-def prepared(release: str, log: Path, say: Callable[[str], None]) -> Iterator[Root]:
-    """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError."""
+def prepared(
+    release: str, log: Path, say: Callable[[str], None], *, kind: str = "", packages: Sequence[str] = ()
+) -> Iterator[Root]:
+    """A root of this release with the working tree and its prerequisites, for this run alone. Raises MatrixError.
+
+    A root with other ``packages`` than the tests need is of another ``kind``, as its directory's name says.
+    """
     top = Path(os.environ.get("PENROOT_MATRIX") or "/var/cache/penroot-matrix")
     top.mkdir(parents=True, exist_ok=True)
-    path = top / release
-    with (top / f"{release}.lock").open("w") as lock:
+    path = top / "-".join(filter(None, (release, kind)))
+    with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             say(f"{release}: making {path} (once)")
-            bootstrap(release, path, log)
+            bootstrap(release, path, (*INCLUDED, *packages), log)
         # Cgroups of a lab are named after its directory; those of two roots must not meet.
-        lab = f"/srv/matrix-{release}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        lab = f"/srv/matrix-{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
         environ = {**passed, "CI": "true", "PENROOT_LAB": lab, "PENROOT_PREFIX": "/opt/penroot"}
         root = Root(release, path, environ=environ)
@@ -96,16 +101,17 @@ def prepared(release: str, log: Path, say: Callable[[str], None]) -> Iterator[Ro
             root.run(f"for l in {lab} {lab}-*; do PENROOT_LAB=$l .venv/bin/python -m tests.slurm.lab down; done", log)
 
 
-def bootstrap(release: str, path: Path, log: Path) -> None:
+def bootstrap(release: str, path: Path, packages: Sequence[str], log: Path) -> None:
     """Make a root by debootstrap(8)."""
     if not shutil.which("debootstrap"):
         raise MatrixError("not installed: debootstrap: apt-get install debootstrap")
-    new = path.with_name(f"{release}.new")
+    new = Path(f"{path}.new")
     shutil.rmtree(new, ignore_errors=True)
     environ = dict(os.environ)
     if proxy := apt_config().get("Acquire::http::Proxy"):
         environ.setdefault("http_proxy", proxy)
-    command = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", release, str(new), mirror(), SCRIPT]
+    include = f"--include={','.join(packages)}"
+    command = ["debootstrap", "--variant=minbase", include, release, str(new), mirror(), SCRIPT]
     with log.open("ab") as file:
         done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     if done.returncode != 0:

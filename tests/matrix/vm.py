@@ -1,0 +1,116 @@
+"""A machine of its own, as the nodes of sites are: Debian's kernel, systemd, and cgroups of version 2 alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .roots import CHECKOUT, MatrixError, Root, tail
+
+PACKAGES = ("linux-image-cloud-amd64", "libbpf1", "systemd-sysv", "libpam-systemd", "dbus", "udev")
+DAEMONS = ("slurmctld", "slurmd", "munge", "docker-registry", "ssh")  # the tests start them
+QEMU = "qemu-system-x86_64"
+DISK = "24G"  # as far as it is written to
+MEMORY = "6G"
+KERNEL_SPEAKS = "Linux version"
+# By accelerator. QEMU 7.2 spoils the flags of an emulated cmpxchg16b, which the kernel then takes for a double fault.
+PROCESSORS = {"kvm": "host", "tcg": "max,cx16=off"}
+PATIENCE = 60  # seconds until it does, where the processor runs it
+SERVICE = "etc/systemd/system/penroot-tests.service"
+UNIT = """\
+[Unit]
+Description=penroot's tests
+SuccessAction=poweroff
+FailureAction=poweroff
+
+[Service]
+Type=exec
+WorkingDirectory={checkout}
+Environment={environ}
+ExecStart=/bin/sh -c '{script}'
+StandardOutput=tty
+StandardError=tty
+TTYPath=/dev/ttyS0
+"""
+
+
+def run(root: Root, script: str, log: Path, say: Callable[[str], None]) -> Path:
+    """Run a command of sh(1) in the checkout of a machine made of ``root``; its disk, once it is off.
+
+    The console's text goes to ``log``. Raises MatrixError where the machine cannot be started.
+    """
+    if platform.machine() != "x86_64":
+        raise MatrixError(f"the virtual machine is an x86_64 one, this machine is {platform.machine()}")
+    for program in (QEMU, "mke2fs", "debugfs"):
+        if not shutil.which(program):
+            raise MatrixError(f"not installed: {program}: apt-get install qemu-system-x86 e2fsprogs")
+    enable(root, script)
+    root.must(f"systemctl --quiet disable {' '.join(DAEMONS)}", log)
+    disk = log.with_suffix(".disk")
+    say(f"{root.release}: making {disk}")
+    make(disk, root.path)
+    for accelerator in PROCESSORS:
+        if accelerator == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            say(f"{root.release}: no KVM here: the processor is emulated, which takes hours")
+            continue
+        if boot(root, disk, accelerator, log):
+            return disk
+        say(f"{root.release}: its kernel does not start by {accelerator}, see {log}")
+    raise MatrixError(f"{root.release}: the virtual machine does not start\n{tail(log)}")
+
+
+def enable(root: Root, script: str) -> None:
+    """Have systemd run ``script`` once it is up, and then turn the machine off."""
+    variables = {"HOME": "/root", "TERM": "dumb", **root.environ}
+    environ = " ".join(f'"{name}={value}"' for name, value in variables.items()).replace("%", "%%")
+    unit = root.path / SERVICE
+    unit.write_text(UNIT.format(checkout=CHECKOUT, environ=environ, script=script))
+    wants = unit.parent / "multi-user.target.wants" / unit.name
+    wants.unlink(missing_ok=True)
+    wants.symlink_to(f"/{SERVICE}")
+    (root.path / "etc/machine-id").write_text("")  # else the first boot asks who it is
+
+
+def make(disk: Path, tree: Path) -> None:
+    """A file system of a directory's files, without a mount: mke2fs(8)."""
+    command = ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", "-d", str(tree), str(disk), DISK]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise MatrixError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def boot(root: Root, disk: Path, accelerator: str, log: Path) -> bool:
+    """Whether the machine came up; it is off then."""
+    kernel = max((root.path / "boot").glob("vmlinuz-*"))
+    append = (
+        "root=/dev/vda rw console=ttyS0 panic=-1 penroot.vm systemd.hostname=node1 systemd.show_status=no "
+        "systemd.mask=serial-getty@ttyS0.service systemd.default_timeout_start_sec=15min"
+    )
+    command = [
+        *[QEMU, "-accel", accelerator, "-cpu", PROCESSORS[accelerator], "-smp", str(os.cpu_count())],
+        *["-m", MEMORY, "-no-reboot", "-nodefaults", "-nographic", "-serial", f"file:{log}"],
+        *["-drive", f"file={disk},format=raw,if=virtio,cache=unsafe"],
+        *["-kernel", str(kernel), "-initrd", str(kernel).replace("vmlinuz", "initrd.img"), "-append", append],
+    ]
+    log.unlink(missing_ok=True)
+    with log.with_suffix(".qemu").open("ab") as file:
+        machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while accelerator == "kvm" and not (log.exists() and KERNEL_SPEAKS in log.read_text(errors="replace")):
+            if machine.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(1)
+        return machine.wait() == 0
+    finally:
+        machine.kill()
+
+
+def fetch(disk: Path, path: str, to: Path) -> None:
+    """Copy a file out of a machine that is off: debugfs(8). What the disk lacks, ``to`` is not made for."""
+    subprocess.run(["debugfs", "-R", f"dump {path} {to}", str(disk)], capture_output=True, stdin=subprocess.DEVNULL)
