@@ -296,8 +296,10 @@ class Build:
             except FileNotFoundError:
                 continue
             with Fd(directory) as fd:
-                flock(fd)
-                if is_at(fd, self.path) and self._is_ours():
+                if not flock(fd, wait=False):
+                    # Until it is made. Shared, as who then uses it holds it, for as long as a container lives.
+                    flock(fd, shared=True)
+                elif is_at(fd, self.path) and self._is_ours():
                     self._fd = fd.keep()
                     return self
 

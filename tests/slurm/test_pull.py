@@ -340,3 +340,20 @@ def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
         ]
     finally:
         lab.run(["rm", "-rf", store])
+
+
+def test_steps_that_import_an_image_at_once_run_at_once(lab: Lab, registry: Server) -> None:
+    """Each waits for the others to be in their containers, as the ranks of two jobs on the same nodes do."""
+    registry.pusher.image("test/together", "a", numbered(20))
+    script = "touch /meet/$0; until [ -e /meet/a -a -e /meet/b -a -e /meet/c ]; do sleep 0.1; done"
+    lab.run(["mkdir", "/home/alice/meet"])
+    try:
+        with front(lab, registry) as shown:
+            image = f"--container-image={shown.host}#test/together:a"
+            step = ["srun", "-w", "n1", "--overlap", "--mem=100", image, "--container-mounts=/home/alice/meet:/meet"]
+            steps = [lab.popen([*step, "sh", "-c", script, name]) for name in "abc"]
+            for each in steps:
+                _, errors = each.communicate(timeout=120)
+                assert each.returncode == 0, errors
+    finally:
+        lab.run(["rm", "-rf", "/home/alice/meet"])

@@ -19,6 +19,7 @@ from enroot_py.registry.reference import parse
 from enroot_py.store import unpack
 from enroot_py.store.store import Name, Store
 from tests import images
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 A = "sha256:" + "a" * 64
@@ -167,6 +168,24 @@ def test_of_several_makers_one_works(store: Store) -> None:
     said = sorted(m.communicate(timeout=250)[0].split()[-1] for m in makers)
     assert said == ["made"] + ["waited"] * 5
     assert temporary(store) == []
+
+
+def test_who_waited_for_a_maker_does_not_wait_for_who_uses_what_it_made(store: Store) -> None:
+    """A step holds its image shared as long as its container lives; each node's second step would wait for that."""
+    with store.build("layers", A) as build:
+        waiting = maker(store, 0)
+        inode = os.stat(build.path).st_ino
+        until(lambda: f":{inode} " in waiters(), "another process waits")
+        os.mkdir(f"{build.path}/fs")
+        build.publish()
+        assert build._fd is not None
+        fcntl.flock(build._fd, fcntl.LOCK_SH)
+        assert waiting.communicate(timeout=250)[0] == "waited\n"
+
+
+def waiters() -> str:
+    """Those who wait for a lock: proc_locks(5)."""
+    return "".join(line for line in Path("/proc/locks").read_text().splitlines(keepends=True) if "->" in line)
 
 
 RACE = """
