@@ -346,9 +346,15 @@ def test_steps_that_import_an_image_at_once_run_at_once(lab: Lab, registry: Serv
     """Each waits for the others to be in their containers, as the ranks of two jobs on the same nodes do."""
     registry.pusher.image("test/together", "a", numbered(20))
     script = "touch /meet/$0; until [ -e /meet/a -a -e /meet/b -a -e /meet/c ]; do sleep 0.1; done"
+
+    def when_two_wait(body: bytes) -> bytes:
+        """The first blob, once two others wait for who fetches it: proc_locks(5)."""
+        until(lambda: lab.run("grep -e '-> FLOCK' /proc/locks; :", node="n1").stdout.count("\n") == 2, "two wait")
+        return body
+
     lab.run(["mkdir", "/home/alice/meet"])
     try:
-        with front(lab, registry) as shown:
+        with front(lab, registry, Fault("/blobs/", change=when_two_wait)) as shown:
             image = f"--container-image={shown.host}#test/together:a"
             step = ["srun", "-w", "n1", "--overlap", "--mem=100", image, "--container-mounts=/home/alice/meet:/meet"]
             steps = [lab.popen([*step, "sh", "-c", script, name]) for name in "abc"]
