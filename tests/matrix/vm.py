@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .roots import CHECKOUT, MatrixError, Root, tail
 
-PACKAGES = ("linux-image-cloud-amd64", "libbpf1", "systemd-sysv", "libpam-systemd", "dbus", "udev")
+PACKAGES = ("linux-image-cloud-amd64", "libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
 DAEMONS = ("slurmctld", "slurmd", "munge", "docker-registry", "ssh")  # the tests start them
 QEMU = "qemu-system-x86_64"
 DISK = "24G"  # as far as it is written to

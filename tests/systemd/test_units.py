@@ -98,7 +98,7 @@ def test_container_of_a_users_own_service_has_its_limits(node: Node) -> None:
     """Without Slurm: systemd-run --user, as people keep a notebook running."""
     image = minimal(node)
     as_root("loginctl", "enable-linger", "alice")
-    until(lambda: Path("/run/user").glob("*/bus"), "the manager of the user's services", 300)
+    until(lambda: list(Path("/run/user").glob("*/bus")), "the manager of the user's services", 300)
     service = ["systemd-run", "--machine=alice@", "--user", "--pipe", "--wait", "--quiet", "-p", "MemoryMax=150M"]
     start = [f"{PREFIX}/bin/penroot", "start", image, "sh", "-c"]
     try:
