@@ -31,7 +31,7 @@ class User:
 
     def __init__(self, home: pathlib.Path, uid: int = UID) -> None:
         self.home = home
-        self.uid = uid
+        self.uid = self.gid = uid
         self.data = home / "data"
         self.groups: tuple[int, ...] = ()  # besides his own
         self.environ = {
@@ -44,6 +44,12 @@ class User:
             "ENROOT_RUNTIME_PATH": str(home / "run"),
         }
 
+    def command(self, *words: str) -> list[str]:
+        """The argument list that runs ``words`` as this user, whoever the test is run by."""
+        groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
+        ids = (f"--reuid={self.uid}", f"--regid={self.gid}", groups)
+        return [*(("setpriv", *ids, "--") if os.geteuid() == 0 else ()), *words]
+
     def run(
         self,
         *command: str,
@@ -53,11 +59,8 @@ class User:
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as this user; its exit status must be ``status``."""
-        groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
-        ids = (f"--reuid={self.uid}", f"--regid={self.uid}", groups)
-        as_user = ("setpriv", *ids, "--") if os.geteuid() == 0 else ()
         done = subprocess.run(
-            [*prefix, *as_user, *command],
+            [*prefix, *self.command(*command)],
             env={**self.environ, **(env or {})},
             cwd=cwd or self.home,
             stdin=subprocess.DEVNULL,

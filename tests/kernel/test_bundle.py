@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -240,8 +241,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
 @contextlib.contextmanager
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
     """A bundle whose command runs until it is killed."""
-    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "/usr/bin/env", f"PATH={path}"]
-    command += [str(bundle), "sh", "-c", "echo up; sleep 600"]
+    command = user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600")
     process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
@@ -375,8 +375,8 @@ def test_compressions_that_the_helper_does_not_know_are_converted(user: User, ro
 def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> None:
     require(os.geteuid() == 0, "mounting a small file system needs root")
     path = few_tools(user)
-    script = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp; exec setpriv --reuid={UID} --regid={UID}"
-    script += f" --clear-groups env PATH={path} TMPDIR={user.home}/tmp {bundle} true"
+    script = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp; exec "
+    script += shlex.join(user.command("env", f"PATH={path}", f"TMPDIR={user.home}/tmp", str(bundle), "true"))
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "not enough space" in done.stderr

@@ -53,9 +53,8 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 @contextlib.contextmanager
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A container that waits until its stdin is closed."""
-    ids = f"--reuid={user.uid}", f"--regid={user.uid}"
-    as_user = ["setpriv", *ids, "--clear-groups", "--"] if os.geteuid() == 0 else []
-    command = [*as_user, f"{PREFIX}/bin/penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number"]
+    words = ("start", *arguments, "sh", "-c", "echo up; cat; cat /number")
+    command = user.command(f"{PREFIX}/bin/penroot", *words)
     with subprocess.Popen(
         command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -162,10 +161,9 @@ def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Ser
         f'for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot start "$N" cat /number || exit 1; echo; done 2> /dev/null'
     )
     verify = f"for i in 1 2 3 4 5 6 7 8; do {PREFIX}/bin/penroot cache verify 2> /dev/null || exit 1; echo 0; done"
-    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
     starts = [
-        subprocess.Popen([*as_user, "sh", "-c", each], env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
-        for each in (script, script, verify)
+        subprocess.Popen(command, env=environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
+        for command in (user.command("sh", "-c", each) for each in (script, script, verify))
     ]
     while any(process.poll() is None for process in starts):
         user.penroot("cache", "prune")
@@ -176,12 +174,11 @@ def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Ser
 
 
 def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, rng: random.Random) -> None:
-    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
     for _ in range(4):
         for number in (0, 1, 2):
             user.start(uri(registry, number), "true")
         process = subprocess.Popen(
-            [*as_user, f"{PREFIX}/bin/penroot", "cache", "prune"],
+            user.command(f"{PREFIX}/bin/penroot", "cache", "prune"),
             env=user.environ,
             cwd=user.home,
             stdout=subprocess.DEVNULL,

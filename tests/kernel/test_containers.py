@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shlex
+import subprocess
 
 import pytest
 
@@ -129,14 +131,12 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 
 
 def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
+    create = shlex.join(user.command(f"{PREFIX}/bin/penroot", "create", str(image)))
     script = (
-        f"mount -t tmpfs -o size=1m,mode=700,uid={UID} tmpfs {user.home}/small && "
-        f"setpriv --reuid={UID} --regid={UID} --clear-groups {PREFIX}/bin/penroot create {image}; "
+        f"mount -t tmpfs -o size=1m,mode=700,uid={UID} tmpfs {user.home}/small && {create}; "
         f"echo status $?; ls -A {user.home}/small"
     )
     (user.home / "small").mkdir()
-    import subprocess
-
     environ = {**user.environ, "ENROOT_DATA_PATH": str(user.home / "small")}
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], env=environ, capture_output=True, text=True, check=False

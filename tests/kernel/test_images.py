@@ -32,7 +32,7 @@ from enroot_py.registry.reference import Reference, parse
 from enroot_py.runtime import etc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
-from tests.kernel.conftest import PREFIX, UID, User, require, small_filesystem
+from tests.kernel.conftest import PREFIX, User, require, small_filesystem
 from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
 from tests.waiting import until
 
@@ -70,9 +70,6 @@ SETTINGS = {
     "Labels": {"a\nreboot": "$(reboot)\n`x`"},
     "Volumes": {"/data": {}},
 }
-
-
-AS_USER = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
 
 
 def make(kinds: object = DOCKER, *compressions: str, **settings: object) -> Image:
@@ -914,7 +911,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Serv
     ours, theirs = pty.openpty()
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
         process = subprocess.Popen(
-            [*AS_USER, f"{PREFIX}/bin/penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"],
+            user.command(f"{PREFIX}/bin/penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"),
             env={**user.environ, "ENROOT_STALL_TIMEOUT": "2"}, cwd=user.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=theirs,
         )  # fmt: skip
@@ -960,9 +957,8 @@ def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> 
 
 
 def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
-    as_user = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--") if os.geteuid() == 0 else ()
     return subprocess.Popen(
-        [*as_user, f"{PREFIX}/bin/penroot", *arguments],
+        user.command(f"{PREFIX}/bin/penroot", *arguments),
         env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip

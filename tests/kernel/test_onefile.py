@@ -14,7 +14,7 @@ from enroot_py.config import settings
 from enroot_py.store import onefile, unsquashfs
 from tests import images
 from tests.images import directory, entry
-from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.kernel.conftest import User, require
 from tests.kernel.registry import Faulty, Server, faulty, serve
 from tests.kernel.test_cache import running
 from tests.waiting import until
@@ -223,18 +223,13 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     """As after newgrp(1): the one group of a user namespace is the process's own."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
-
-    def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--"]
-        command += [f"{PREFIX}/bin/penroot", "start", *arguments]
-        return subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=False)
-
     for _ in range(2):
-        done = start("--rw", uri(registry), "sh", "-c", "echo 8 >/number; cat /number; id -g")
-        assert done.stdout == "8\n4242\n", done.stderr
+        user.gid = 4242
+        assert user.start("--rw", uri(registry), "sh", "-c", "echo 8 >/number; cat /number; id -g") == "8\n4242\n"
+    user.gid = user.uid
     assert user.start(uri(registry), "cat", "/number") == "7"
-    done = start("box", "true")  # its changes are of one group
-    assert done.returncode == 1
+    user.gid = 4242
+    done = user.penroot("start", "box", "true", status=1)  # its changes are of one group
     assert "newgrp" in done.stderr.splitlines()[-1]
 
 

@@ -124,11 +124,9 @@ def test_descriptors_of_the_caller_reach_the_program_and_ours_do_not(user: User,
 
 def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
     require(os.geteuid() == 0, "needs root to become another user")
-    uid = 2**31 + 5
-    subprocess.run(["chown", "-R", f"{uid}:{uid}", str(user.home)], check=True)
-    command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "penroot", "start", "box", "id", "-u"]
-    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
-    assert done.stdout == f"{uid}\n", done.stderr
+    user.uid = user.gid = 2**31 + 5
+    user.own(user.home)
+    assert user.start("box", "id", "-u") == f"{user.uid}\n"
 
 
 def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -178,11 +176,11 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
     os.chown(share, 0, 4242)
     share.chmod(0o2770)
     arguments = ["start", "-m", f"{share}:/opt/work", "box", "sh", "-c", "cat /opt/work/file; touch /opt/work/mine"]
-    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--groups=4242", "--", f"{PREFIX}/bin/penroot"]
-    done = subprocess.run([*command, *arguments], env=user.environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "for the group\n"), done.stderr
+    user.groups = (4242,)
+    assert user.penroot(*arguments).stdout == "for the group\n"
     made = (share / "mine").stat()
     assert (made.st_uid, made.st_gid) == (UID, 4242)
+    user.groups = ()
     done = user.penroot(*arguments[:-1], "cat /opt/work/file", status=1)
     assert "denied" in done.stderr
 
@@ -190,11 +188,10 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
 def test_the_group_of_the_process_is_the_user_s_inside(user: User, image: pathlib.Path) -> None:
     """As after newgrp(1), whatever passwd(5) says: of the groups of a process it is the one that is mapped."""
     require(os.geteuid() == 0, "needs root to have another group")
-    command = ["setpriv", f"--reuid={UID}", "--regid=4242", "--clear-groups", "--", f"{PREFIX}/bin/penroot"]
-    command += ["start", str(image), "cat", "/etc/passwd", "/etc/group"]
-    done = subprocess.run(command, env=user.environ, cwd=user.home, capture_output=True, text=True, check=True)
-    assert f":x:{UID}:4242:" in done.stdout
-    assert "\ngroup4242:x:4242:\n" in done.stdout
+    user.gid = 4242
+    out = user.start(str(image), "cat", "/etc/passwd", "/etc/group")
+    assert f":x:{UID}:4242:" in out
+    assert "\ngroup4242:x:4242:\n" in out
 
 
 @pytest.fixture

@@ -231,22 +231,10 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
 
 
 def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User, rootfs: pathlib.Path) -> None:
-    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"] if os.geteuid() == 0 else []
-    command += [
-        f"{PREFIX}/bin/penroot",
-        "start",
-        "--pid",
-        "--net",
-        "--ipc",
-        "--uts",
-        "-e",
-        "MINE=1 2",
-        "box",
-        "sh",
-        "-c",
-    ]
+    spaces = ("--pid", "--net", "--ipc", "--uts")
     script = "cd /opt/work; echo ready; exec sleep 1000"
-    process = subprocess.Popen([*command, script], env=user.environ, text=True, stdout=subprocess.PIPE)
+    command = user.command(f"{PREFIX}/bin/penroot", "start", *spaces, "-e", "MINE=1 2", "box", "sh", "-c", script)
+    process = subprocess.Popen(command, env=user.environ, text=True, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -14,7 +14,7 @@ import pytest
 
 from tests import images
 from tests.images import DOCKER, OCI, entry
-from tests.kernel.conftest import PREFIX, UID, User, require, small_filesystem
+from tests.kernel.conftest import PREFIX, User, require, small_filesystem
 from tests.kernel.registry import Server, faulty, serve
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
@@ -225,10 +225,9 @@ def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: S
 
 def nodes(user: User, uri: str, count: int = 4) -> list[str]:
     """First use of an image on nodes with stores of their own, all at once: what each says on stderr."""
-    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"] if os.geteuid() == 0 else []
     running = [
         subprocess.Popen(
-            [*as_user, f"{PREFIX}/bin/penroot", "start", uri, "cat", "/number"],
+            user.command(f"{PREFIX}/bin/penroot", "start", uri, "cat", "/number"),
             env={
                 **user.environ,
                 "ENROOT_CACHE_PATH": f"{user.home}/node{n}",

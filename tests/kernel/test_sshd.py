@@ -52,13 +52,11 @@ def test_pam_lets_the_user_in(user: User, rootfs: pathlib.Path) -> None:
     log = user.home / "log"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [
-                *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot", "start"),
-                *mounts,
-                f"--mount={user.home}:/at",
+            user.command(
+                *(f"{PREFIX}/bin/penroot", "start", *mounts, f"--mount={user.home}:/at"),
                 "--mount=tmpfs:/run:tmpfs:mode=755",
                 *("box", "sh", "-c", "mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f /at/sshd_config"),
-            ],
+            ),
             env=user.environ,
             stdin=subprocess.DEVNULL,
             stderr=output,

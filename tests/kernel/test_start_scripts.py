@@ -406,8 +406,8 @@ def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pa
 
 
 def start(user: User, *arguments: str) -> subprocess.Popen[str]:
-    command = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", f"{PREFIX}/bin/penroot", "start"]
-    return subprocess.Popen([*command, *arguments], env=user.environ, text=True, stdin=subprocess.DEVNULL)
+    command = user.command(f"{PREFIX}/bin/penroot", "start", *arguments)
+    return subprocess.Popen(command, env=user.environ, text=True, stdin=subprocess.DEVNULL)
 
 
 def running(user: User) -> list[dict[str, object]]:

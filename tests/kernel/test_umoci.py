@@ -15,7 +15,7 @@ import pytest
 
 from tests import images
 from tests.images import OCI, Image, Layer, busybox, directory, entry, hardlink, symlink
-from tests.kernel.conftest import UID, User, require
+from tests.kernel.conftest import User, require
 from tests.kernel.registry import Server, serve
 from tests.waiting import until
 
@@ -184,9 +184,9 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     # A container has what a layer's tree can hold; a program of the host looks at it from outside.
     ready = user.home / "ready"
     script = f"touch {ready}; while test -e {ready}; do sleep 0.1; done"
-    as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--"]
-    start = [shutil.which("penroot", path=user.environ["PATH"]) or "", "start", "--mount", f"{user.home}:{user.home}"]
-    with subprocess.Popen([*as_user, *start, name, "sh", "-c", script], env=user.environ, cwd=user.home) as process:
+    start = user.command(shutil.which("penroot", path=user.environ["PATH"]) or "", "start")
+    start += ["--mount", f"{user.home}:{user.home}", name, "sh", "-c", script]
+    with subprocess.Popen(start, env=user.environ, cwd=user.home) as process:
         try:
             until(lambda: ready.exists() or process.poll() is not None, "the container runs")
             assert ready.exists()
