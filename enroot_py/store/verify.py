@@ -77,9 +77,10 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
     """
     with Alone(store) as alone:
         bad = [image for image in inventory.images(store) if not set(damaged).isdisjoint((image.path, *image.layers))]
+        starting = {image.digest: "a start" for image in bad if not alone.take(image.path)}
+        users = usage.of_mounts(store) | starting
         for image in bad:
-            user = usage.of_mounts(store).get(image.digest) if alone.take(image.path) else "a start"
-            if user:
+            if user := users.get(image.digest):
                 message = f"the image {image.digest} is damaged, but {user} uses it"
                 raise PenrootError(message, hint="stop its containers first")
         for image in bad:
