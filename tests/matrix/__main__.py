@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
@@ -81,12 +81,11 @@ def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list
         # What takes long where the processor is emulated, and needs a network.
         root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
         slurm = slurm_version(root, logs)
-        runs = {tier: chosen(tier, given.test) for tier in given.tier}
-        scripts = [pytest(tier, [*paths, "-o", "timeout=3600"]) for tier, paths in runs.items() if paths]
+        runs = scripts(given.tier, given.test, "-o", "timeout=3600")
         console = logs / f"{release}-vm.log"
-        disk = vm.run(root, "; ".join(scripts), console, say)
+        disk = vm.run(root, "; ".join(runs.values()), console, say)
     outcomes = []
-    for tier in (tier for tier, paths in runs.items() if paths):
+    for tier in runs:
         file = logs / Path(junit(tier)).name
         vm.fetch(disk, junit(tier), file)
         outcomes.append(outcome(f"{release} vm", slurm, tier, file, console))
@@ -113,17 +112,15 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
     """The tiers that were asked for, those of a lane one after the other."""
     started = []
     for lane in LANES:
-        tiers = [tier for tier in lane if tier in given.tier]
-        runs = {tier: chosen(tier, given.test) for tier in tiers}
-        scripts = [pytest(tier, paths) for tier, paths in runs.items() if paths]
-        if scripts:
-            log = logs / f"{root.release}-{'-'.join(tiers)}.log"
-            started.append((root.popen("; ".join(scripts), log), log, [tier for tier in tiers if runs[tier]]))
+        runs = scripts([tier for tier in lane if tier in given.tier], given.test)
+        if runs:
+            log = logs / f"{root.release}-{'-'.join(runs)}.log"
+            started.append((root.popen("; ".join(runs.values()), log), log, runs))
     outcomes = []
     try:
-        for process, log, tiers in started:
+        for process, log, runs in started:
             process.wait()
-            outcomes += [outcome(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"), log) for tier in tiers]
+            outcomes += [outcome(root.release, slurm, tier, Path(f"{root.path}{junit(tier)}"), log) for tier in runs]
         if given.test:  # the others may still fail
             outcomes = [replace(outcome, repaired=()) for outcome in outcomes]
     finally:
@@ -132,15 +129,14 @@ def lanes(root: Root, slurm: str, given: argparse.Namespace, logs: Path) -> list
     return outcomes
 
 
-def chosen(tier: str, tests: Sequence[str] | None) -> list[str]:
-    """Those of ``tests`` that are of this tier, or all of it."""
-    return [path for path in tests if path.startswith(f"tests/{tier}")] if tests else [f"tests/{tier}"]
-
-
-def pytest(tier: str, paths: Sequence[str]) -> str:
-    """A command of sh(1) that leaves the JUnit file of a tier."""
-    options = f"-o junit_family=xunit1 --junit-xml={junit(tier)}"
-    return f"rm -f {junit(tier)}; .venv/bin/python -m pytest {options} {' '.join(paths)}"
+def scripts(tiers: Iterable[str], tests: Sequence[str] | None, *options: str) -> dict[str, str]:
+    """By tier, a command of sh(1) that runs those of ``tests`` that are of it, or all, and leaves its JUnit file."""
+    made = {}
+    for tier in tiers:
+        if paths := [path for path in tests or [f"tests/{tier}"] if path.startswith(f"tests/{tier}")]:
+            words = ["-o", "junit_family=xunit1", f"--junit-xml={junit(tier)}", *paths, *options]
+            made[tier] = f"rm -f {junit(tier)}; .venv/bin/python -m pytest {' '.join(words)}"
+    return made
 
 
 def junit(tier: str) -> str:

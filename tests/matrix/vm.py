@@ -13,7 +13,6 @@ from pathlib import Path
 from .roots import CHECKOUT, MatrixError, Root, tail
 
 PACKAGES = ("linux-image-cloud-amd64", "libbpf1", "systemd-sysv", "libpam-systemd", "dbus-user-session", "udev")
-DAEMONS = ("slurmctld", "slurmd", "munge", "docker-registry", "ssh")  # the tests start them
 QEMU = "qemu-system-x86_64"
 DISK = "24G"  # as far as it is written to
 MEMORY = "6G"
@@ -50,7 +49,6 @@ def run(root: Root, script: str, log: Path, say: Callable[[str], None]) -> Path:
         if not shutil.which(program):
             raise MatrixError(f"not installed: {program}: apt-get install qemu-system-x86 e2fsprogs")
     enable(root, script)
-    root.must(f"systemctl --quiet disable {' '.join(DAEMONS)}", log)
     disk = log.with_suffix(".disk")
     say(f"{root.release}: making {disk}")
     make(disk, root.path)
