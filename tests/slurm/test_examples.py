@@ -69,7 +69,7 @@ OVERSUBSCRIBED = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_defa
 def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
     image = f"docker://{MPI}"
     script = f"./mpirun.sh 3 {image} hello"
-    environ = {**images.OVER_TCP, **OVERSUBSCRIBED}
+    environ = {**images.OVER_NODES, **OVERSUBSCRIBED}
     done = lab.run(["sh", "-c", script], node="n1", cwd="/home/alice/examples", env=environ)
     assert "sum 3" in done.stdout.splitlines()
     assert "mpirun-" not in lab.run(["penroot", "list"], node="n1").stdout
@@ -78,7 +78,8 @@ def test_mpirun_of_the_host(lab: Lab, home: pathlib.Path) -> None:
 @PMIX
 def test_bandwidth_of_nccl(lab: Lab, home: pathlib.Path) -> None:
     """MPI ranks that share the GPUs of two nodes, with what NCCL and UCX are told."""
-    program = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES && hello'
+    show = 'test -n "$NCCL_DEBUG$CUDA_VISIBLE_DEVICES" && echo $UCX_TLS $CUDA_VISIBLE_DEVICES'
+    program = f"{show} && env -u UCX_TLS hello"
     options = ["--gpus-per-node=2", "--ntasks-per-node=2"]
     out = run(lab, home, "nccl-tests.sbatch", *options, IMAGE=MPI, COMMAND=program).splitlines()
     assert out.count("rc,sm 0,1") == 4
@@ -142,7 +143,7 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
 def test_mpi_of_the_site(lab: Lab, home: pathlib.Path, mpi_home: str) -> None:
     """In an image that has none."""
     variables = {"IMAGE": MINIMAL, "MPI_HOME": mpi_home, "COMMAND": "./hello"}
-    more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", **images.OVER_TCP}
+    more = {"PMIX_INSTALL_PREFIX": f"{mpi_home}/pmix2", **images.OVER_NODES}
     out = run(lab, home, "host-mpi.sbatch", **variables, **more)
     assert len([line for line in out.splitlines() if line.startswith("rank ")]) == 4
     assert "sum 6" in out.splitlines()

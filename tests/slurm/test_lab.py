@@ -50,7 +50,7 @@ def test_mpi_runs_over_both_nodes(lab: Lab) -> None:
     program = Path(lab.root, "home", "alice", "hello")
     subprocess.run(["mpicc", "-o", program, HELLO], check=True)
     program.chmod(0o755)
-    done = lab.run("srun -N2 --ntasks-per-node=2 --mpi=pmix ./hello", env=images.OVER_TCP)
+    done = lab.run("srun -N2 --ntasks-per-node=2 --mpi=pmix ./hello", env=images.OVER_NODES)
     lines = sorted(line for line in done.stdout.splitlines() if line)
     hosts = ["n1", "n1", "n2", "n2"]
     assert lines == [f"rank {rank} of 4 on {host}" for rank, host in enumerate(hosts)] + ["sum 6"]

