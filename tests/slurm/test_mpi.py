@@ -140,12 +140,13 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
         until(lambda: lab.run(show, check=False).stdout == f"{modes}\n", f"PMIx offers {modes}")
 
     configuration = Path(lab.root, "etc/slurm/mpi.conf")
-    configuration.write_text("PMIxEnv=PMIX_MCA_psec=native\n")
+    before = configuration.read_text()
+    configuration.write_text(f"{before}PMIxEnv=PMIX_MCA_psec=native\n")
     try:
         reconfigure("native")
         yield
     finally:
-        configuration.unlink()
+        configuration.write_text(before)
         reconfigure("munge,native")
 
 

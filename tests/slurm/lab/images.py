@@ -46,8 +46,8 @@ BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static"
 MPI_PACKAGES = ("openmpi-bin",)  # the libraries that it needs have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # By names of images: wheels of PyPI, which compiler's programs they run, and the variables they need.
-# Without TCP of Open MPI's own: in one of a hundred MPI_Inits, in a container or not, the event loop of 4.1 calls
-# nothing, and 5.0 takes a message before it knows of whom.
+# Without Open MPI's own TCP: ranks leave PMIx's barrier in MPI_Init one after the other, and one that still waits there
+# jumps to nil when a message comes, in one of fifty jobs on a busy machine, in a container or not.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
 # Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so.
 OVER_NODES = {"OMPI_MCA_pml": "ucx", "UCX_NET_DEVICES": network.PLUG}
