@@ -7,6 +7,7 @@ import glob
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -116,8 +117,8 @@ def test_a_parent_that_ignores_sigchld_does_not_turn_failures_into_successes(
     data = small if verb == "create" else user.data
     script = (
         f"mount -t tmpfs -o size=600k,mode=700,uid={user.uid} tmpfs {small} && trap '' CHLD && "
-        f"setpriv --reuid={user.uid} --regid={user.uid} --clear-groups "
-        f"env --ignore-signal=CHLD {PREFIX}/bin/penroot {words}; echo status $?; ls -A {small}"
+        f"{shlex.join(user.command())} env --ignore-signal=CHLD {PREFIX}/bin/penroot {words}; "
+        f"echo status $?; ls -A {small}"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
@@ -156,8 +157,7 @@ def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
 
 
 def as_user(user: User, *words: str) -> list[str]:
-    ids = (f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups")
-    return ["setpriv", *ids, "--", f"{PREFIX}/bin/penroot", *words]
+    return user.command(f"{PREFIX}/bin/penroot", *words)
 
 
 def hidden(place: pathlib.Path) -> list[str]:

@@ -90,9 +90,8 @@ def test_root_does_not_reach_the_node_by_who_waits_for_its_pid_namespace(
 def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) -> None:
     """3: penroot exec into a --root container: for a moment its process is there with the caller's variables."""
     command = ("start", "--root", str(image), "spy", "120")
-    as_user = ("setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "--")
     spying = subprocess.Popen(
-        [*as_user, f"{PREFIX}/bin/penroot", *command],
+        user.command(f"{PREFIX}/bin/penroot", *command),
         env=user.environ,
         cwd=user.home,
         stdout=subprocess.PIPE,

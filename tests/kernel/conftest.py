@@ -31,7 +31,8 @@ class User:
 
     def __init__(self, home: pathlib.Path, uid: int = UID) -> None:
         self.home = home
-        self.uid = self.gid = uid
+        self.uid = uid
+        self.gid: int | None = None  # another group than that of the same number
         self.data = home / "data"
         self.groups: tuple[int, ...] = ()  # besides his own
         self.environ = {
@@ -47,7 +48,7 @@ class User:
     def command(self, *words: str) -> list[str]:
         """The argument list that runs ``words`` as this user, whoever the test is run by."""
         groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
-        ids = (f"--reuid={self.uid}", f"--regid={self.gid}", groups)
+        ids = (f"--reuid={self.uid}", f"--regid={self.uid if self.gid is None else self.gid}", groups)
         return [*(("setpriv", *ids, "--") if os.geteuid() == 0 else ()), *words]
 
     def run(
