@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, let_time_be_over, refused, sh, srun
 from tests.waiting import until
 
 # Seconds: more than Slurm and penroot wait for anything, even on a busy machine, and less than UnkillableStepTimeout,
@@ -84,7 +84,7 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
     if how == "cancel":
         lab.run(["scancel", jobs(lab)])
     else:
-        lab.run(["scontrol", "update", f"JobId={jobs(lab)}", "EndTime=now"], user="root")
+        let_time_be_over(lab)
     gone(lab, MOMENTS + (35 if how == "time limit" else 0))  # slurmctld looks twice a minute
     step.communicate(timeout=300)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, let_time_be_over, sh, srun
 from tests.waiting import until
 
 HELPER = "[p]yxis_py.helper"
@@ -50,7 +50,7 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
     srun(four, IMAGE, "--container-save=over.sqsh", "true")
     seconds = 10 if request.config.option.soak else 1
     with saving(four, "--container-image=./over.sqsh", seconds, "--time=1") as step:
-        four.run("scontrol update JobId=$(squeue -h -o %i) EndTime=now", user="root", check=False)
+        let_time_be_over(four)
         yield step
     four.run(["rm", "over.sqsh"])
     assert_nothing_left(four)
