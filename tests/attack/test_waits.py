@@ -11,7 +11,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, let_time_be_over, refused, sh, srun
+from tests.slurm.steps import (
+    IMAGE,
+    ON_N1,
+    assert_nothing_left,
+    end,
+    expect,
+    kill_helper,
+    let_time_be_over,
+    refused,
+    sh,
+    srun,
+)
 from tests.waiting import until
 
 # Seconds: more than Slurm and penroot wait for anything, even on a busy machine, and less than UnkillableStepTimeout,
@@ -182,7 +193,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab) -> None:
     """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
-    on_node(lab, f"pkill -KILL -f {HELPER}")
+    kill_helper(lab)
     stop_its_save(lab, step)
     try:
         finisher = on_node(lab, f"pgrep -o -f {HELPER}").strip()

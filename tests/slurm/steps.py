@@ -63,6 +63,12 @@ def let_time_be_over(lab: Lab) -> None:
     until(lambda: lab.run(over, user="root", check=False).returncode == 0, "Slurm takes it")
 
 
+def kill_helper(lab: Lab) -> None:
+    """Kill what holds the containers of n1. On a busy machine it is dead a moment later; until then it may be asked."""
+    there = "-f '[p]yxis_py.helper'"
+    lab.run(f"pkill -KILL {there}; while pgrep {there}; do sleep 0.02; done", node="n1", user="root")
+
+
 def clear(lab: Lab, more: str = "true") -> None:
     """Remove the named containers on n1, and what the command ``more`` removes: nothing else may be left there."""
     lab.run(f"{more}; penroot list | xargs -r penroot remove -f", node="n1", check=False)  # one that just goes is none

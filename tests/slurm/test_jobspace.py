@@ -12,7 +12,7 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import DAEMONS
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, kill_helper, refused, sh, srun
 from tests.waiting import until
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
     """Another process finishes, whose real group may have no number in the user namespace."""
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
-    lab.run(["pkill", "-KILL", "-f", "[p]yxis_py.helper"], node="n1", user="root")
+    kill_helper(lab)
     _, err = end(step)
     assert (step.returncode, "cannot become the user" in err) == (0, False)
     until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "it is removed")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, let_time_be_over, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, kill_helper, let_time_be_over, sh, srun
 from tests.waiting import until
 
 HELPER = "[p]yxis_py.helper"
@@ -206,7 +206,7 @@ def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None
     lab.run(f"cd {directory} && mkdir -p {left[0]}/upper {left[1]}/upper {busy}", node="n1")
     other = lab.popen(["flock", f"{directory}/{busy}", *sh("echo held; read line")], node="n1")
     expect(other, "held")
-    lab.run(f"pkill -KILL -f {HELPER}", node="n1")
+    kill_helper(lab)
     end(step)
     until(lambda: not lab.run(["squeue", "-h"]).stdout, "the job has ended")
     now = lab.run(f"ls -A {directory}; rmdir {directory}/{busy}", node="n1").stdout

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, next_line, refused, sbatch, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, kill_helper, next_line, refused, sbatch, sh, srun
 from tests.waiting import until
 
 NAME = "--container-name=one"
@@ -234,7 +234,7 @@ def test_unshare_must_fit_what_runs(lab: Lab) -> None:
 
 def test_a_killed_helper_does_not_hide_the_container(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable", after="true") as step:
-        lab.run(["pkill", "-KILL", "-f", "pyxis_py.helper"], node="n1", user="root")
+        kill_helper(lab)
         assert srun(lab, NAME, "echo", "fine") == "fine\n"
         assert step.poll() is None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, clear, end, expect, refused, sh, srun
+from tests.slurm.steps import IMAGE, clear, end, expect, kill_helper, refused, sh, srun
 
 SAVE = "--container-save=saved.sqsh"
 WRITABLE = "--container-writable"
@@ -106,6 +106,6 @@ def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
 def test_the_save_survives_the_death_of_the_helper(lab: Lab) -> None:
     step = lab.popen(["srun", "-w", "n1", IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; echo up; read line")])
     expect(step, "up")
-    lab.run(["pkill", "-KILL", "-f", "pyxis_py.helper"], node="n1", user="root")
+    kill_helper(lab)
     end(step)
     assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"
