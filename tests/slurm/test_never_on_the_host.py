@@ -214,6 +214,10 @@ test -e /etc/lab-release && echo container || echo host
 if [ -z "$PMI_SPAWNED" ]; then
     ask 'mcmd=spawn\\nnprocs=1\\nexecname=/bin/sh\\narg1=/home/alice/way/spawn.sh\\nargcnt=1\\ntotspawns=1\\n\
 spawnssofar=1\\npreput_num=0\\ninfo_num=0\\nendcmd\\n'
+    touch /home/alice/way/answered
+else
+    # The answer to who spawned it comes by its srun, and is lost where that ends at once.
+    until test -e /home/alice/way/answered; do sleep 0.1; done
 fi
 ask 'cmd=finalize\\n'
 """
@@ -222,7 +226,7 @@ ask 'cmd=finalize\\n'
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_what_mpi_spawns(lab: Lab, export: str) -> None:
     """PMI-2 lets srun execute another srun, which has the environment of the first: spawn.c of mpi/pmi2."""
-    lab.run("cat > spawn.sh", cwd="/home/alice/way", input=SPAWN)
+    lab.run("cat > spawn.sh; rm -f answered", cwd="/home/alice/way", input=SPAWN)
     options = ("--mpi=pmi2", f"--export={export}", IMAGE, "--container-mount-home", "sh", "/home/alice/way/spawn.sh")
     assert srun(lab, *options, env={"SLURM_OVERLAP": "1"}) == "container\ncontainer\n"
 
