@@ -207,17 +207,27 @@ def test_two_labs_live_side_by_side_and_one_goes_alone(lab: Lab, second: Lab) ->
 
 
 @pytest.mark.parametrize("moment", ["namespaces", "daemons"])
-def test_down_cleans_a_half_started_lab(lab: Lab, second: Lab, moment: str) -> None:
-    environ = {**os.environ, "PENROOT_LAB": second.root}
-    up = subprocess.Popen([sys.executable, "-m", "tests.slurm.lab", "up"], cwd=REPOSITORY, env=environ)
-    enough = 1 if moment == "namespaces" else 10
-    until(lambda: len(cgroups.processes(second.branch)) >= enough, "it has begun")
-    up.send_signal(signal.SIGKILL)
-    up.wait()
+def test_down_cleans_a_half_started_lab(second: Lab, moment: str) -> None:
+    half_start(second, processes=1 if moment == "namespaces" else 10)
     second.down()
     assert not os.path.exists(second.root)
     assert not cgroups.exists(second.branch)
     assert processes_mentioning(second.root) == []
+
+
+def test_up_makes_a_half_started_lab_anew(second: Lab) -> None:
+    half_start(second, processes=1)
+    second.up(nodes=1)
+    assert second.run("srun hostname").stdout == "n1\n"
+
+
+def half_start(lab: Lab, processes: int) -> None:
+    """Kill an ``up`` when the lab has so many processes, which stay."""
+    environ = {**os.environ, "PENROOT_LAB": lab.root}
+    up = subprocess.Popen([sys.executable, "-m", "tests.slurm.lab", "up"], cwd=REPOSITORY, env=environ)
+    until(lambda: len(cgroups.processes(lab.branch)) >= processes, "it has begun")
+    up.send_signal(signal.SIGKILL)
+    up.wait()
 
 
 def processes_mentioning(text: str) -> list[str]:

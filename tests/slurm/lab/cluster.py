@@ -231,7 +231,12 @@ class Lab:
         inside = [m for m in residue.mounts("/proc/self/mountinfo") if m.startswith(self.root + "/")]
         if inside:
             raise LabError(f"mounted inside {self.root}: {', '.join(inside)}")
-        shutil.rmtree(self.root)
+        # What is in the directory, which is the lock; the marker last.
+        for path in sorted((f"{self.root}/{name}" for name in os.listdir(self.root)), key=marker.__eq__):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
 
     # ---- daemons
 
