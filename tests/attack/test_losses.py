@@ -144,7 +144,7 @@ def at_work(user: User, *words: str, there: tuple[pathlib.Path, str]) -> Iterato
     require(shutil.which("strace"), "strace is not installed")
     calls = "mkdir,mkdirat,utimensat,unlinkat"
     slowed = ["strace", "-f", "-qqq", "-o", "/dev/null", f"--trace={calls}", f"--inject={calls}:delay_enter=1000"]
-    with subprocess.Popen([*slowed, *as_user(user, *words)], env=user.environ, cwd=user.home) as tracer:
+    with subprocess.Popen([*slowed, *user.command("penroot", *words)], env=user.environ, cwd=user.home) as tracer:
         until(lambda: glob.glob("{}/{}".format(*there), include_hidden=True), f"{there[1]} is there")
         (pid,) = pathlib.Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children").read_text().split()
         yield int(pid)
@@ -154,10 +154,6 @@ def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
     """Run penroot and kill it as soon as something of a pattern is in a directory."""
     with at_work(user, *words, there=there) as pid:
         os.kill(pid, signal.SIGKILL)
-
-
-def as_user(user: User, *words: str) -> list[str]:
-    return user.command(f"{PREFIX}/bin/penroot", *words)
 
 
 def hidden(place: pathlib.Path) -> list[str]:
@@ -256,7 +252,8 @@ def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
     )
     for _ in range(500 if soak else 4):
         words = rng.choice(verbs)
-        run = subprocess.Popen(as_user(user, *words), env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
+        command = user.command("penroot", *words)
+        run = subprocess.Popen(command, env=user.environ, cwd=user.home, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.02, 0.6))
         run.kill()
         run.wait()

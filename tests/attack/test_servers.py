@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.conftest import User, require
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, sh, srun
 
@@ -91,7 +91,7 @@ def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) 
     """3: penroot exec into a --root container: for a moment its process is there with the caller's variables."""
     command = ("start", "--root", str(image), "spy", "120")
     spying = subprocess.Popen(
-        user.command(f"{PREFIX}/bin/penroot", *command),
+        user.command("penroot", *command),
         env=user.environ,
         cwd=user.home,
         stdout=subprocess.PIPE,

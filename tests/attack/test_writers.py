@@ -25,7 +25,7 @@ def made(user: User, *create: str) -> None:
 
 def begun(user: User, *options: str) -> subprocess.Popen[str]:
     words = ("start", "--rw", *options, "w", "sh", "-c", "echo up; read x; echo y > /y")
-    command = user.command(f"{PREFIX}/bin/penroot", *words)
+    command = user.command("penroot", *words)
     running = subprocess.Popen(
         command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -65,7 +65,7 @@ def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
 def test_of_many_writers_one_runs(user: User) -> None:
     """Issue 10, 9: however close together they begin."""
     made(user)
-    command = user.command(f"{PREFIX}/bin/penroot", "start", "--rw", "w", "sh", "-c", "echo up; read x")
+    command = user.command("penroot", "start", "--rw", "w", "sh", "-c", "echo up; read x")
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     many = [subprocess.Popen(command, env=user.environ, text=True, **pipes) for _ in range(6)]  # type: ignore[call-overload]
     until(lambda: sum(process.poll() is not None for process in many) == 5, "all but one are refused")

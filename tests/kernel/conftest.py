@@ -46,7 +46,7 @@ class User:
         }
 
     def command(self, *words: str) -> list[str]:
-        """The argument list that runs ``words`` as this user, whoever the test is run by."""
+        """The argument list that runs ``words``, by PATH of ``environ``, as this user, whoever the test is run by."""
         groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
         ids = (f"--reuid={self.uid}", f"--regid={self.uid if self.gid is None else self.gid}", groups)
         return [*(("setpriv", *ids, "--") if os.geteuid() == 0 else ()), *words]

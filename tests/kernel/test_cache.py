@@ -54,7 +54,7 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A container that waits until its stdin is closed."""
     words = ("start", *arguments, "sh", "-c", "echo up; cat; cat /number")
-    command = user.command(f"{PREFIX}/bin/penroot", *words)
+    command = user.command("penroot", *words)
     with subprocess.Popen(
         command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -178,7 +178,7 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
         for number in (0, 1, 2):
             user.start(uri(registry, number), "true")
         process = subprocess.Popen(
-            user.command(f"{PREFIX}/bin/penroot", "cache", "prune"),
+            user.command("penroot", "cache", "prune"),
             env=user.environ,
             cwd=user.home,
             stdout=subprocess.DEVNULL,

@@ -131,7 +131,7 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 
 
 def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
-    create = shlex.join(user.command(f"{PREFIX}/bin/penroot", "create", str(image)))
+    create = shlex.join(user.command("penroot", "create", str(image)))
     script = (
         f"mount -t tmpfs -o size=1m,mode=700,uid={UID} tmpfs {user.home}/small && {create}; "
         f"echo status $?; ls -A {user.home}/small"

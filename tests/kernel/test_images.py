@@ -911,7 +911,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Serv
     ours, theirs = pty.openpty()
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
         process = subprocess.Popen(
-            user.command(f"{PREFIX}/bin/penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"),
+            user.command("penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"),
             env={**user.environ, "ENROOT_STALL_TIMEOUT": "2"}, cwd=user.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=theirs,
         )  # fmt: skip
@@ -958,7 +958,7 @@ def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> 
 
 def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        user.command(f"{PREFIX}/bin/penroot", *arguments),
+        user.command("penroot", *arguments),
         env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip

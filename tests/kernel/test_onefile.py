@@ -223,8 +223,8 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     """As after newgrp(1): the one group of a user namespace is the process's own."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
+    user.gid = 4242
     for _ in range(2):
-        user.gid = 4242
         assert user.start("--rw", uri(registry), "sh", "-c", "echo 8 >/number; cat /number; id -g") == "8\n4242\n"
     user.gid = None
     assert user.start(uri(registry), "cat", "/number") == "7"

@@ -233,7 +233,7 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
 def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User, rootfs: pathlib.Path) -> None:
     spaces = ("--pid", "--net", "--ipc", "--uts")
     script = "cd /opt/work; echo ready; exec sleep 1000"
-    command = user.command(f"{PREFIX}/bin/penroot", "start", *spaces, "-e", "MINE=1 2", "box", "sh", "-c", script)
+    command = user.command("penroot", "start", *spaces, "-e", "MINE=1 2", "box", "sh", "-c", script)
     process = subprocess.Popen(command, env=user.environ, text=True, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

@@ -14,7 +14,7 @@ import pytest
 
 from tests import images
 from tests.images import DOCKER, OCI, entry
-from tests.kernel.conftest import PREFIX, User, require, small_filesystem
+from tests.kernel.conftest import User, require, small_filesystem
 from tests.kernel.registry import Server, faulty, serve
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
@@ -227,7 +227,7 @@ def nodes(user: User, uri: str, count: int = 4) -> list[str]:
     """First use of an image on nodes with stores of their own, all at once: what each says on stderr."""
     running = [
         subprocess.Popen(
-            user.command(f"{PREFIX}/bin/penroot", "start", uri, "cat", "/number"),
+            user.command("penroot", "start", uri, "cat", "/number"),
             env={
                 **user.environ,
                 "ENROOT_CACHE_PATH": f"{user.home}/node{n}",

@@ -271,7 +271,7 @@ def servers(image: pathlib.Path) -> set[int]:
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
 def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
-    command = user.command(f"{PREFIX}/bin/penroot", "start", str(image), "cat")
+    command = user.command("penroot", "start", str(image), "cat")
     process = subprocess.Popen(command, env=user.environ, stdin=subprocess.PIPE)
     until(lambda: servers(image), "the image is served")
     if number is not None:

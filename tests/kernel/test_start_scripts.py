@@ -406,7 +406,7 @@ def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pa
 
 
 def start(user: User, *arguments: str) -> subprocess.Popen[str]:
-    command = user.command(f"{PREFIX}/bin/penroot", "start", *arguments)
+    command = user.command("penroot", "start", *arguments)
     return subprocess.Popen(command, env=user.environ, text=True, stdin=subprocess.DEVNULL)
 
 

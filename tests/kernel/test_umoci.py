@@ -184,8 +184,7 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     # A container has what a layer's tree can hold; a program of the host looks at it from outside.
     ready = user.home / "ready"
     script = f"touch {ready}; while test -e {ready}; do sleep 0.1; done"
-    start = user.command(shutil.which("penroot", path=user.environ["PATH"]) or "", "start")
-    start += ["--mount", f"{user.home}:{user.home}", name, "sh", "-c", script]
+    start = user.command("penroot", "start", "--mount", f"{user.home}:{user.home}", name, "sh", "-c", script)
     with subprocess.Popen(start, env=user.environ, cwd=user.home) as process:
         try:
             until(lambda: ready.exists() or process.poll() is not None, "the container runs")
