@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sh, srun
-from tests.slurm.test_lifecycle import FIRST, all_wait, gated, on_node, open_gate
+from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, on_node, refused, sh, srun
+from tests.slurm.test_lifecycle import FIRST, all_wait, gated, open_gate
 from tests.waiting import until
 
 __all__ = ["gated"]

@@ -13,9 +13,7 @@ import pytest
 from pyxis_py import cli
 from pyxis_py.header import c_header
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, end, expect, refused, sbatch, sh, srun
-
-HELPER = "[p]yxis_py.helper"
+from tests.slurm.steps import HELPER, IMAGE, ON_N1, end, expect, on_node, refused, sbatch, sh, srun
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_the_plugin_in_slurm_with_a_sanitizer(sanitized: Lab) -> None:
     for signal in ("KILL", "STOP"):
         step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
         expect(step, "up")
-        lab.run(f"pkill -{signal} -f {HELPER}", node="n1", user="root", check=False)
+        on_node(lab, f"pkill -{signal} -f {HELPER}")
         end(step)
         assert step.returncode == 0
     with open(log, errors="replace") as said:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.steps import (
+    HELPER,
     IMAGE,
     ON_N1,
     assert_nothing_left,
@@ -19,6 +20,7 @@ from tests.slurm.steps import (
     expect,
     kill_helper,
     let_time_be_over,
+    on_node,
     refused,
     sh,
     srun,
@@ -28,7 +30,6 @@ from tests.waiting import until
 # Seconds: more than Slurm and penroot wait for anything, even on a busy machine, and less than UnkillableStepTimeout,
 # after which Slurm gives a step up and drains its node.
 MOMENTS = 50
-HELPER = "[p]yxis_py.helper"
 WRITABLE = (IMAGE, "--container-writable")
 # About a byte of a megabyte of a second: a save that lasts.
 SLOW = {"ENROOT_SQUASH_OPTIONS": "-comp gzip -throttle 99 -processors 1"}
@@ -45,10 +46,6 @@ def nothing_happens(lab: Lab) -> Iterator[None]:
     gone(lab)
     assert_nothing_left(lab)
     assert os.path.getsize(log) - before < 1_000_000
-
-
-def on_node(lab: Lab, script: str, user: str = "root") -> str:
-    return lab.run(script, node="n1", user=user, check=False).stdout
 
 
 def jobs(lab: Lab) -> str:

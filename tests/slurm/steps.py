@@ -19,6 +19,7 @@ from tests.waiting import until
 MINIMAL = "registry:5000#minimal:1"
 IMAGE = f"--container-image={MINIMAL}"
 ON_N1 = ("-w", "n1", "--overlap")
+HELPER = "[p]yxis_py.helper"  # a pattern of pgrep(1)
 PMIX = pytest.mark.usefixtures("pmix")  # what needs srun --mpi=pmix
 
 
@@ -57,6 +58,11 @@ def sh(script: str) -> Sequence[str]:
     return ("sh", "-c", script)
 
 
+def on_node(lab: Lab, script: str, user: str = "root") -> str:
+    """What commands on n1 print; they may fail."""
+    return lab.run(script, node="n1", user=user, check=False).stdout
+
+
 def let_time_be_over(lab: Lab) -> None:
     """Of the one job that runs. Slurm takes no time of the past, which now is where a second ends on the way."""
     over = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"
@@ -65,8 +71,7 @@ def let_time_be_over(lab: Lab) -> None:
 
 def kill_helper(lab: Lab) -> None:
     """Kill what holds the containers of n1. On a busy machine it is dead a moment later; until then it may be asked."""
-    there = "-f '[p]yxis_py.helper'"
-    lab.run(f"pkill -KILL {there}; while pgrep {there}; do sleep 0.02; done", node="n1", user="root")
+    on_node(lab, f"pkill -KILL -f {HELPER}; while pgrep -f {HELPER}; do sleep 0.02; done")
 
 
 def clear(lab: Lab, more: str = "true") -> None:

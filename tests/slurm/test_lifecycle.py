@@ -13,10 +13,21 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, kill_helper, let_time_be_over, sh, srun
+from tests.slurm.steps import (
+    HELPER,
+    IMAGE,
+    ON_N1,
+    assert_nothing_left,
+    end,
+    expect,
+    kill_helper,
+    let_time_be_over,
+    on_node,
+    sh,
+    srun,
+)
 from tests.waiting import until
 
-HELPER = "[p]yxis_py.helper"
 SERVER = "[s]quashfuse"
 # Slurm cannot bind more tasks than the machine has processors.
 EIGHT = ("-n8", "--cpu-bind=none")
@@ -26,15 +37,6 @@ EIGHT = ("-n8", "--cpu-bind=none")
 def nothing_left(lab: Lab) -> Iterator[None]:
     yield
     assert_nothing_left(lab)
-
-
-def on_node(lab: Lab, script: str) -> str:
-    """What root's commands on n1 print; they may fail."""
-    return lab.run(script, node="n1", user="root", check=False).stdout
-
-
-def kill(lab: Lab, *pattern: str) -> None:
-    lab.run(["pkill", "-KILL", *pattern], node="n1", user="root", check=False)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: s
 def test_the_helper_is_killed_at_some_moment_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
     time.sleep(seconds)
-    kill(lab, "-f", HELPER)
+    on_node(lab, f"pkill -KILL -f {HELPER}")
     out, err = end(step)
     # Those that had joined run on, the others end with one line.
     assert "Traceback" not in err
