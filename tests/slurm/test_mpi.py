@@ -139,14 +139,13 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
         show = ["srun", *ON_N1, "--mpi=pmix", *sh("echo $PMIX_SECURITY_MODE")]
         until(lambda: lab.run(show, check=False).stdout == f"{modes}\n", f"PMIx offers {modes}")
 
-    configuration = Path(lab.root, "etc/slurm/mpi.conf")
-    before = configuration.read_text()
-    configuration.write_text(f"{before}PMIxEnv=PMIX_MCA_psec=native\n")
+    before = Path(lab.root, "etc/slurm/mpi.conf").read_text()
+    lab.configure("mpi.conf", f"{before}PMIxEnv=PMIX_MCA_psec=native\n")
     try:
         reconfigure("native")
         yield
     finally:
-        configuration.write_text(before)
+        lab.configure("mpi.conf", before)
         reconfigure("munge,native")
 
 

