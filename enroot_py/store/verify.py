@@ -78,7 +78,7 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
     with Alone(store) as alone:
         bad = [image for image in inventory.images(store) if not set(damaged).isdisjoint((image.path, *image.layers))]
         starting = {image.digest: "a start" for image in bad if not alone.take(image.path)}
-        users = usage.of_mounts(store) | starting
+        users = usage.of_mounts(store) | starting  # after the locks, as in prune.py
         for image in bad:
             if user := users.get(image.digest):
                 message = f"the image {image.digest} is damaged, but {user} uses it"
