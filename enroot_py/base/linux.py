@@ -68,6 +68,9 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
+# renameat2(2)
+RENAME_EXCHANGE = 2
+
 # prctl(2), capabilities(7)
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -146,6 +149,11 @@ def mount_setattr(dirfd: int, path: str, flags: int, attr_set: int, attr_clr: in
 def openat2(dirfd: int, path: str, flags: int, mode: int, resolve: int) -> Fd:
     """openat2(2)"""
     return _descriptor(lib.linux_openat2(dirfd, _text(path), flags, mode, resolve), path)
+
+
+def renameat2(old_dirfd: int, old: str, new_dirfd: int, new: str, flags: int) -> None:
+    """renameat2(2)"""
+    _check(lib.renameat2(old_dirfd, _text(old), new_dirfd, _text(new), flags), old)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:

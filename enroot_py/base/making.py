@@ -9,10 +9,11 @@ node removes its own.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
-from enroot_py.base import filesystems, locks, log, trees
+from enroot_py.base import filesystems, linux, locks, log, trees
 from enroot_py.base.fds import Fd
 
 MAKING, TRASH = "making", "trash"
@@ -57,6 +58,28 @@ class Directory:
         """Raises OSError."""
         os.rename(self.path, self._target)
         self.path = ""
+
+    def replace(self) -> str:
+        """Publish in place of a directory that has the name, and say where that is now. Raises OSError.
+
+        The name is somebody's at any time, but on file systems that cannot exchange two, as NFS: renameat2(2).
+        """
+        trash = hidden(self._target, TRASH)
+        try:
+            linux.renameat2(linux.AT_FDCWD, self.path, linux.AT_FDCWD, self._target, linux.RENAME_EXCHANGE)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            os.rename(self._target, trash)
+            try:
+                self.publish()
+            except OSError:
+                os.rename(trash, self._target)
+                raise
+        else:
+            os.rename(self.path, trash)
+            self.path = ""
+        return trash
 
     def __exit__(self, *_: object) -> None:
         with self._fd:

@@ -271,16 +271,12 @@ class _New:
             raise _cannot_delete(self._directory.path, e) from e
 
     def _publish(self) -> None:
-        """Give the directory its name. What had the name is deleted afterwards, or restored if this fails."""
-        old = set_aside(self._name, self._settings.data_path) if self._force else None
-        try:
-            self._directory.publish()
-        except OSError:
-            if old:
-                old.restore(self._path)
-            raise
+        """Give the directory its name. What had the name is deleted afterwards."""
+        old = set_aside(self._name, self._settings.data_path, self._directory.replace) if self._force else None
         if old:
             old.delete()
+        else:
+            self._directory.publish()
 
 
 def _way_out(error: OSError, path: str) -> str:
@@ -333,21 +329,20 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 class Trash:
     """A container that has lost its name. The lock keeps sweeps of other processes from it."""
 
-    def __init__(self, path: str, trash: str) -> None:
-        """Raises OSError."""
+    def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
+        """``replace`` gives the name to another one, and says which one this has then. Raises OSError."""
         from enroot_py.base import making
 
-        self.path = trash
         self._lock = making.hold(path)
         try:
-            os.rename(path, trash)
+            if replace:
+                self.path = replace()
+            else:
+                self.path = making.hidden(path, making.TRASH)
+                os.rename(path, self.path)
         except OSError:
             self._let_go()
             raise
-
-    def restore(self, path: str) -> None:
-        os.rename(self.path, path)
-        self._let_go()
 
     def delete(self) -> None:
         try:
@@ -360,10 +355,8 @@ class Trash:
             os.close(self._lock)
 
 
-def set_aside(name: str, data_path: str) -> Trash | None:
-    """Rename a container to be deleted; None where there is none. Raises ContainerError."""
-    from enroot_py.base import making
-
+def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
+    """Rename a container to be deleted; None where there is none. ``replace``: see Trash. Raises ContainerError."""
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):
@@ -372,7 +365,7 @@ def set_aside(name: str, data_path: str) -> Trash | None:
     if place:
         raise ContainerError(f"cannot remove {name}: {place} is mounted in it", hint=f"umount {place}")
     try:
-        return Trash(path, making.hidden(path, making.TRASH))
+        return Trash(path, replace)
     except FileNotFoundError:
         return None
     except OSError as e:

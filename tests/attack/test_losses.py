@@ -231,6 +231,22 @@ def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, lar
     assert not (user.data / "same/old").exists()
 
 
+@pytest.mark.parametrize("call", ["renameat2", "rename"])
+def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, large: pathlib.Path, call: str) -> None:
+    """Line 10: killed before the two change names, and after it, before the old one is called trash."""
+    require(shutil.which("strace"), "strace is not installed")
+    user.penroot("create", "-n", "same", str(large))
+    (user.data / "same/old").write_text("")
+    strace = ["strace", "-f", "-qqq", "-o", "/dev/null", f"--inject={call}:signal=KILL"]
+    words = user.command("penroot", "create", "-f", "-n", "same", str(large))
+    killed = subprocess.run([*strace, *words], env=user.environ, cwd=user.home, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (user.data / "same/opt").is_dir()
+    assert (user.data / "same/old").exists() == (call == "renameat2")
+    user.penroot("create", "-n", "next", str(large))
+    assert hidden(user.data) == []
+
+
 @pytest.mark.soak
 def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
     user: User, large: pathlib.Path, rng: random.Random, soak: bool
