@@ -109,8 +109,8 @@ import os, signal
 def run(context):
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/cmdline") as f:
-                if f.read().startswith("/usr/bin/squashfuse") and os.stat(f"/proc/{pid}").st_uid == os.getuid():
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if f.read().startswith(b"/usr/bin/squashfuse") and os.stat(f"/proc/{pid}").st_uid == os.getuid():
                     os.kill(int(pid), signal.SIGKILL)
         except OSError:
             continue
