@@ -25,12 +25,16 @@ class PluginSetting:
         self.doc = doc
         self.kind = kind
 
-    def parse(self, text: str) -> str | bool:
+    def parse(self, text: str) -> str | bool | float:
         """Raises ValueError with what the value should have been."""
         if self.kind == "bool":
             if text.lower() not in YES + NO:
                 raise ValueError("must be yes or no")
             return text.lower() in YES
+        if self.kind == "seconds":
+            if not text.isdecimal() or not 0 < int(text) <= 3600:
+                raise ValueError("must be seconds, 1 to 3600")
+            return float(text)
         if self.kind == "path":
             if text and not text.startswith("/"):
                 raise ValueError("must be an absolute path")
@@ -49,6 +53,7 @@ SETTINGS = {
         PluginSetting("sbatch_support", "1", "let sbatch and salloc have the container options"),
         PluginSetting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
         PluginSetting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
+        PluginSetting("resolve_timeout", "5", "seconds that srun tries to, and 0.4 of it in silence", kind="seconds"),
         PluginSetting("importer", "", "program that imports images instead of penroot", kind="path"),
         PluginSetting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
     )
@@ -64,6 +69,7 @@ class PluginSettings(Frozen):
     sbatch_support: bool
     use_enroot_load: bool
     resolve_tags: bool
+    resolve_timeout: float
     importer: str
     use_squashfuse: bool
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyxis_py.job import Job
     from pyxis_py.options import Request
 
-_PATIENCE = 5  # seconds; a login node may not reach the registry, and then each node resolves the tag
+_SILENCE = 0.4  # of resolve_timeout; a login node may not reach the registry, and then each node resolves the tag
 
 
 def check(job: Job) -> tuple[Request, Reference | None]:
@@ -76,7 +76,8 @@ def resolve(job: Job, tag: Reference) -> str:
     from enroot_py.config import settings as enroot_settings
     from enroot_py.registry import tags
 
-    heard = tags.hurry(_PATIENCE)
+    timeout = settings.load(job.arguments).resolve_timeout
+    heard = tags.hurry(timeout, _SILENCE * timeout)
     try:
         return tags.resolve(tag, enroot_settings.load(job.host()), heard)
     except RefusedError:

@@ -88,8 +88,8 @@ def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> No
     os._exit(0 if words else 1)
 
 
-def hurry(seconds: float) -> Callable[[bool], None]:
-    """End this process by SIGALRM after ``seconds``, or after a silence of _SILENCE seconds.
+def hurry(seconds: float, silence: float = _SILENCE) -> Callable[[bool], None]:
+    """End this process by SIGALRM after ``seconds``, or after a silence of ``silence`` seconds.
 
     Call what this returns after each answer, and with True before what is not the registry's silence: a program of the
     user, or our imports.
@@ -98,7 +98,7 @@ def hurry(seconds: float) -> Callable[[bool], None]:
 
     def heard(asks: bool) -> None:
         left = until - time.monotonic()
-        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if asks else min(_SILENCE, left)))
+        _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left if asks else min(silence, left)))
 
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -61,6 +63,18 @@ def sh(script: str) -> Sequence[str]:
 def on_node(lab: Lab, script: str, user: str = "root") -> str:
     """What commands on n1 print; they may fail."""
     return lab.run(script, node="n1", user=user, check=False).stdout
+
+
+@contextmanager
+def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
+    """While this lasts, steps begin with one more argument of the plugin in plugstack.conf."""
+    name = "plugstack.conf.d/pyxis.conf"
+    before = pathlib.Path(lab.root, "etc/slurm", name).read_text()
+    lab.configure(name, f"{before.rstrip()} {argument}\n")
+    try:
+        yield
+    finally:
+        lab.configure(name, before)
 
 
 def let_time_be_over(lab: Lab) -> None:

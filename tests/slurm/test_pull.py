@@ -17,7 +17,7 @@ from tests.images import Image, entry
 from tests.kernel.conftest import require
 from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
 from tests.slurm.lab import Lab
-from tests.slurm.steps import assert_nothing_left, next_line
+from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
 
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
@@ -168,7 +168,8 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
         shown.faults.append(Fault("/manifests/", times=99, change=wait))
         try:
             began = time.monotonic()
-            done = lab.run(["srun", "-w", "n1", image, "cat", "/number"])
+            with plugin_argument(lab, "resolve_timeout=1"):
+                done = lab.run(["srun", "-w", "n1", image, "cat", "/number"])
             assert time.monotonic() - began < 60
         finally:
             over.set()

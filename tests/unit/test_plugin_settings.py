@@ -34,7 +34,13 @@ def test_unknown_arguments_are_refused_with_the_known_ones(argument: str) -> Non
     assert all(name in caught.value.hint for name in SETTINGS)
 
 
-@pytest.mark.parametrize("argument", ["runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x"])
+BAD = (
+    *("runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x"),
+    *("resolve_timeout=0", "resolve_timeout=1e3", "resolve_timeout=86400", "resolve_timeout="),
+)
+
+
+@pytest.mark.parametrize("argument", BAD)
 def test_bad_values_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match=argument):
         load([argument])

@@ -123,7 +123,7 @@ class Lab:
             library = f"{prefix}/lib/penroot/spank_pyxis.so"
             if not os.path.exists(library):
                 raise LabError(f"{library} does not exist: run `make install PREFIX={prefix}` first")
-            plugin = f"required {library}"
+            plugin = f"required {library} resolve_timeout=60"  # a busy machine is no registry that is silent
         conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
         wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}
         check_prerequisites()
