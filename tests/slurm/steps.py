@@ -68,13 +68,12 @@ def on_node(lab: Lab, script: str, user: str = "root") -> str:
 @contextmanager
 def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
     """While this lasts, steps begin with one more argument of the plugin in plugstack.conf."""
-    name = "plugstack.conf.d/pyxis.conf"
-    before = pathlib.Path(lab.root, "etc/slurm", name).read_text()
-    lab.configure(name, f"{before.rstrip()} {argument}\n")
+    line = pathlib.Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
+    lab.install_plugin(f"{line} {argument}")
     try:
         yield
     finally:
-        lab.configure(name, before)
+        lab.install_plugin(line)
 
 
 def let_time_be_over(lab: Lab) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, refused, sh, srun
+from tests.slurm.steps import IMAGE, assert_nothing_left, plugin_argument, refused, sh, srun
 
 RUN = "--container-entrypoint"
 ENTRY = r"""
@@ -85,11 +85,6 @@ def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
 
 
 def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
-    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
-        line = file.read().strip()
-    lab.install_plugin(f"{line} execute_entrypoint=1")
-    try:
+    with plugin_argument(lab, "execute_entrypoint=1"):
         assert "made" in srun(lab, entry, *SHOW)
         assert "minimal" in srun(lab, entry, "--no-container-entrypoint", *SHOW)
-    finally:
-        lab.install_plugin(line)

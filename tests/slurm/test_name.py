@@ -10,7 +10,20 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, kill_helper, next_line, refused, sbatch, sh, srun
+from tests.slurm.steps import (
+    IMAGE,
+    ON_N1,
+    clear,
+    end,
+    expect,
+    kill_helper,
+    next_line,
+    plugin_argument,
+    refused,
+    sbatch,
+    sh,
+    srun,
+)
 from tests.waiting import until
 
 NAME = "--container-name=one"
@@ -241,11 +254,8 @@ def test_a_killed_helper_does_not_hide_the_container(lab: Lab) -> None:
 
 @pytest.fixture
 def job_scope(lab: Lab) -> Iterator[None]:
-    with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
-        line = file.read().strip()
-    lab.install_plugin(f"{line} container_scope=job")
-    yield
-    lab.install_plugin(line)
+    with plugin_argument(lab, "container_scope=job"):
+        yield
 
 
 def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, sbatch, srun
+from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, plugin_argument, sbatch, srun
 from tests.waiting import until
 
 PROLOG = Path(__file__).parents[2] / "examples/site/prolog"
@@ -101,17 +101,13 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
 
 def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
     """Or on the nodes alone, or for whoever calls no sbatch."""
-    plugin = Path(lab.root, "etc/slurm/plugstack.conf.d/pyxis.conf").read_text().strip()
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
     held = ["sbatch", "--parsable", "--hold", "-w", "n1", "-o", "out", IMAGE, "job.sh"]
     job = lab.run(held, cwd="/home/alice/way").stdout.strip()
-    lab.install_plugin(f"{plugin} sbatch_support=0")
-    try:
+    with plugin_argument(lab, "sbatch_support=0"):
         lab.run(["scontrol", "release", job])
         until(lambda: "FAILED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job has failed")
         out = lab.run("cat out", cwd="/home/alice/way").stdout
-    finally:
-        lab.install_plugin(plugin)
     assert "--container-image: container options of sbatch are switched off on this cluster" in out
     assert "host\n" not in out
 
