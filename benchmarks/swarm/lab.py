@@ -1,0 +1,151 @@
+"""One pull for the nodes of a step, on shaped links: next to one node, and to nodes that each fetch for themselves.
+
+Seconds are until the last node has begun its task; CPU is that of the whole machine. What is predicted is what the
+simulation says of such links, from the moment at which a node has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from isal import igzip
+
+from benchmarks.swarm import simulation
+from benchmarks.tables import PREFIX, judge
+from tests.images import Image, Layer, busybox, entry, tar
+from tests.kernel.registry import Server, serve
+from tests.slurm.lab import Lab
+from tests.slurm.steps import plugin_argument
+from tests.slurm.test_pull import front
+
+NODES = 8
+RATE = 30_000_000  # bits a second, of each node's link and of the registry's
+LAYERS = (80, 70, 60, 40)  # MB, which do not compress
+MOST = 1.3  # times what one node alone takes
+STORED = 1.1  # times what a step takes with the swarm off, where all nodes have the image
+_PAYLOAD = 1448 / 1514  # of a frame on Ethernet, with TCP and IPv4
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Run:
+    seconds: float
+    cpu: float
+    sent: int  # bytes of blobs that the registry has sent
+    requests: Counter[tuple[str, str]]
+
+
+def bench_swarm(rounds: int) -> bool:
+    """An image that no node has, that all but one have, and that all have."""
+    lab = Lab()
+    lab = Lab(f"{lab.root}-eight")
+    lab.up(NODES, prefix=PREFIX)
+    good = True
+    try:
+        with tempfile.TemporaryDirectory() as place, serve(pathlib.Path(place)) as registry:
+            size = sum(LAYERS)
+            print(
+                f"\n{len(LAYERS)} layers of {size} MB, {RATE / 1e6:.0f} Mbit/s: {size * 8e6 / RATE:.0f} s for one copy"
+            )
+            print(f"{'':44} {'seconds':>8} {'CPU':>8} {'MB net':>9} {'requests':>9} {'predicted':>9}")
+            for number in range(rounds):
+                good &= _rows(lab, registry, number)
+    finally:
+        lab.down()
+    return good
+
+
+def _rows(lab: Lab, registry: Server, number: int) -> bool:
+    alone = step(lab, registry, f"alone{number}", 1)
+    show("1 node", alone, nodes=1)
+    good = True
+    for nodes in (2, 4, NODES):
+        together = step(lab, registry, f"together{nodes}.{number}", nodes)
+        good &= show(f"{nodes} nodes", together, alone, MOST, nodes=nodes)
+        good &= max(together.requests.values()) == 1
+    step(lab, registry, f"most{number}", NODES - 1)
+    one = step(lab, registry, f"most{number}", NODES, again=True)
+    show(f"{NODES} nodes, {NODES - 1} of which have it", one, alone)
+    good &= one.sent <= 1.01e6 * sum(LAYERS)
+    good &= _stored(lab, registry, f"together{NODES}.{number}")
+    with plugin_argument(lab, "swarm=no"):
+        show(f"{NODES} nodes, each for itself", step(lab, registry, f"each{number}", NODES), alone)
+    return good
+
+
+def _stored(lab: Lab, registry: Server, name: str) -> bool:
+    """Steps whose nodes all have the image, by turns with the swarm and without."""
+    runs: dict[str, list[Run]] = {"swarm=yes": [], "swarm=no": []}
+    for number in range(20):
+        for argument in sorted(runs, reverse=number % 2 == 0):
+            with plugin_argument(lab, argument):
+                runs[argument].append(step(lab, registry, name, NODES, again=True))
+    middle = {argument: statistics.median(run.seconds for run in every) for argument, every in runs.items()}
+    ratio = middle["swarm=yes"] / middle["swarm=no"]
+    good, verdict = judge(ratio, STORED)
+    show(f"{NODES} nodes, all of which have it", runs["swarm=yes"][-1])
+    print(f"{'':44} {middle['swarm=yes']:8.2f} next to {middle['swarm=no']:.2f} with swarm=no  {ratio:6.2f}x {verdict}")
+    return good
+
+
+def step(lab: Lab, registry: Server, name: str, nodes: int, *, again: bool = False) -> Run:
+    """A step whose image is pushed before, unless that was done for one before this ``again``."""
+    path = f"bench/{name}"
+    if not again:
+        registry.pusher.image(path, "a", _image())
+    with contextlib.ExitStack() as shaped:
+        for node in ("registry", *(f"n{n}" for n in range(1, NODES + 1))):
+            shaped.enter_context(lab.slowed(node, RATE))
+        shown = shaped.enter_context(front(lab, registry))
+        busy, begun = _busy(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        srun = ["srun", f"-N{nodes}", f"--container-image={shown.host}#{path}:a", "cat", "/proc/uptime"]
+        done = lab.run(srun, timeout=3000)
+        cpu = _busy() - busy
+        requests = Counter((method, asked) for method, asked, _, _ in shown.seen)
+        return Run(
+            max(float(line.split()[0]) for line in done.stdout.splitlines()) - begun,
+            cpu,
+            shown.sent("/blobs/"),
+            requests,
+        )
+
+
+def show(name: str, run: Run, against: Run | None = None, budget: float | None = None, nodes: int = 0) -> bool:
+    said, good = "", True
+    if against:
+        ratio = run.seconds / against.seconds
+        good, verdict = judge(ratio, budget)
+        said = f"  {ratio:6.2f}x {verdict}"
+    most = max(run.requests.values(), default=0)
+    expected = f"{_predicted(nodes):9.1f}" if nodes else f"{'':9}"
+    print(f"{name:44} {run.seconds:8.2f} {run.cpu:8.2f} {run.sent / 1e6:9.1f} {most:8}x {expected}{said}", flush=True)
+    return good
+
+
+def _predicted(nodes: int) -> float:
+    """Seconds until the last of so many nodes is ready."""
+    rate = RATE / 8 * _PAYLOAD
+    world = simulation.World(nodes, [size * 1_000_000 for size in LAYERS], rate, rate, unpack=1e9)
+    return simulation.last_of(simulation.Run(world).go())
+
+
+def _image() -> Image:
+    image = busybox()
+    for number, size in enumerate(LAYERS):
+        data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
+        image.layers.append(Layer(data, blob=igzip.compress(data, 0)))
+    return image
+
+
+def _busy() -> float:
+    """Seconds that processors have worked."""
+    with open("/proc/stat") as stat:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, stat.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / _TICKS

@@ -1,0 +1,292 @@
+"""A swarm in virtual time: the tracker and the peers that a job runs, on links that are drawn by seed.
+
+``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/images.md; ten thousand nodes take ten
+minutes. Bytes flow as a fluid between two steps of time: an uplink or downlink is shared evenly by what goes over it,
+and no link gives pieces before it has them whole. Messages take LATENCY.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+from enroot_py.swarm import peer, tracker
+from enroot_py.swarm.messages import Joined, Link, Routes
+
+PIECE = 256 << 10
+STEP = 0.02  # seconds
+LATENCY = 0.0005  # seconds, of a message
+HANDSHAKE = 3 * 2 * LATENCY  # to connect and to prove who one is
+DETECTION = 1.0  # seconds until others see that a connection is dead
+
+
+@dataclass
+class World:
+    """What is simulated: rates in bytes a second."""
+
+    nodes: int
+    blobs: list[int]
+    link: float
+    registry: float
+    unpack: float  # of compressed bytes, of all layers of a node
+    late: float = 0.3  # seconds within which nodes come
+    dying: float = 0.0  # fraction of nodes
+    slow: float = 0.0  # fraction of nodes
+    slowness: float = 0.1
+    dies_within: float = 5.0
+    seed: int = 1
+
+
+@dataclass
+class Outcome:
+    ready: dict[int, float] = field(default_factory=dict)  # by node that lives
+    slow: set[int] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)
+    from_registry: float = 0.0
+    messages: int = 0
+    uploads: list[float] = field(default_factory=list)
+    fetchers: list[int] = field(default_factory=list)
+
+
+class Run:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = random.Random(world.seed)
+        self.now = 0.0
+        self.outcome = Outcome()
+        self.tracker = tracker.Tracker(world.blobs, world.nodes)
+        lacks = tuple(range(len(world.blobs)))
+        self.peers = [peer.Part(Joined(("", node), lacks), world.nodes) for node in range(world.nodes)]
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = itertools.count()
+        self.alive = numpy.ones(world.nodes, bool)
+        self.joined = numpy.zeros(world.nodes, bool)
+        self.up = numpy.full(world.nodes, world.link)
+        self.down = numpy.full(world.nodes, world.link)
+        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # by child: the blobs that it takes
+        self.changed = False
+        self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: bytes that it has still to fetch
+        self.trees = 0
+        self.sizes = numpy.array(world.blobs, float)
+        self.uploaded = numpy.zeros(world.nodes)
+        for node in range(world.nodes):
+            if self.random.random() < world.slow:
+                self.outcome.slow.add(node)
+                self.up[node] *= world.slowness
+                self.down[node] *= world.slowness
+            came = self.random.random() * world.late
+            self.at(came, lambda node=node: self.join(node))
+            if self.random.random() < world.dying:
+                self.at(came + self.random.random() * world.dies_within, lambda node=node: self.die(node))
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (when, next(self.number), what))
+
+    # -- peers and tracker
+
+    def join(self, node: int) -> None:
+        self.joined[node] = True
+        self.act(node, self.peers[node].begin(self.now))
+
+    def die(self, node: int) -> None:
+        if node in self.outcome.ready:
+            return
+        self.alive[node] = False
+        self.outcome.dead.add(node)
+        self.fetches.pop(node, None)
+        for (child, link), _ in list(self.edges.items()):
+            if link.parent == node:
+                self.at(self.now + DETECTION, lambda child=child, link=link: self.lose(child, link))
+            if child == node or link.parent == node:
+                del self.edges[child, link]
+        self.changed = True
+        self.at(self.now + DETECTION, lambda: self.say(self.tracker.left(self.now, node)))
+
+    def lose(self, child: int, link: Link) -> None:
+        if self.alive[child]:
+            self.act(child, self.peers[child].lost(self.now, link))
+
+    def say(self, messages) -> None:
+        self.outcome.messages += len(messages)
+        for node, message in messages:
+            self.at(self.now + LATENCY, lambda node=node, message=message: self.hear(node, message))
+
+    def hear(self, node: int, message) -> None:
+        if not self.alive[node]:
+            return
+        if isinstance(message, Routes) and message.trees != self.trees:
+            self.shape(message.trees)
+        self.act(node, self.peers[node].handle(self.now, message))
+
+    def act(self, node: int, actions) -> None:
+        for action in actions:
+            if isinstance(action, peer.Tell):
+                self.outcome.messages += 1
+                message = action.message
+                self.at(
+                    self.now + LATENCY,
+                    lambda node=node, message=message: self.say(self.tracker.handle(self.now, node, message)),
+                )
+            elif isinstance(action, peer.Take):
+                self.at(self.now + HANDSHAKE, lambda node=node, action=action: self.connect(node, action))
+            elif isinstance(action, peer.Drop):
+                if self.edges.pop((node, action.link), None) is not None:
+                    self.changed = True
+            elif isinstance(action, peer.Get):
+                self.get(node, action.blobs)
+
+    def connect(self, node: int, take: peer.Take) -> None:
+        if not self.alive[node]:
+            return
+        if not self.alive[take.link.parent]:
+            self.at(self.now + DETECTION, lambda: self.lose(node, take.link))
+            return
+        self.edges[node, take.link] = take.blobs
+        self.changed = True
+        self.peers[node].reached(self.now, take.link)
+
+    # -- bytes
+
+    def shape(self, trees: int) -> None:
+        """The first plan says how many trees there are."""
+        self.trees = trees
+        self.whole = self.sizes / trees  # of a blob, by tree
+        self.got = numpy.zeros((self.world.nodes, trees, len(self.sizes)))
+
+    def index(self) -> None:
+        """Arrays over the links."""
+        self.links = list(self.edges)
+        self.child = numpy.array([child for child, _ in self.links])
+        self.parent = numpy.array([link.parent for _, link in self.links])
+        self.tree = numpy.array([link.tree for _, link in self.links])
+        self.wants = numpy.zeros((len(self.links), len(self.sizes)), bool)
+        for row, blobs in enumerate(self.edges.values()):
+            self.wants[row, list(blobs)] = True
+        self.changed = False
+
+    def flow(self) -> None:
+        self.fetch()
+        if self.changed:
+            self.index()
+        if not self.edges:
+            return
+        pieces = numpy.where(self.got >= self.whole * 0.9999999, self.whole, numpy.floor(self.got / PIECE) * PIECE)
+        ahead = pieces[self.parent, self.tree] - self.got[self.child, self.tree]
+        ahead = numpy.where(self.wants, numpy.maximum(ahead, 0.0), 0.0)
+        wanted = ahead.sum(1) / STEP
+        rate = numpy.zeros(len(self.links))
+        up, down = self.up.copy(), self.down - self.fetching
+        active = wanted > 0
+        for _ in range(3):  # what one cannot use goes to the others
+            uses = numpy.bincount(self.parent[active], minlength=self.world.nodes)
+            takes = numpy.bincount(self.child[active], minlength=self.world.nodes)
+            even = numpy.minimum(
+                up[self.parent] / numpy.maximum(uses[self.parent], 1),
+                down[self.child] / numpy.maximum(takes[self.child], 1),
+            )
+            more = numpy.where(active, numpy.maximum(numpy.minimum(even, wanted - rate), 0.0), 0.0)
+            rate += more
+            up -= numpy.bincount(self.parent, more, self.world.nodes)
+            down = down - numpy.bincount(self.child, more, self.world.nodes)
+            active = active & (wanted - rate > 1.0)
+        moved = ahead * (rate / numpy.maximum(wanted, 1e-9))[:, None]
+        numpy.add.at(self.got, (self.child, self.tree), moved)
+        self.uploaded += numpy.bincount(self.parent, moved.sum(1), self.world.nodes)
+        for row in numpy.nonzero(rate)[0]:
+            child, link = self.links[row]
+            self.peers[child].took(self.now, link, float(moved[row].sum()))
+
+    def fetch(self) -> None:
+        """From the registry, whose rate is shared by those who ask; a source's bytes are in all of its trees."""
+        world = self.world
+        self.fetching = numpy.zeros(world.nodes)
+        busy = [node for node, blobs in self.fetches.items() if any(left > 0 for left in blobs.values())]
+        even = world.registry / max(len(busy), 1)
+        slow = {node: min(even, self.down[node]) for node in busy}
+        spare = world.registry - sum(slow.values())
+        for node in busy:
+            rate = min(slow[node] + (spare if self.down[node] > slow[node] else 0.0), self.down[node])
+            self.fetching[node] = rate
+            now = rate * STEP
+            for blob, left in self.fetches[node].items():
+                part = min(now, left)
+                self.fetches[node][blob] -= part
+                now -= part
+                self.outcome.from_registry += part
+                self.peers[node].fetched(part)
+                done = 1.0 - self.fetches[node][blob] / self.sizes[blob]
+                mine = self.got[node, :, blob]
+                numpy.maximum(mine, done * self.whole[blob], out=mine)
+
+    def get(self, node: int, blobs: tuple[int, ...]) -> None:
+        """FetchBlobs these and no other, each from where what is here ends."""
+        if not self.trees:
+            self.shape(1)
+        self.outcome.fetchers.append(node)
+        before = self.fetches.get(node, {})
+        lacking = {blob: self.sizes[blob] - self.got[node, :, blob].min() * self.trees for blob in blobs}
+        self.fetches[node] = {blob: before.get(blob, left) for blob, left in lacking.items()}
+
+    def go(self, limit: float = 600.0) -> Outcome:
+        ticked = 0.0
+        while self.now < limit and len(self.outcome.ready) + len(self.outcome.dead) < self.world.nodes:
+            while self.events and self.events[0][0] <= self.now:
+                heapq.heappop(self.events)[2]()
+            self.flow()
+            if self.now >= ticked + 0.2:
+                ticked = self.now
+                self.say(self.tracker.tick(self.now))
+                for node in numpy.nonzero(self.alive & self.joined)[0]:
+                    self.act(int(node), self.peers[node].tick(self.now))
+            self.finish()
+            self.now += STEP
+        self.outcome.uploads = list(self.uploaded)
+        return self.outcome
+
+    def finish(self) -> None:
+        have = self.got.sum((1, 2)) if self.trees else numpy.zeros(self.world.nodes)
+        for node in map(int, numpy.nonzero((have >= self.sizes.sum() * 0.99999) & self.alive)[0]):
+            if node not in self.outcome.ready:
+                self.outcome.ready[node] = max(self.now, float(self.sizes.sum()) / self.world.unpack) + 0.05
+                self.act(node, self.peers[node].finished(self.now))
+
+
+GIB = 1 << 30
+IMAGE = [int(GIB * part) for part in (2.5, 1.2, 0.7, 0.4, 0.2)]  # bytes of its layers
+MOST = 1.3  # times what one node takes
+TROUBLE = {"dying": 0.01, "slow": 0.05}
+
+
+def large(nodes: int, **trouble: float) -> Outcome:
+    """An image of 5 GiB on links of 25 Gbit/s, with a registry of 10 Gbit/s; 2 GB/s are unpacked."""
+    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=2e9, seed=3, **trouble)).go()  # type: ignore[arg-type]
+
+
+def bench_simulation(sizes: Sequence[int]) -> bool:
+    """Seconds until the last node is ready that lives and is not slow itself, without trouble and with some."""
+    columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most given", "messages"))
+    print(f"{'nodes':>8}{columns}{'1 % die, 5 % slow':>20}{'x 1 node':>12}")
+    alone, good = 0.0, True
+    for nodes in sizes:
+        well, trouble = large(nodes), large(nodes, **TROUBLE)
+        last, later = last_of(well), last_of(trouble)
+        alone = alone or last
+        size = float(sum(IMAGE))
+        cost = f"{well.from_registry / size:11.2f}x{max(well.uploads) / size:11.2f}x{well.messages:12}"
+        print(f"{nodes:8}{last:12.2f}{last / alone:11.2f}x{cost}{later:20.2f}{later / alone:11.2f}x", flush=True)
+        good &= last <= MOST * alone and later <= MOST * alone + 2 * DETECTION
+    return good
+
+
+def last_of(outcome: Outcome) -> float:
+    return max((seconds for node, seconds in outcome.ready.items() if node not in outcome.slow), default=0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(not bench_simulation([int(word) for word in sys.argv[1:]] or (1, 10, 100, 1000)))

@@ -1,0 +1,145 @@
+"""What the tracker of many nodes costs: as many real connections on loopback, of one process that plays all nodes.
+
+Each node says what peers say: that it has come, how far it is, once a period, and that it is done. As all of them have
+one processor here, some come when others have been heard.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+
+from enroot_py.swarm import wire
+from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.messages import Joined, Report, Standing
+from enroot_py.swarm.peer import REPORT
+from enroot_py.swarm.tracking import Documents, Tracking
+
+NODES = (100, 1000, 10_000)
+LAYERS = (2_500_000_000, 1_200_000_000, 700_000_000, 400_000_000, 200_000_000)
+PERIODS = 3  # of reports
+BUDGET = 0.5  # of a processor, while nodes report
+_DOCUMENT = b" " * 8192  # bytes of a manifest, and of a config
+_AT_ONCE = 200
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class _Host:
+    def documents(self) -> Documents:
+        return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
+
+    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+        progress()
+
+    def seed(self) -> None:
+        """There is none."""
+
+
+class _Nodes:
+    """All nodes of a swarm, in one loop."""
+
+    def __init__(self, swarm: Swarm, port: int) -> None:
+        self.swarm, self.port = swarm, port
+        self.loop = Loop(swarm, 0)
+        self.trees = 0
+        self.planned: set[int] = set()
+        self.released: set[int] = set()
+        self.heard = 0  # messages
+        self.known: set[int] = set()  # who knows the image
+        self.connections: dict[int, Connection] = {}
+
+    def come(self) -> bool:
+        """Let some more of them come; whether all have their routes."""
+        waiting = len(self.connections) - len(self.known)
+        for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _AT_ONCE - waiting)):
+            self.loop.node = node
+            connection = self.connections[node] = self.loop.connect("t", ("127.0.0.1", self.port))
+            connection.most = wire.LONG
+            connection.ready = lambda connection=connection: connection.say({"is": "Come", "lacks": True})  # type: ignore[misc]
+            connection.heard = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
+        return len(self.planned) == self.swarm.nodes
+
+    def _hear(self, node: int, message: Mapping[str, object]) -> None:
+        self.heard += 1
+        kind = message["is"]
+        if kind == "Documents":
+            self.known.add(node)
+            joined = Joined(("", 1024 + node), tuple(range(len(LAYERS))), name=f"n{node}")
+            self.connections[node].say(wire.encode(joined))
+        elif kind == "Routes":
+            self.trees = int(str(message["trees"]))
+            self.planned.add(node)
+        elif kind == "Released":
+            self.released.add(node)
+            self.connections[node].close()
+
+    def report(self, part: float, *, done: bool) -> None:
+        got = tuple(int(sum(LAYERS) * part / self.trees) for _ in range(self.trees))
+        for connection in self.connections.values():
+            connection.say(wire.encode(Report(got, 0, done)))
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        def tick(now: float) -> None:
+            self.loop.running = not until()
+
+        self.loop.tick, self.loop.running = tick, True
+        self.loop.run()
+
+
+def bench_tracker(rounds: int) -> bool:
+    """Seconds of a processor until all nodes have their routes, in a period of reports, and at the end."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    columns = "".join(f"{name:>12}" for name in ("plan, CPU s", "a period", "the end", "messages", "MB"))
+    print(f"\n{'srun as tracker: nodes':28}{columns}")
+    good = True
+    for nodes in NODES:
+        if nodes + 100 > most:
+            print(f"{nodes:28} MISSING: no more than {most} descriptors: ulimit -n")
+            good = False
+            continue
+        for _ in range(rounds):
+            good &= _row(nodes)
+    return good
+
+
+def _row(nodes: int) -> bool:
+    swarm = Swarm(os.urandom(32), "1.0", nodes)
+    sock = listener()
+    lifeline, life = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(life)
+        try:
+            Tracking(swarm, _Host(), sock.detach()).serve(lifeline)
+        finally:
+            os._exit(0)
+    os.close(lifeline)
+    all_nodes = _Nodes(swarm, sock.getsockname()[1])
+    sock.close()
+    all_nodes.serve(all_nodes.come)
+    planned = _cpu(process)
+    period = REPORT * max(1.0, nodes / 1000)
+    for number in range(PERIODS):
+        all_nodes.report((number + 1) / (PERIODS + 1), done=False)
+        until = time.monotonic() + period
+        all_nodes.serve(lambda until=until: time.monotonic() > until)  # type: ignore[misc]
+    reported = _cpu(process)
+    all_nodes.report(1.0, done=True)
+    all_nodes.serve(lambda: len(all_nodes.released) == nodes)
+    os.close(life)
+    usage = os.wait4(process, 0)[2]
+    ended = usage.ru_utime + usage.ru_stime
+    share = (reported - planned) / PERIODS
+    costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.heard:12}{usage.ru_maxrss / 1e3:12.0f}"
+    print(f"{nodes:28}{costs}  {'ok' if share <= BUDGET * period else 'OVER'}: a period is {period:.0f} s", flush=True)
+    return share <= BUDGET * period
+
+
+def _cpu(process: int) -> float:
+    """Seconds that a process has worked."""
+    with open(f"/proc/{process}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,115 @@
+"""A squashfs file that srun's host alone has becomes an image of the store, on each node of a step.
+
+Its digest is that of the file, so it is sent once to a node, and locks, limits and pruning are those of any image.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from enroot_py.base import digests, filesystems, log
+from enroot_py.base.errors import ImageError
+from enroot_py.base.fds import Fd
+from enroot_py.config.settings import Settings
+from enroot_py.store import layout
+from enroot_py.store.store import Image, Name, Store, cannot_write
+from enroot_py.swarm.apart import apart
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.swarm.file import FileSource
+    from enroot_py.swarm.guest import Invitation
+
+_CHUNK = 1 << 20
+
+
+def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
+    """The file with this digest, in the store when this returns; held. A node that has it gives it to others.
+
+    Raises ImageError, RegistryError.
+    """
+    if settings.policies:
+        from enroot_py.store import admission
+
+        admission.check_file(name, settings)
+    arrival = _Arrival(name, digest, invitation, settings)
+    while True:
+        image = arrival.image()
+        if image is not None and image.hold():  # else it was pruned this very moment
+            return image
+
+
+class _Arrival:
+    """A file on its way into the store."""
+
+    def __init__(self, name: str, digest: str, invitation: Invitation, settings: Settings) -> None:
+        self._name = name
+        self._digest = digest
+        self._invitation = invitation
+        self._settings = settings
+        self._store = Store(settings.cache_path, create=True)
+
+    def image(self) -> Image | None:
+        """The file, in the store. None where it was pruned this very moment. Raises ImageError, RegistryError."""
+        store = self._store
+        if (stored := store.image(self._digest)) is not None:
+            apart(lambda: self._source(stored.file).lend())  # all that it needs is imported there
+            return stored
+        store.sweep()
+        try:
+            with store.lock(), store.build(layout.IMAGES, self._digest) as build:
+                if not build.done:
+                    self._receive(build.path)
+                    build.publish()
+            if os.geteuid() == 0:  # see crash.py
+                store.settle(self._digest)
+            store.name(self._name, None, Name(self._digest))
+        except OSError as e:
+            raise cannot_write(f"store {self._name} in {store.root}", store.root, e) from e
+        image = store.image(self._digest)
+        if image is not None and image.hold():
+            from enroot_py.store import prune
+
+            prune.shrink(store, self._settings)
+        return image
+
+    def _receive(self, directory: str) -> None:
+        """Fill what is to be the image. Raises ImageError, RegistryError, OSError."""
+        from hashlib import sha256
+
+        path = f"{directory}/{layout.SQUASHFS}"
+        source = self._source(path)
+        size = source.size()
+        with Fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
+            _reserve(fd, size, self._store.root)
+            digest = sha256()
+            with source.read(fd) as arriving:
+                while data := arriving.read(_CHUNK):
+                    digest.update(data)
+        if (came := digests.of_encoded(digest.hexdigest())) != self._digest:
+            raise ImageError(
+                f"{self._name}: what came to {os.uname().nodename} has the digest {came}, not {self._digest}",
+                hint="the file was changed while it was sent, or damaged on its way: nothing of it was kept, try again",
+            )
+        with open(f"{directory}/{layout.SUM}", "w") as f:
+            f.write(digests.encoded(self._digest))
+        with open(f"{directory}/{layout.FILE}", "wb") as f:
+            f.write(os.fsencode(self._name) + b"\n")
+        log.debug(f"{self._name}: {log.size(size)} received")
+
+    def _source(self, path: str) -> FileSource:
+        """The nodes of the step, for a file that is at ``path`` here, or will be."""
+        from enroot_py.swarm.file import FileSource
+
+        return FileSource(self._invitation, self._digest, self._name, path)
+
+
+def _reserve(fd: int, size: int, root: str) -> None:
+    """Know that there is room for a file before a byte of it is sent. Raises OSError."""
+    if filesystems.kind(root) not in filesystems.NETWORK:  # there libc would write to each block instead
+        os.posix_fallocate(fd, 0, size)
+        return
+    room = os.fstatvfs(fd)
+    if size > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,148 @@
+"""One file by way of a swarm, which has no other source than srun's host: it is the one blob, and the seed has it.
+
+A node writes it where it is to stay. What comes is compared with the digest by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from enroot_py.base import filesystems
+from enroot_py.base.errors import ImageError
+from enroot_py.registry.sources import Blob
+from enroot_py.swarm import wire
+from enroot_py.swarm.guest import Guest, Incoming, Invitation
+from enroot_py.swarm.messages import Failed
+from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.tracking import Documents
+
+_MOST = 1 << 50  # bytes: more is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class FileDocuments(Documents):
+    """What all nodes need to know of a file, whose digest is what is ``named``."""
+
+    is_of_seed: bool = True
+
+    def message(self) -> dict[str, object]:
+        return {"is": "File", "named": self.named, "size": self.sizes[0]}
+
+
+def documents(digest: str, size: int) -> Documents:
+    """Those of a file of so many bytes."""
+    return FileDocuments(digest, b"", b"", "", (size,), "")
+
+
+class FileSource(Guest):
+    """The file ``name`` with a digest, for a node that is invited. ``path`` is where that has it, or will."""
+
+    PATIENCE = (0.2, 1.0, 2.0, 4.0)  # there is nobody else to ask
+
+    def __init__(self, invitation: Invitation, digest: str, name: str, path: str) -> None:
+        super().__init__(invitation)
+        self._digest = digest
+        self._name, self._path = name, path
+        self._size = 0
+        self._fd: int | None = None
+
+    def size(self) -> int:
+        """Bytes of the file, which the tracker knows. Raises ImageError where that cannot be reached."""
+        self.meet()
+        if self._tracker is None:
+            where = f"srun's host, {self._invitation.host} port {self._invitation.port}"
+            raise ImageError(
+                f"{self._name}: {os.uname().nodename} does not reach {where}: {self._why}",
+                hint="let nodes connect to it, at SrunPortRange of slurm.conf if that is set; or copy the file to the "
+                "nodes with sbcast(1), and give its path there",
+            )
+        return self._size
+
+    def read(self, fd: int) -> Blob:
+        """The file while it comes, and is written to its path, which is open as ``fd``. Raises OSError."""
+        self._fd = fd
+        self.start((0,))
+        assert self._spool
+        return Incoming(self._spool, 0, self._instead)
+
+    def new_spool(self, lacking: Sequence[int]) -> Spool:
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if self._fd is None else self._fd
+        return _Arriving(self._name, self._size, self._path, fd) if lacking else Spool((self._size,), (), "", {0: fd})
+
+    def seed(self, fd: int, changed: Callable[[], str], rate: float) -> None:
+        """Give the file, which is open as ``fd``, to others; ``changed`` says what has become of it, or "".
+
+        Raises OSError.
+        """
+        self.meet()
+        if self._tracker is not None:
+            self._fd = fd
+            self._spool = self.new_spool(())
+            peering = self.peering(rate)
+            self._watch(changed)
+            peering.run()
+
+    def _watch(self, changed: Callable[[], str]) -> None:
+        """Tell all nodes, once, that the file is another one by now."""
+        assert self._loop and self._tracker
+        loop, tracker, tick = self._loop, self._tracker, self._loop.tick
+
+        def look(now: float) -> None:
+            if why := changed():
+                loop.tick = tick
+                hint = "start the step again when the file is complete"
+                tracker.say(wire.encode(Failed((0,), refused=True, reason=f"{self._name}: {why}", hint=hint)))
+            tick(now)
+
+        loop.tick = look
+
+    def know(self, message: Mapping[str, object]) -> None:
+        size = message.get("size")
+        if message.get("is") != "File" or message.get("named") != self._digest:
+            raise ValueError("the tracker has another file")
+        if type(size) is not int or not 0 < size < _MOST:
+            raise ValueError("no size of a file")
+        self._size = size
+
+    def fetch(self, blob: int, start: int) -> Iterable[bytes]:
+        """Only the seed has it. Raises ImageError."""
+        raise self._ended(start)
+
+    def _instead(self, at: int) -> Blob:
+        raise self._ended(at)
+
+    def _ended(self, at: int) -> ImageError:
+        host = f"srun's host {self._invitation.host}"
+        if not at:
+            hint = "nodes connect to a second port there, too: at SrunPortRange of slurm.conf, if that is set"
+            return ImageError(f"{self._name}: nothing of it comes from {host}", hint=hint)
+        return ImageError(
+            f"{self._name}: {host} has stopped sending at byte {at} of {self._size}",
+            hint="srun has ended, or its host cannot be reached any more: start the step again",
+        )
+
+
+class _Arriving(Spool):
+    """A file that must find room at ``path``: to go on without is of no use."""
+
+    def __init__(self, name: str, size: int, path: str, fd: int) -> None:
+        super().__init__((size,), (), "")
+        self.lacking = (0,)
+        self._name, self._path, self._file = name, path, fd
+
+    def fd(self, blob: int) -> int:
+        return self._file
+
+    @property
+    def fds(self) -> tuple[int]:
+        return (self._file,)
+
+    def write(self, blob: int, data: memoryview, offset: int) -> None:
+        try:
+            super().write(blob, data, offset)
+        except OSError as e:
+            hint = filesystems.way_out(e, self._path, "ENROOT_CACHE_PATH")
+            self.give_up(f"{self._name}: cannot write {self._path}: {e.strerror}", hint)
+            raise

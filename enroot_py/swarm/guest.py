@@ -1,0 +1,225 @@
+"""A node's part in a swarm, whatever that brings: it meets the tracker, and a process of its own is the peer.
+
+That one goes on to serve others when this node has all, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from enroot_py.base import log
+from enroot_py.base.errors import ImageError, RegistryError
+from enroot_py.registry import authorization
+from enroot_py.swarm.apart import apart
+from enroot_py.swarm.loop import Connection, Loop, Swarm
+from enroot_py.swarm.peering import Peering, close_others
+from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.wire import LONG
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from enroot_py.registry.sources import Blob
+
+_PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
+_LONGER = 20.0  # seconds until it has asked the registry
+_STUCK = 180.0  # seconds without a byte
+_LOOK = 0.01  # seconds between two looks at what has come
+
+
+class _Alone(Exception):
+    """There is no tracker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where the tracker is, and who this node is among those of the step.
+
+    It keeps some bytes for later ones, and listens at one of these ports.
+    """
+
+    host: str
+    port: int
+    node: int
+    swarm: Swarm
+    keep: int = 0
+    ports: range = range(1)
+
+
+class Guest(ABC):
+    """A node that is invited."""
+
+    PATIENCE: tuple[float, ...] = (0.2, 1.0)  # seconds at most after each time that the tracker is not reached
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._invitation = invitation
+        self._loop: Loop | None = None
+        self._tracker: Connection | None = None
+        self._why = ""  # there is no tracker
+        self._spool: Spool | None = None
+
+    @abstractmethod
+    def know(self, message: Mapping[str, object]) -> None:
+        """Take in what the tracker has for all. Raises ValueError where that is nothing for this node."""
+
+    @abstractmethod
+    def new_spool(self, lacking: Sequence[int]) -> Spool:
+        """Raises OSError."""
+
+    @abstractmethod
+    def fetch(self, blob: int, start: int) -> Iterable[bytes]:
+        """A blob from a byte on, from where it comes from."""
+
+    # -- the tracker
+
+    def meet(self, *, lacks: bool = True) -> None:
+        """Ask the tracker for what all should know, unless it cannot be reached soon. Raises RegistryError."""
+        there = f"{self._invitation.host}:{self._invitation.port}"
+        for wait in self.PATIENCE:
+            try:
+                self._ask(lacks)
+            except _Alone as e:
+                self._why = str(e)
+                log.debug(f"swarm: {there}: {e}: alone")
+            except (TypeError, ValueError, RecursionError, ImageError) as e:
+                self._why = str(e)
+                log.debug(f"swarm: {there}: {type(e).__name__}: {e}: alone")
+                return
+            if self._tracker is not None:
+                return
+            time.sleep(random.uniform(0, wait))
+
+    def _ask(self, lacks: bool) -> None:
+        """Raises _Alone where there is no tracker, RegistryError, ImageError, and whatever a wrong answer makes."""
+        loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
+        tracker = loop.connect("t", (self._invitation.host, self._invitation.port))
+        tracker.most = LONG
+        why = "it does not answer"
+        until = time.monotonic() + _PATIENCE
+        answer: dict[str, object] = {}
+
+        def heard(message: Mapping[str, object]) -> None:
+            if not answer:
+                answer.update(message)
+            loop.running = False
+
+        def gone(reason: str) -> None:
+            nonlocal why
+            why, loop.running = reason, False
+
+        def ready() -> None:  # it answers as soon as the registry has answered it
+            nonlocal until
+            until = time.monotonic() + _LONGER if lacks else math.inf  # until somebody else needs to know
+            tracker.say({"is": "Come", "lacks": lacks})
+
+        def tick(now: float) -> None:
+            loop.running = loop.running and now < until
+
+        tracker.heard, tracker.gone, tracker.ready, loop.tick = heard, gone, ready, tick
+        loop.run()
+        try:
+            if not answer:
+                raise _Alone(why)
+            if answer.get("is") == "Refused" and answer.get("final") is True:
+                raise RegistryError(str(answer.get("reason")), hint=str(answer.get("hint")))
+            self.know(answer)
+            if tokens := tracker.session.reveal(str(answer.get("tokens"))):
+                authorization.know(tokens)
+            self._loop, self._tracker = loop, tracker
+        finally:
+            if self._tracker is None:
+                tracker.close()
+                loop.abandon()
+
+    # -- the peer
+
+    def start(self, lacking: Sequence[int]) -> None:
+        """Let a process of its own bring what is lacking. Raises OSError."""
+        assert self._tracker
+        self._spool = self.new_spool(lacking)
+        self._spool.alive, other = os.pipe2(os.O_CLOEXEC)
+        apart(lambda: self._serve(other))
+        os.close(other)
+        self._tracker.abandon()
+
+    def _serve(self, alive: int) -> None:
+        """The peer, until nobody needs it."""
+        assert self._spool and self._loop and self._tracker
+        # Not the locks of the store, and what others hear the end of.
+        close_others({alive, self._tracker.fileno(), self._loop.fileno(), 0, 1, 2, *self._spool.fds})
+        self.peering(math.inf).run()
+
+    def lend(self) -> None:
+        """For a node that has all: say so, and give it to others, as far as it is kept, while they need it.
+
+        Raises PenrootError, OSError.
+        """
+        close_others({0, 1, 2})
+        self.meet(lacks=False)
+        if self._tracker is not None:
+            self._spool = self.new_spool(())
+            self.peering(math.inf).run()
+
+    def peering(self, rate: float) -> Peering:
+        assert self._spool and self._loop and self._tracker
+        self._loop.running = True
+        return Peering(self._loop, self._tracker, self._spool, self.fetch, rate)
+
+
+class Incoming:
+    """A blob while it comes; from the byte at which that ends, ``instead`` has it."""
+
+    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob]) -> None:
+        self._spool, self._number = spool, number
+        self._at = 0
+        self._seen, self._since = -1, 0.0  # bytes of all blobs, and since when there are no more
+        self._other = instead
+        self._instead: Blob | None = None
+        self._end = select.poll()  # of the process that is the peer
+        self._end.register(spool.alive, select.POLLIN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._instead is not None:
+            self._instead.__exit__(*error)
+
+    @property
+    def file(self) -> int | None:
+        """A new file that has all of it, if all has been read, and nothing from elsewhere."""
+        is_whole = self._instead is None and self._at == self._spool.sizes[self._number]
+        return self._spool.fd(self._number) if is_whole and self._number not in self._spool.kept else None
+
+    def read(self, size: int, /) -> bytes:
+        if self._instead is not None:
+            return self._instead.read(size)
+        spool, number = self._spool, self._number
+        while (left := min(size, spool.there(number) - self._at)) <= 0:
+            if self._at >= spool.sizes[number]:
+                return b""
+            ended = self._end.poll(_LOOK * 1000)
+            if given_up := spool.given_up:
+                raise RegistryError(given_up[0], hint=given_up[1])
+            if (ended or self._is_stuck()) and spool.there(number) <= self._at:
+                log.debug(f"swarm: blob {number}: from byte {self._at} on from elsewhere")
+                self._instead = self._other(self._at)
+                return self._instead.read(size)
+        data = spool.read(number, left, self._at)
+        self._at += len(data)
+        return data
+
+    def _is_stuck(self) -> bool:
+        """Whether nothing has come for very long: something is wrong with the swarm, and this node goes on alone."""
+        seen, now = self._spool.all_there(), time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now > self._since + _STUCK

@@ -1,0 +1,376 @@
+"""Connections of a swarm that are served by one process: sockets, deadlines, and what is still to be sent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+
+from enroot_py.base import log
+from enroot_py.swarm import ports, tls
+from enroot_py.swarm.messages import Address
+from enroot_py.swarm.tls import Tls
+from enroot_py.swarm.wire import SHORT, End, Handshake, Session, WireError
+
+PATIENCE = 2.0  # seconds for a handshake
+LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer
+STRANGERS = 64  # connections more than nodes that have not proved who they are
+# The other end is gone where it does not answer for nine seconds: tcp(7).
+_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 3,
+    socket.TCP_KEEPINTVL: 2,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 9000,
+}
+_CHUNK = 256 << 10
+_SMALL = 4096  # bytes to read at once of who has not proved who he is
+_TURN = 4  # pieces to send until it is the next one's turn
+_UNHEARD = 64 << 20  # bytes that one may be behind with
+
+
+def listener(at: range = range(1)) -> socket.socket:
+    """See ports.listener."""
+    return socket.socket(fileno=ports.listener(at).detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """What all members know: a key, what it is for, how many nodes there are, and the networks that they may be in.
+
+    Networks have commas between them; all are good, where there is none. ``tls``: whether to use it where it is there.
+    """
+
+    key: bytes
+    context: str
+    nodes: int
+    networks: str = ""
+    tls: bool = True
+
+
+class Loop:
+    """All sockets of a process, until ``running`` is set to False. ``tick`` is called TICKS times in a second."""
+
+    TICKS = 10
+
+    def __init__(self, swarm: Swarm, node: int, at: range = range(1)) -> None:
+        """``at``: the ports at which it may listen itself."""
+        self.swarm, self.node, self.ports = swarm, node, at
+        self._networks = [ip_network(network) for network in swarm.networks.split(",") if network]
+        self._has_tls = swarm.tls and tls.is_here()
+        self.running = True
+        self.tick: Callable[[float], None] = lambda now: None
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[Connection, None] = {}
+        self._deadlines: dict[Connection, float] = {}  # of handshakes, those of strangers among them
+        self._served = 0.0  # seconds, but those in which others waited for this process
+        self._resting: list[tuple[int, Callable[[int], None]]] = []  # listeners, until the next tick
+
+    def run(self) -> None:
+        """Serve until ``running`` is False."""
+        ticked = time.monotonic()
+        while self.running:
+            for key, events in self._selector.select(max(0.0, ticked + 1 / self.TICKS - time.monotonic())):
+                now_there = self._selector.get_map().get(key.fd)
+                if now_there is not None and now_there.data == key.data:  # else it ended a moment ago
+                    key.data(events)
+            now = time.monotonic()
+            if now >= ticked + 1 / self.TICKS:
+                self._served += min(now - ticked, 2 / self.TICKS)
+                ticked = now
+                while self._resting:
+                    fd, serve = self._resting.pop()
+                    self.watch(fd, selectors.EVENT_READ, serve)
+                for other in [other for other, deadline in self._deadlines.items() if self._served > deadline]:
+                    other.fail("it does not say who it is")
+                self.tick(now)
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def abandon(self) -> None:
+        """See Connection.abandon."""
+        self._selector.close()
+
+    def watch(self, fd: int, events: int, serve: Callable[[int], None]) -> None:
+        """Have ``serve`` called for events of a descriptor, or, with none, no more."""
+        if fd not in self._selector.get_map():
+            if events:
+                self._selector.register(fd, events, serve)
+        elif events:
+            self._selector.modify(fd, events, serve)
+        else:
+            self._selector.unregister(fd)
+
+    def listen(self, role: str, listener: socket.socket, accept: Callable[[Connection], None]) -> None:
+        """Let others connect. ``accept`` is told of each that has proved who it is."""
+        listener.setblocking(False)
+
+        def serve(events: int) -> None:
+            try:
+                for _ in range(ports.BACKLOG):
+                    self._admit(role, *listener.accept(), accept)
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                    log.debug(f"swarm: {e}")
+                    self.watch(listener.fileno(), 0, serve)
+                    self._resting.append((listener.fileno(), serve))
+
+        self.watch(listener.fileno(), selectors.EVENT_READ, serve)
+
+    def _admit(
+        self, role: str, sock: socket.socket, address: tuple[str, int], accept: Callable[[Connection], None]
+    ) -> None:
+        """Listen to one who has connected, for a while."""
+        sock.setblocking(False)
+        host = address[0].removeprefix("::ffff:")
+        if not self.admits(host):
+            log.debug(f"swarm: {host}: of no network of the swarm")
+            sock.close()
+            return
+        if len(self._strangers) >= STRANGERS + self.swarm.nodes:
+            self._crowded()
+        connection = Connection(self, sock, host, self._handshake(role, connects=False))
+        connection.ready = lambda: accept(connection)
+        self._strangers[connection] = None
+        self._deadlines[connection] = self._served + PATIENCE
+
+    def connect(self, role: str, address: Address) -> Connection:
+        """A connection on its way; it fails later, if it does."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        if self.admits(address[0]):  # else it fails at once, as what is not connected does
+            sock.connect_ex(address)
+        connection = Connection(self, sock, address[0], self._handshake(role, connects=True))
+        self._deadlines[connection] = self._served + LONGER
+        return connection
+
+    def _handshake(self, role: str, *, connects: bool) -> Handshake:
+        end = End(self.node, role, self._has_tls)
+        return Handshake(self.swarm.key, self.swarm.context, end, connects=connects)
+
+    def admits(self, host: str) -> bool:
+        """Whether an address is in a network of the swarm."""
+        address = ip_address(host)
+        return not self._networks or address.is_loopback or any(address in network for network in self._networks)
+
+    def _crowded(self) -> None:
+        """Part with the oldest of those who come from the host of which there are most."""
+        hosts = Counter(stranger.host for stranger in self._strangers)
+        most = max(hosts, key=hosts.__getitem__)
+        next(each for each in self._strangers if each.host == most).fail("too many that do not say who they are")
+
+    def is_known(self, connection: Connection) -> None:
+        """It has proved who it is, or has ended."""
+        self._strangers.pop(connection, None)
+        self._deadlines.pop(connection, None)
+
+
+def _nothing(*_: object) -> None:
+    """Nobody is interested."""
+
+
+def _no_more() -> bool:
+    return False
+
+
+class Connection:
+    """One socket. Whoever uses it sets ``ready``, ``heard`` (a message), ``gone``, and the two for pieces."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, host: str, handshake: Handshake) -> None:
+        self.host = host
+        self.most = SHORT
+        self.ready: Callable[[], None] = _nothing
+        self.heard: Callable[[Mapping[str, object]], None] = _nothing
+        self.gone: Callable[[str], None] = _nothing
+        self.more: Callable[[], bool] = _no_more  # something else to be sent now, if there is
+        self.took: Callable[[bytearray], int] | None = None  # instead of messages: how many bytes of them it has used
+        self.node = -1  # at the other end, as it has proved
+        self._loop = loop
+        self._socket = sock
+        self._handshake: Handshake | None = handshake
+        self._session: Session | None = None
+        self._tls: Tls | None = None
+        self._in, self._out = bytearray(), bytearray()
+        self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, after what is in _out
+        self._closed = False
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OPTIONS.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._out += handshake.out
+        self._watch()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def session(self) -> Session:
+        assert self._session
+        return self._session
+
+    def say(self, message: Mapping[str, object]) -> None:
+        """Say something, unless the connection has ended."""
+        if self._closed:
+            return
+        self._out += self.session.seal(message)
+        if len(self._out) > _UNHEARD:
+            self.fail("it does not listen")
+            return
+        self._watch()
+
+    def send(self, head: bytes, fd: int, offset: int, count: int) -> None:
+        """Send some bytes and a part of a file, when ``more`` asks for it."""
+        self._out += head
+        self._file = (fd, offset, count)
+
+    def wake(self) -> None:
+        """There may be ``more``."""
+        if not self._closed:
+            self._watch(writes=True)
+
+    def fail(self, why: str) -> None:
+        """End the connection."""
+        if self._closed:
+            return
+        log.debug(f"swarm: {self.host}: {why}")
+        gone = self.gone
+        self.close()
+        gone(why)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._loop.is_known(self)
+            self._loop.watch(self._socket.fileno(), 0, self._serve)
+            self._socket.close()
+            # They refer to this one.
+            self.ready = self.heard = self.gone = _nothing
+            self.more, self.took = _no_more, None
+            self._in, self._out, self._file, self._handshake = bytearray(), bytearray(), None, None
+
+    def abandon(self) -> None:
+        """Do without it in this process, after a fork(2) whose child goes on with it."""
+        self._closed = True
+        self._socket.close()
+        self._loop.abandon()
+
+    def _watch(self, *, writes: bool = False) -> None:
+        if self._closed:
+            return
+        if self._tls and not self._tls.is_ready:
+            writes = bool(self._tls.out)
+        elif self._out or self._file or (self._tls and self._tls.out):
+            writes = True
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
+        self._loop.watch(self._socket.fileno(), events, self._serve)
+
+    def _serve(self, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._read()
+            if events & selectors.EVENT_WRITE and not self._closed:
+                self._write()
+        except BlockingIOError:
+            return  # until the next event
+        except (OSError, WireError) as e:
+            self.fail(str(e))
+        except Exception as e:  # noqa: BLE001 - what it says makes no sense here: the others go on
+            self.fail(f"{type(e).__name__}: {e}")
+
+    def _read(self) -> None:
+        data = self._socket.recv(_CHUNK if self._session else _SMALL)
+        if not data:
+            self.fail("it has closed the connection")
+            return
+        if self._session is None:
+            assert self._handshake
+            data = self._handshake.feed(data)
+            self._out += self._handshake.out
+            self._handshake.out = b""
+            if self._handshake.session is None:
+                self._watch()
+                return
+            self._session, self.node = self._handshake.session, self._handshake.other
+            if self._handshake.secret:
+                self._tls = Tls(self._handshake.secret, connects=self._handshake.connects)
+                self._tls.out[:0], self._out = self._out, bytearray()  # the proof is not sent yet
+            self._loop.is_known(self)
+            self._watch()
+            self.ready()
+        if self._tls:
+            waits = not self._tls.is_ready
+            data = self._tls.feed(data)
+            if len(self._tls.out) > _UNHEARD:  # answers of TLS itself, as to each change of a key
+                self.fail("it does not listen")
+                return
+            if waits or self._tls.out:
+                self._watch(writes=True)
+        self._in += data
+        self._use()
+
+    def _use(self) -> None:
+        assert self._session
+        while self._in and not self._closed:
+            if self.took is not None:
+                used = self.took(self._in)
+                if not used:
+                    return
+                del self._in[:used]
+            else:
+                message = self._session.open(self._in, self.most)
+                if message is None:
+                    return
+                self.heard(message)
+
+    def _write(self) -> None:
+        for _ in range(_TURN):
+            if not (self._write_tls() if self._tls else self._write_plainly()):
+                return
+            if self._session is None or not self.more():
+                self._watch()
+                return
+
+    def _write_plainly(self) -> bool:
+        """Send what there is to be sent; whether that was all."""
+        if self._out:
+            del self._out[: self._socket.send(self._out)]
+            if self._out:
+                return False
+        if self._file:
+            self._sent(os.sendfile(self._socket.fileno(), *self._file))
+        return self._file is None
+
+    def _write_tls(self) -> bool:
+        """The same by TLS, once both ends have begun with it."""
+        assert self._tls
+        while True:
+            if self._tls.out:
+                del self._tls.out[: self._socket.send(self._tls.out)]
+            if self._tls.out or not self._tls.is_ready:
+                self._watch()
+                return False
+            if self._out:
+                self._tls.write(bytes(self._out[:_CHUNK]))
+                del self._out[:_CHUNK]
+            elif self._file:
+                fd, offset, count = self._file
+                data = os.pread(fd, min(count, _CHUNK), offset)
+                self._sent(len(data))
+                self._tls.write(data)
+            else:
+                return True
+
+    def _sent(self, count: int) -> None:
+        """So much of the part of a file is on its way."""
+        assert self._file
+        if not count:
+            raise WireError("a blob on its way is short")
+        fd, offset, left = self._file
+        self._file = (fd, offset + count, left - count) if count < left else None

@@ -1,0 +1,116 @@
+"""What the tracker of a swarm and its peers say to each other.
+
+A node is known by its number within the step, a blob by its position in the manifest, which all have. A blob is cut
+into pieces, and the pieces of all blobs go down the trees in turn: number P of any blob goes by tree P modulo the
+number of trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Address = tuple[str, int]  # a host that is "" is the tracker's
+SEED = 0xFFFFFFFE  # no node's number: a peer on the tracker's host, which lacks nothing and fetches where nobody can
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A peer, whose host has this name, listens at ``address``, lacks these blobs, and has some to give."""
+
+    address: Address
+    lacks: tuple[int, ...]
+    has: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Bytes that a peer has by each tree and from the registry, and whether it lacks nothing any more."""
+
+    got: tuple[int, ...]
+    fetched: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A peer cannot reach its parent in a tree, or nothing comes from there while it comes by other trees."""
+
+    tree: int
+    parent: int
+    reached: bool
+    got: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A peer cannot get these blobs from the registry, for this reason; ``refused``: nor could another one."""
+
+    blobs: tuple[int, ...]
+    refused: bool
+    reason: str
+    hint: str = ""
+
+
+FromPeer = Joined | Report | Complaint | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many nodes have come and have all that they want, how far the last of them is, and what it has cost."""
+
+    come: int
+    ready: int
+    slowest: str  # its name
+    part: float  # of what it wants
+    fetched: int  # bytes from the registry
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a peer takes the pieces of a tree from: these blobs' pieces, or those of all."""
+
+    tree: int
+    parent: int
+    address: Address
+    blobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The links of some trees, in place of those that a peer has for them, and the blobs that go down ``trees`` trees.
+
+    A peer that relays takes all blobs, for others; one that does not takes those that it lacks.
+    """
+
+    trees: int
+    blobs: tuple[int, ...]
+    relays: bool
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlobs:
+    """Get these blobs and no other from the registry, and be their source."""
+
+    blobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Nobody needs this peer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """Nobody gets the image this way. Where that is ``final``, one of all nodes is told the reason, and says it.
+
+    Else each asks the registry for itself.
+    """
+
+    final: bool
+    reason: str = ""
+    hint: str = ""
+
+
+FromTracker = Routes | FetchBlobs | Released | Hopeless

@@ -1,0 +1,133 @@
+"""An image of a registry by way of a swarm: what the other nodes of the step have, or get, need not be asked for again.
+
+As other sources (registry/sources.py): it has the manifest and the config of the tracker, and the blobs of the peer.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from enroot_py.base import digests, log
+from enroot_py.registry import manifests
+from enroot_py.registry.manifests import Descriptor, Manifest
+from enroot_py.registry.platforms import architecture
+from enroot_py.swarm.guest import Guest, Incoming, Invitation
+from enroot_py.swarm.kept import Kept
+from enroot_py.swarm.spool import Spool
+
+if TYPE_CHECKING:
+    from enroot_py.registry.repository import Repository
+    from enroot_py.registry.sources import Blob, Mirrored
+
+_CHUNK = 1 << 20
+
+
+class SwarmSource(Guest):
+    """The image ``digest`` that ``inner`` has, for a node that is invited; ``kept`` has room for blobs on their way."""
+
+    def __init__(self, invitation: Invitation, digest: str, inner: Repository | Mirrored, kept: Kept) -> None:
+        super().__init__(invitation)
+        self._digest = digest
+        self._inner = inner
+        self._kept = kept
+        self._manifest: Manifest | None = None
+        self._config = b""
+        self.evidence = b""  # by which to verify the image
+        self._lacks: dict[str, int] = {}  # by digest
+
+    @property
+    def base(self) -> str:
+        return self._inner.base
+
+    def digest(self) -> str:
+        return self._inner.digest()
+
+    def manifest(self, arch: str | None = None) -> Manifest:
+        """The manifest that the tracker has; else that of the registry, and there is no swarm."""
+        if arch is None:
+            self.meet()
+        if self._manifest is None:
+            self._manifest = self._inner.manifest(arch)
+        return self._manifest
+
+    def config(self, manifest: Manifest) -> bytes:
+        if self._config and digests.of(self._config) == manifest.config.digest:
+            return self._config
+        return self._inner.config(manifest)
+
+    def begin(self, blobs: Sequence[Descriptor]) -> None:
+        """Say which blobs are lacking: they begin to come."""
+        if self._tracker is None or self._manifest is None:
+            return
+        layers = [layer.digest for layer in self._manifest.layers]
+        self._lacks = {blob.digest: layers.index(blob.digest) for blob in blobs}
+        try:
+            self.start(list(self._lacks.values()))
+        except OSError as e:
+            log.debug(f"swarm: {self._kept.directory}: {e.strerror}: the registry alone")
+
+    def new_spool(self, lacking: Sequence[int]) -> Spool:
+        """Raises OSError."""
+        assert self._manifest
+        layers = self._manifest.layers
+        kept = {blob: fd for blob, each in enumerate(layers) if (fd := self._kept.open(each.digest, each.size))}
+        os.makedirs(self._kept.directory, 0o700, exist_ok=True)
+        return Spool([layer.size for layer in layers], lacking, self._kept.directory, kept)
+
+    def blob(self, descriptor: Descriptor) -> Blob:
+        position = self._lacks.get(descriptor.digest)
+        if self._spool is None or position is None:
+            return self._inner.blob(descriptor)
+        return _Blob(self._spool, position, lambda at: self._inner.blob(descriptor, at), self._kept, descriptor.digest)
+
+    def instead(self, descriptor: Descriptor) -> Blob | None:
+        """The blob from the registry, if what came from other nodes is not what its digest says."""
+        if self._spool is None or descriptor.digest not in self._lacks:
+            return None
+        stream, digest = self.blob(descriptor), hashlib.sha256()
+        while data := stream.read(_CHUNK):
+            digest.update(data)
+        came = digests.of_encoded(digest.hexdigest())
+        return None if came == descriptor.digest else self._inner.blob(descriptor)
+
+    def seed(self, rate: float) -> None:
+        """Fetch what the tracker says, and give it to others, until that ends. Raises PenrootError, OSError."""
+        self.meet()
+        if self._tracker is not None and self._manifest is not None:
+            self._spool = self.new_spool(())
+            self.peering(rate).run()
+
+    def know(self, message: Mapping[str, object]) -> None:
+        """The manifest and the config."""
+        if message.get("is") != "Documents" or message.get("architecture") != architecture(None):
+            raise ValueError("no image for this node")
+        data = base64.b64decode(str(message.get("manifest")))
+        if (named := str(message.get("named"))) != self._digest:
+            raise ValueError(f"the tracker has {named}, not {self._digest}")
+        self._config = base64.b64decode(str(message.get("config")))
+        self.evidence = base64.b64decode(str(message.get("evidence", "")))
+        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), named, "the tracker")
+
+    def fetch(self, blob: int, start: int) -> Iterator[bytes]:
+        """What comes of a blob from the registry, from a byte on."""
+        assert self._manifest
+        with self._inner.blob(self._manifest.layers[blob], start) as stream:
+            while data := stream.read(_CHUNK):
+                yield data
+
+
+class _Blob(Incoming):
+    """If whoever reads it, in a ``with``, finds that it is what it should be, it is kept."""
+
+    def __init__(self, spool: Spool, number: int, instead: Callable[[int], Blob], kept: Kept, digest: str) -> None:
+        super().__init__(spool, number, instead)
+        self._kept, self._digest = kept, digest
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if error[0] is None and (fd := self.file) is not None:
+            self._kept.add(self._digest, fd)

@@ -1,0 +1,237 @@
+"""The swarm of a step (enroot_py/swarm): srun's tracker, and what a node needs to know to take part."""
+
+from __future__ import annotations
+
+import _signal
+import gc
+import os
+import resource
+import time
+
+from enroot_py.base import log, signals
+from enroot_py.base.errors import PenrootError
+from enroot_py.swarm.ports import listener
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.messages import Standing
+    from enroot_py.swarm.tracking import Documents
+    from pyxis_py.channel import Channel
+    from pyxis_py.job import Job
+    from pyxis_py.progress import Display
+    from pyxis_py.settings import PluginSettings
+    from pyxis_py.submit import Wish
+
+_STDERR = 4  # that of srun: execute() of coprocess.c
+_INFO = 3  # of srun's levels, slurm/src/common/log.h: less is --quiet
+RATE = 250e6  # bytes a second that srun's host, where others work, gives to nodes without a registry
+_REMEMBERED = 3600  # seconds for which nodes are believed to keep an image
+_LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # where srun is, as slurmstepd saw it: srun(1), OUTPUT ENVIRONMENT VARIABLES
+
+
+def offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Offer | None:
+    """A tracker, unless all nodes have the image, as far as is known, or there is no port for it."""
+    hint = Hint(job, digest, allocation)
+    if hint.holds:
+        return None
+    try:
+        return ImageOffer(job, wish, digest, allocation, hint)
+    except OSError as e:
+        log.debug(f"swarm: {e.strerror}: each node asks the registry")
+        return None
+
+
+class Offer:
+    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises OSError."""
+
+    kept: tuple[int, ...] = ()
+    counts = True  # shows what came from the registry
+
+    def __init__(self, name: str, networks: str, allocation: Job) -> None:
+        self._allocation = allocation
+        self._name, self._networks = name, networks
+        self._display: Display | None = None
+        self._key = os.urandom(32)
+        first, last = (allocation.numbers.get(name, 0) for name in ("firstport", "lastport"))
+        self._ports = range(first, last + 1)
+        self._listener = listener(self._ports)
+        self._loud = allocation.numbers.get("loglevel", 0) >= _INFO
+        self._port = self._listener.getsockname()[1]
+        self.invitation = f"{self._port} {self._key.hex()}"
+
+    def serve(self, channel: Channel) -> None:
+        """As long as srun is there, whatever the user types: that is for srun."""
+        for number in signals.UNHEARD:
+            _signal.signal(number, _signal.SIG_IGN)
+        gc.enable()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
+        from enroot_py.swarm.loop import Swarm  # not before: srun waits
+        from enroot_py.swarm.tracking import Tracking
+
+        nodes = self._allocation.numbers["nodes"]
+        self._swarm = Swarm(self._key, self._allocation.step, nodes, self._networks)
+        tracking = Tracking(self._swarm, self, self._listener.detach())
+        tracking.serve(channel.socket.fileno())
+        if self._display is not None:
+            self._display.end()
+        if tracking.all_have_it:
+            self.all_have_it()
+
+    def all_have_it(self) -> None:
+        """Called at the end, where they do."""
+
+    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+        from pyxis_py.progress import Display
+
+        if self._display is None and self._loud:
+            self._display = Display(_STDERR, self._name, sum(image.sizes), self._swarm.nodes, counts=self.counts)
+        if self._display is not None:
+            self._display.show(progress, ended=ended)
+
+    def documents(self) -> Documents:
+        """See tracking.Home. Raises PenrootError."""
+        raise NotImplementedError
+
+    def seed(self) -> None:
+        """See tracking.Home. Raises PenrootError, OSError."""
+        raise NotImplementedError
+
+    @property
+    def own(self) -> Invitation:
+        """That of the seed."""
+        from enroot_py.swarm.guest import Invitation
+        from enroot_py.swarm.messages import SEED
+
+        return Invitation("127.0.0.1", self._port, SEED, self._swarm, ports=self._ports)
+
+
+class ImageOffer(Offer):
+    """The tracker of an image of a registry."""
+
+    def __init__(self, job: Job, wish: Wish, digest: str, allocation: Job, hint: Hint) -> None:
+        super().__init__(str(wish.image), wish.networks, allocation)
+        self._job, self._keep = job, wish.keep
+        self._named = wish.image
+        self._image = wish.image.at(digest)
+        self._hint = hint
+
+    def all_have_it(self) -> None:
+        self._hint.write()
+
+    def documents(self) -> Documents:
+        """The manifest and the config, when the first node wants them. Raises PenrootError."""
+        from enroot_py.config import settings
+        from enroot_py.registry import authorization
+        from enroot_py.registry.platforms import architecture
+        from enroot_py.registry.sources import open_source
+        from enroot_py.swarm.tracking import Documents
+
+        loaded = settings.load(self._job.host())
+        source = open_source(self._image, loaded)
+        manifest = source.manifest()
+        config = source.config(manifest)
+        sizes = [layer.size for layer in manifest.layers]
+        evidence = b""
+        if loaded.policies:
+            from enroot_py.store import admission
+
+            evidence = admission.evidence(self._named, manifest.digest, manifest.named, loaded)
+        tokens = authorization.tokens()
+        return Documents(manifest.named, manifest.data, config, architecture(None), sizes, tokens, evidence=evidence)
+
+    def seed(self) -> None:
+        """Be one. Raises PenrootError, OSError."""
+        from enroot_py.config import settings
+        from enroot_py.registry.sources import open_registry
+        from enroot_py.store import layout
+        from enroot_py.store.store import Store
+        from enroot_py.swarm.kept import Kept
+        from enroot_py.swarm.source import SwarmSource
+
+        loaded = settings.load(self._job.host())
+        place = Store(loaded.cache_path, create=True).root
+        kept = Kept(layout.blobs(place), self._keep)
+        SwarmSource(self.own, self._image.digest, open_registry(self._image, loaded), kept).seed(RATE)
+
+
+class Hint:
+    """On srun's host: the nodes of an allocation, all of which have had an image a while ago.
+
+    They need no tracker then. Where they have it no more each of them asks the registry, so it is soon forgotten.
+    """
+
+    def __init__(self, job: Job, digest: str, allocation: Job) -> None:
+        self._note = Note(job, digest)
+        self._nodes = allocation.nodelist.encode()
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of them have it, as far as is known."""
+        return self._note.read(len(self._nodes) + 1) == self._nodes != b""
+
+    def write(self) -> None:
+        """Remember them."""
+        if self._nodes:
+            self._note.write(self._nodes)
+
+
+class Note:
+    """What is remembered of something with a digest, on srun's host, for a while."""
+
+    def __init__(self, job: Job, digest: str) -> None:
+        from enroot_py.config import settings
+        from enroot_py.store import layout
+
+        self._store = settings.load(job.host()).cache_path
+        self._path = layout.swarm(self._store, digest)
+
+    def read(self, most: int) -> bytes:
+        """The first bytes of it; none where there is none."""
+        from enroot_py.base import trusted
+
+        try:
+            with open(trusted.file(self._path), "rb") as f:
+                return f.read(most) if _is_fresh(f.fileno()) else b""
+        except OSError:
+            return b""
+
+    def write(self, text: bytes) -> None:
+        """Remember it, and forget what is of long ago."""
+        from enroot_py.store.store import Store
+
+        try:
+            Store(self._store, create=True)
+            directory = os.path.dirname(self._path)
+            os.makedirs(directory, 0o700, exist_ok=True)
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if not _is_fresh(entry.path):
+                        os.unlink(entry.path)
+            with open(f"{self._path}.{os.getpid()}", "wb") as f:
+                f.write(text)
+            os.rename(f.name, self._path)
+        except (OSError, PenrootError) as e:
+            log.debug(f"swarm: {self._path}: {e}")
+
+
+def _is_fresh(file: int | str) -> bool:
+    return 0 <= time.time() - os.stat(file).st_mtime < _REMEMBERED
+
+
+def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
+    """What srun's tracker wants to be asked with, if there is one."""
+    port, _, key = job.swarm.partition(" ")
+    node = job.environ.get("SLURM_NODEID", "")
+    host = job.environ.get(_LAUNCHER, "")
+    nodes = job.environ.get("SLURM_STEP_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
+    if not (port.isdecimal() and node.isdecimal() and nodes.isdecimal() and host):
+        return None
+    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.loop import Swarm
+
+    own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network, plugin.swarm_tls)
+    return Invitation(host, int(port), int(node), own, plugin.swarm_keep)

@@ -1,0 +1,369 @@
+"""One pull of an image for all nodes of a step, which give it to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import random
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.images import Image, Layer, entry, tar
+from tests.kernel.registry import Fault, Faulty, Login, Server, serve
+from tests.slurm.lab import Lab
+from tests.slurm.lab.cluster import SUBNET
+from tests.slurm.steps import HELPER, assert_nothing_left, configured, plugin_argument, sbatch, sh
+from tests.slurm.test_pull import STORE, front
+from tests.waiting import until
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(four: Lab) -> Iterator[None]:
+    yield
+    assert_nothing_left(four)
+
+
+def layered(number: int, layers: int = 4, size: int = 2_000_000) -> Image:
+    """An image of several layers that compress badly, and differ from those of other numbers."""
+    rng = random.Random(number)
+    image = images.busybox(entry("number", b"%d\n" % number))
+    image.layers += [Layer(tar([entry(f"fill{number}.{n}", rng.randbytes(size))])) for n in range(layers)]
+    return image
+
+
+def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
+    return ["srun", f"-N{nodes}", "-w", ",".join(NODES[:nodes]), f"--container-image={host}#test/{name}:a", *command]
+
+
+def asked(shown: Faulty) -> Counter[tuple[str, str]]:
+    return Counter((method, path) for method, path, _, _ in shown.seen)
+
+
+def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/once", "a", layered(1))
+    with front(four, registry) as shown:
+        done = four.run(step(shown.host, "once", *sh("cat /number; echo /fill*")))
+        assert sorted(done.stdout.splitlines()) == ["/fill1.0 /fill1.1 /fill1.2 /fill1.3"] * 4 + ["1"] * 4
+        requests = asked(shown)
+        assert set(requests.values()) == {1}, requests
+        assert sum("/blobs/" in path for _, path in requests) == 7  # the config, and six layers
+        said = r"^pyxis: .*/test/once:a: (.*) on 4 nodes in [0-9.]+ s, \1 from the registry$"
+        assert re.search(said, done.stderr, re.MULTILINE)
+        shown.seen.clear()
+        assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # so that nobody listens
+        assert [method for method, *_ in shown.seen] == ["HEAD"]  # it is stored on all
+
+
+def test_an_image_by_its_digest_and_in_clear(four: Lab, registry: Server) -> None:
+    image = layered(2, layers=2)
+    registry.pusher.image("test/digest", "a", image)
+    with front(four, registry) as shown, plugin_argument(four, "swarm_tls=no"):
+        command = ["srun", "-N4", f"--container-image={shown.host}#test/digest@{image.digest()}", "cat", "/number"]
+        assert four.run(command).stdout == "2\n" * 4
+        assert set(asked(shown).values()) == {1}
+
+
+def test_one_token_serves_all(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/token", "a", layered(12))
+    with front(four, registry) as shown:
+        shown.login = Login({"": ""})
+        assert four.run(step(shown.host, "token", "cat", "/number")).stdout == "12\n" * 4
+        requests = Counter(path for path, _ in shown.authorizations)
+    assert sum(path.startswith("/token") for path in requests) == 1
+    assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # srun's HEAD
+
+
+def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> None:
+    first, second = layered(3, layers=2), layered(4, layers=2)
+    second.layers += first.layers[2:]
+    registry.pusher.image("test/part", "a", first)
+    registry.pusher.image("test/more", "a", second)
+    with front(four, registry) as shown:
+        four.run(step(shown.host, "part", "true", nodes=3))
+        four.run(step(shown.host, "more", "true", nodes=1))
+        shown.seen.clear()
+        out = four.run(step(shown.host, "more", *sh("echo /fill*"))).stdout.splitlines()
+        assert out == ["/fill3.0 /fill3.1 /fill4.0 /fill4.1"] * 4
+        assert set(asked(shown).values()) == {1}
+
+
+def layers_sent(shown: Faulty, image: Image) -> int:
+    """How many requests for layers there were."""
+    config = images.digest(image.config())
+    return sum("/blobs/" in path and config not in path for _, path, _, _ in shown.seen)
+
+
+def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/owners", "a", layered(17, layers=1))
+    with front(four, registry) as shown:
+        four.run(step(shown.host, "owners", "true", nodes=3))
+        four.run(step(shown.host, "owners", "true"))
+        shown.seen.clear()
+        four.run(step(shown.host, "owners", "sleep", "2"))
+        assert [method for method, *_ in shown.seen] == ["HEAD"]
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout, "they have said that they have it"
+
+
+def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -> None:
+    image = layered(18)
+    registry.pusher.image("test/kept", "a", image)
+    with front(four, registry) as shown, plugin_argument(four, "swarm_keep=50M"):
+        four.run(step(shown.host, "kept", "true", nodes=3))
+        shown.seen.clear()
+        assert four.run(step(shown.host, "kept", *sh("cat /number; sleep 1"))).stdout == "18\n" * 4
+        assert layers_sent(shown, image) == 0
+    with front(four, registry) as shown, plugin_argument(four, "swarm_keep=5M"):
+        sizes = four.run(f"du -sb {STORE}/blobs | cut -f1", node="n4").stdout
+        assert int(sizes) > 5_000_000
+        registry.pusher.image("test/next", "a", layered(19))
+        four.run(step(shown.host, "next", "true"))
+        assert int(four.run(f"du -sb {STORE}/blobs | cut -f1", node="n4").stdout) <= 5_100_000
+
+
+def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/off", "a", layered(5, layers=1))
+    with front(four, registry) as shown, plugin_argument(four, "swarm=no"):
+        assert four.run(step(shown.host, "off", "cat", "/number")).stdout == "5\n" * 4
+        assert max(asked(shown).values()) == 4
+
+
+def test_nobody_but_helpers_sees_the_key(four: Lab, registry: Server) -> None:
+    """Not tasks, what runs around them, a step that attaches, or whoever reads logs and what srun says."""
+    registry.pusher.image("test/key", "a", layered(6, layers=1))
+    everything = "cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n'; true"
+    seen = "/home/alice/seen"
+    script = f"printf '#!/bin/sh\\nenv > {seen}/%s.$$\\n' $when > {seen}/$when; chmod +x {seen}/$when"
+    four.run(f"mkdir -p {seen}; for when in prolog epilog; do {script}; done")
+    logs = [(name, os.path.getsize(name)) for name in log_files(four)]
+    with front(four, registry) as shown, configured(four, "SlurmdDebug=verbose", "SlurmdDebug=debug3"):
+        options = [f"--task-prolog={seen}/prolog", f"--task-epilog={seen}/epilog", "-vvvvvv", "--container-mount-home"]
+        command = step(shown.host, "key", *sh(f"{everything}; sleep 5"))
+        running = four.popen(f"{shlex.join([command[0], *options, *command[1:]])} 2> {seen}/said")
+        until(lambda: four.run("squeue -h -s -o %i").stdout.strip(), "the step")
+        job = four.run("squeue -h -t R -o %i").stdout.strip()
+        attached = four.run(["srun", "--overlap", f"--jobid={job}", "-N4", *sh(everything)]).stdout
+        out, _ = running.communicate(timeout=280)
+    err = four.run(f"cat {seen}/said").stdout
+    prolog, epilog = (four.run(f"cat {seen}/{when}.*").stdout for when in ("prolog", "epilog"))
+    written = ""
+    for name, size in logs:
+        with open(name, errors="replace") as file:
+            file.seek(size)
+            written += file.read()
+    assert "debug3" in err + written
+    for place in (out, attached, prolog, epilog):
+        assert "SLURM_JOB_ID" in place
+    for place in (out, err, attached, prolog, epilog, written):
+        assert "SLURM_PYXIS_SWARM" not in place
+        assert not re.search(r"\b[0-9a-f]{64}\b", re.sub("sha256:[0-9a-f]{64}", "", place))
+
+
+def log_files(lab: Lab) -> list[str]:
+    return glob.glob(f"{lab.root}/nodes/*/var/log/slurm*.log")
+
+
+@pytest.mark.parametrize("what", ["blob", "config", "login"])
+def test_a_registry_that_refuses_is_quoted_once(four: Lab, registry: Server, what: str) -> None:
+    image = layered(7)
+    registry.pusher.image("test/refuses", "a", image)
+    with front(four, registry) as shown:
+        if what == "login":
+            shown.login = Login({"someone": "secret"})
+        else:
+            digest = images.digest(image.layers[2].blob if what == "blob" else image.config())
+            shown.faults.append(Fault(f"/blobs/{digest}", times=99, status=403))
+        done = four.run(step(shown.host, "refuses", "true"), check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("failed to import docker image") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_that_cannot_reach_the_registry_has_the_image_of_the_others(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/far", "a", layered(8))
+    with front(four, registry) as shown, four.unreachable("n1", "registry"), four.unreachable("n2", "registry"):
+        assert four.run(step(shown.host, "far", "cat", "/number")).stdout == "8\n" * 4
+
+
+def test_nodes_that_cannot_reach_the_registry_have_the_image_of_srun_s_host(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/air", "a", layered(16))
+    with front(four, registry) as shown, contextlib.ExitStack() as gap:
+        for node in NODES:
+            gap.enter_context(four.unreachable(node, "registry"))
+        assert four.run(step(shown.host, "air", "cat", "/number")).stdout == "16\n" * 4
+        assert set(asked(shown).values()) == {1}
+
+
+def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) -> None:
+    """Not from or to the first: slurmstepd of the others tells that one of the end of their tasks."""
+    registry.pusher.image("test/apart", "a", layered(9))
+    with front(four, registry) as shown, contextlib.ExitStack() as walls:
+        for node, other in (("n2", "n3"), ("n3", "n4"), ("n4", "n2")):
+            walls.enter_context(four.unreachable(node, other))
+        assert four.run(step(shown.host, "apart", "cat", "/number")).stdout == "9\n" * 4  # from n1, or the registry
+
+
+@pytest.mark.parametrize("hosts", ["nodes", "all"])
+def test_only_within_its_network(four: Lab, registry: Server, hosts: str) -> None:
+    """Where srun's host is in another one, nodes ask the registry."""
+    number = 13 if hosts == "nodes" else 14
+    registry.pusher.image(f"test/within{number}", "a", layered(number, layers=1))
+    addresses = f"{SUBNET}.{'8/29' if hosts == 'nodes' else '0/24'}"
+    with front(four, registry) as shown, plugin_argument(four, f"swarm_network={addresses}"):
+        assert four.run(step(shown.host, f"within{number}", "cat", "/number")).stdout == f"{number}\n" * 4
+        assert max(asked(shown).values()) == (4 if hosts == "nodes" else 1)
+
+
+def test_quiet(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/quiet", "a", layered(15, layers=1))
+    with front(four, registry) as shown:
+        command = step(shown.host, "quiet", "cat", "/number")
+        done = four.run([command[0], "--quiet", *command[1:]])
+        assert (done.stdout, "from the registry" in done.stderr) == ("15\n" * 4, False)
+        assert set(asked(shown).values()) == {1}
+
+
+def test_a_peer_that_is_killed_costs_the_others_a_moment(four: Lab, registry: Server) -> None:
+    """The one that fetches: another one goes on, and its own node asks the registry for what is missing."""
+    registry.pusher.image("test/killed", "a", layered(10, size=4_000_000))
+    with front(four, registry) as shown, contextlib.ExitStack() as slow:
+        slow.enter_context(four.slowed("registry", 40_000_000))
+        running = four.popen(step(shown.host, "killed", "cat", "/number"))
+        until(lambda: shown.sent("/blobs/") > 4_000_000, "blobs come")
+        for node in NODES[:2]:
+            listening = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2"
+            four.run(f"kill -KILL $({listening})", user="root", node=node)
+        out, err = running.communicate(timeout=280)
+    assert out == "10\n" * 4, err
+
+
+def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
+    """One of KILLS."""
+    peer = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2 | xargs -r kill -KILL"
+    if what == "helper":
+        lab.run(f"pkill -KILL -f {HELPER}", user="root", node=node, check=False)
+    elif what == "peer":
+        lab.run(peer, user="root", node=node, check=False)
+    elif what == "tracker":
+        lab.run(peer, user="root", check=False)
+    elif what == "slurmd":
+        lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # its threads have names of their own
+        time.sleep(seconds)
+        lab.restart_daemon(node, "slurmd")
+    else:  # but not those by which Slurm hears of a task, and has its output
+        with contextlib.ExitStack() as cut:
+            for other in {"registry", *NODES[1:]} - {node}:
+                cut.enter_context(lab.unreachable(node, other))
+            time.sleep(seconds)
+
+
+KILLS = ("helper", "peer", "tracker", "slurmd", "links")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", KILLS)
+def test_kills_at_random_moments(four: Lab, registry: Server, what: str, soak: bool, rng: random.Random) -> None:
+    """Nodes whose helper lives start their tasks; the other one says in a line what has happened to it."""
+    for number in range(20 if soak else 1):
+        node, name = rng.choice(NODES), f"{what}{number}"
+        registry.pusher.image(f"test/{name}", "a", layered(rng.randrange(1000, 1 << 30), size=1_500_000))
+        with front(four, registry) as shown, four.slowed("registry", 40_000_000):
+            running = four.popen(step(shown.host, name, "echo", "up"))
+            until(lambda shown=shown: shown.sent("/blobs/") > 100_000, "blobs come")  # type: ignore[misc]
+            time.sleep(rng.random() * 1.5)
+            kill(four, what, node, rng.random() * 2)
+            out, err = running.communicate(timeout=280)
+        missing = 4 - out.count("up\n")
+        said = f"{what} of {node}, number {number}:\n{out}{err}"
+        assert missing <= (what == "helper") and out == "up\n" * (4 - missing), said
+        assert bool(missing) == bool(running.returncode) == bool(re.search("error: pyxis: .*helper", err)), said
+        assert_nothing_left(four)
+    for node in NODES:
+        four.run("penroot cache verify && penroot cache prune", node=node)
+
+
+def test_one_node_alone_needs_no_tracker(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/alone", "a", layered(11, layers=1))
+    with front(four, registry) as shown:
+        assert four.run(step(shown.host, "alone", "cat", "/number", nodes=1)).stdout == "11\n"
+        assert set(asked(shown).values()) == {1}
+
+
+def test_steps_of_jobs(four: Lab, registry: Server) -> None:
+    """srun of salloc, and two at once of a batch script, on its first node."""
+    for number, name in ((20, "alloc"), (21, "batch")):
+        registry.pusher.image(f"test/{name}", "a", layered(number))
+    with front(four, registry) as shown:
+        assert four.run(["salloc", "-N4", *step(shown.host, "alloc", "cat", "/number")]).stdout == "20\n" * 4
+        srun = shlex.join(["srun", "--overlap", *step(shown.host, "batch", "cat", "/number")[1:]])
+        four.run(f"printf '#!/bin/sh\\n%s & %s; wait\\n' '{srun}' '{srun}' > /home/alice/two")
+        sbatch(four, "-N4", "-o", "/home/alice/out", "/home/alice/two")
+        assert four.run("cat /home/alice/out").stdout.splitlines().count("21") == 8
+        asked_for_layers = Counter({path: count for (_, path), count in asked(shown).items() if "/blobs/" in path})
+        assert max(asked_for_layers.values()) <= 2  # once for each step, where the other one has not got it yet
+
+
+def test_components_of_a_heterogeneous_job(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/het", "a", layered(22, layers=1))
+    with front(four, registry) as shown:
+        component = [f"--container-image={shown.host}#test/het:a", "cat", "/number"]
+        done = four.run(["srun", "-w", "n1,n2", "-N2", *component, ":", "-w", "n3,n4", "-N2", *component])
+        assert done.stdout == "22\n" * 4
+
+
+@pytest.mark.parametrize("how", ["srun is killed", "the job is cancelled", "^C"])
+def test_an_image_on_its_way_to_a_step_that_ends(four: Lab, registry: Server, how: str) -> None:
+    """Nothing goes on, or is left: see nothing_left."""
+    name = f"ends{len(how)}"
+    registry.pusher.image(f"test/{name}", "a", layered(30 + len(how), size=4_000_000))
+    with front(four, registry) as shown, four.slowed("registry", 20_000_000):
+        running = four.popen(["sh", "-c", 'echo $$; exec "$@"', "sh", *step(shown.host, name, "true")])
+        assert running.stdout
+        pid = running.stdout.readline().strip()
+        until(lambda: shown.sent("/blobs/") > 2_000_000, "blobs come")
+        if how == "the job is cancelled":
+            four.run("scancel -u alice")
+        else:
+            for _ in range(1 if how == "srun is killed" else 2):  # ^C asks first
+                four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
+        out, _ = running.communicate(timeout=120)
+        assert running.returncode != 0
+        if how == "srun is killed":  # nobody tells Slurm, but the user
+            four.run("scancel -u alice")
+        until(lambda: not four.run("squeue -h").stdout, "the end of the job")
+
+
+def test_a_node_without_room_fails_alone(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/room", "a", layered(23, size=6_000_000))
+    four.run(f"mkdir -p {STORE}", node="n2")
+    with front(four, registry) as shown:
+        four.run(f"mount -t tmpfs -o size=9M,mode=700,uid=$(id -u alice) none {STORE}", user="root", node="n2")
+        try:
+            done = four.run(step(shown.host, "room", "cat", "/number"), check=False)
+        finally:
+            four.run(f"umount -l {STORE}", user="root", node="n2")
+    assert done.stdout == "23\n" * 3
+    assert "n2: failed to import" in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_an_image_that_is_larger_than_the_memory_of_the_step(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/memory", "a", layered(24, size=30_000_000))
+    with front(four, registry) as shown:
+        command = step(shown.host, "memory", "cat", "/number")
+        assert four.run([command[0], "--mem=90M", *command[1:]]).stdout == "24\n" * 4

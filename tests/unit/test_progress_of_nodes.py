@@ -1,0 +1,74 @@
+"""What srun shows of an image on its way to the nodes of a step."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+import pytest
+
+from enroot_py.swarm.messages import Standing
+from pyxis_py import progress as module
+from pyxis_py.progress import Display
+
+HALF = Standing(come=3, ready=1, slowest="n7", part=0.43, fetched=812_000_000)
+ALL = Standing(come=4, ready=4, slowest="", part=1.0, fetched=1_200_000_000)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(clock: list[float]) -> None:
+    read, write = os.pipe()
+    display = Display(write, "ubuntu:24.04", 1_200_000_000, 4)
+    for clock[0] in (100.0, 105.0, 110.0, 111.0):
+        display.show(lambda: HALF, ended=False)
+    clock[0] = 112.34
+    for _ in range(2):
+        display.show(lambda: ALL, ended=True)
+    display.end()
+    os.close(write)
+    with open(read) as shown:
+        assert shown.read().splitlines() == [
+            "pyxis: ubuntu:24.04: 1 of 4 nodes have it, 1 node not begun, n7 has 43% of 1.20 GB, 812.0 MB from the"
+            " registry",
+            "pyxis: ubuntu:24.04: 1.20 GB on 4 nodes in 12.3 s, 1.20 GB from the registry",
+        ]
+
+
+def part(terminal: int) -> str:
+    try:
+        return os.read(terminal, 65536).decode()
+    except OSError:  # EIO: the other end is closed, and all is read
+        return ""
+
+
+def test_one_line_on_a_terminal(clock: list[float]) -> None:
+    ours, theirs = pty.openpty()
+    display = Display(theirs, "ubuntu\x1b[31m", 1_200_000_000, 4)
+    for clock[0] in (100.1, 101.5, 101.6, 101.8):
+        display.show(lambda: HALF, ended=False)
+    display.end()
+    os.close(theirs)
+    shown = "".join(iter(lambda: part(ours), ""))
+    assert shown.count("\r\x1b[K") == 3
+    assert shown.count("pyxis: ubuntu\\x1b[31m: 1 of 4 nodes have it") == 2
+    assert "\n" not in shown
+    assert max(len(line) for line in shown.split("\r\x1b[K")) < 80
+    os.close(ours)
+
+
+def test_a_small_image_is_not_worth_a_line_before_the_last(clock: list[float]) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    display = Display(write, "ubuntu", 4_000_000, 4)
+    display.show(lambda: HALF, ended=False)
+    with pytest.raises(BlockingIOError):
+        os.read(read, 1)
+    os.close(read)
+    display.show(lambda: ALL, ended=True)  # nobody reads it any more
+    os.close(write)

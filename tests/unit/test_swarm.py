@@ -1,0 +1,434 @@
+"""The decisions of a swarm: whatever happens in whatever order, everybody who lives can get everything."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from enroot_py.swarm import trees
+from enroot_py.swarm.fetchers import SILENT
+from enroot_py.swarm.messages import (
+    SEED,
+    Complaint,
+    Failed,
+    FetchBlobs,
+    FromTracker,
+    Hopeless,
+    Joined,
+    Released,
+    Report,
+    Routes,
+)
+from enroot_py.swarm.tracker import GATHER, LINGER, Tracker
+from enroot_py.swarm.trees import SOURCES, Forest
+
+SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
+
+
+class Told:
+    """What the tracker has told each node, as the node understands it."""
+
+    def __init__(self, nodes: int, *, of_seed: bool = False) -> None:
+        self.tracker = Tracker(SIZES[:1] if of_seed else SIZES, nodes, of_seed=of_seed)
+        self.lacks: dict[int, set[int]] = {}
+        self.has: dict[int, set[int]] = {}
+        self.plan: dict[int, Routes] = {}
+        self.parents: dict[int, dict[int, list[tuple[int, tuple[int, ...]]]]] = {}
+        self.fetches: dict[int, set[int]] = {}
+        self.released: set[int] = set()
+        self.hopeless: dict[int, Hopeless] = {}
+
+    def hear(self, said: list[tuple[int, FromTracker]]) -> None:
+        for node, message in said:
+            assert node in self.lacks, "the dead are told nothing"
+            if isinstance(message, Routes):
+                self.plan[node] = message
+                by_tree = self.parents.setdefault(node, {})
+                for tree in {link.tree for link in message.links}:
+                    by_tree[tree] = [(link.parent, link.blobs) for link in message.links if link.tree == tree]
+            elif isinstance(message, FetchBlobs):
+                self.fetches[node] = set(message.blobs)
+            elif isinstance(message, Released):
+                self.released.add(node)
+            else:
+                self.hopeless[node] = message
+
+    def join(self, now: float, node: int, lacks: set[int], has: set[int] | None = None) -> None:
+        self.lacks[node] = lacks
+        self.has[node] = has or set()
+        self.released.discard(node)
+        self.parents.pop(node, None)
+        joined = Joined(("10.0.0.1", node), tuple(sorted(lacks)), tuple(sorted(self.has[node])))
+        self.hear(self.tracker.handle(now, node, joined))
+
+    def leave(self, now: float, node: int) -> None:
+        for state in (self.lacks, self.plan, self.parents, self.fetches):
+            state.pop(node, None)  # type: ignore[attr-defined]
+        self.released.discard(node)
+        self.hear(self.tracker.left(now, node))
+
+    def wants(self, node: int, blobs: tuple[int, ...]) -> set[int]:
+        """Of these blobs, or of all, those that a node takes from others."""
+        plan = self.plan[node]
+        wanted = set(plan.blobs) if plan.relays else self.lacks[node]
+        return (wanted & set(blobs) if blobs else wanted) - self.fetches.get(node, set())
+
+    def check(self) -> None:
+        """Everybody gets each piece that he lacks, by way of living nodes that take it too, from who fetches it."""
+        for node, lacks in self.lacks.items():
+            for blob in lacks:
+                for tree in range(self.plan[node].trees):
+                    self.follow(node, blob, tree)
+
+    def follow(self, node: int, blob: int, tree: int) -> None:
+        way = [node]
+        while blob not in self.fetches.get(way[-1], ()):
+            links = self.parents[way[-1]][tree]
+            givers = [parent for parent, blobs in links if not blobs or blob in blobs]
+            assert len(givers) == 1, f"blob {blob} in tree {tree}: {way} takes it from {givers}"
+            assert givers[0] in self.lacks, f"{way} takes from the dead {givers[0]}"
+            assert givers[0] not in way, f"{way} goes round"
+            way.append(givers[0])
+            takes = self.plan[way[-1]].relays or blob in self.lacks[way[-1]]
+            assert takes or blob in self.fetches[way[-1]], f"{way}: the last takes it for nobody"
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])
+def test_everybody_gets_every_piece_and_nobody_gives_much_more_than_he_takes(nodes: int) -> None:
+    told = Told(nodes)
+    for node in range(nodes):
+        told.join(0.0, node, set(range(len(SIZES))))
+    told.hear(told.tracker.tick(0.0))
+    told.check()
+    given = dict.fromkeys(range(nodes), 0.0)
+    for node, by_tree in told.parents.items():
+        own = told.fetches.get(node, set())
+        for links in by_tree.values():
+            for parent, blobs in links:
+                wanted = set(blobs or told.plan[node].blobs) - own
+                given[parent] += sum(SIZES[blob] for blob in wanted) / told.plan[node].trees
+    assert max(given.values()) <= 1.35 * sum(SIZES)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
+    """Nodes come, die, complain of whom they like, and lack what they like, in any order."""
+    rng = random.Random(seed)
+    nodes, kept = rng.choice([2, 3, 5, 8, 20, 60]), rng.choice([0.0, 0.0, 0.3, 1.0])
+    told, now = Told(nodes), 0.0
+    waiting = list(range(nodes))
+    rng.shuffle(waiting)
+    for _ in range(nodes * 6):
+        now += rng.choice([0.0, 0.01, 0.3])
+        node = rng.choice(list(told.lacks)) if told.lacks else None
+        happens = rng.random()
+        if waiting and happens < 0.4:
+            whole = rng.random() < 0.7
+            lacks = {blob for blob in range(len(SIZES)) if whole or rng.random() < 0.5}
+            told.join(now, waiting.pop(), lacks, {blob for blob in range(len(SIZES)) if rng.random() < kept})
+        elif node is not None and happens < 0.5:
+            told.leave(now, node)
+            if rng.random() < 0.5:
+                waiting.append(node)  # its helper may begin again
+        elif node is not None and node in told.plan:
+            got = tuple(rng.randrange(1 << 28) for _ in range(told.plan[node].trees))
+            tree = rng.randrange(len(got))
+            parents = [parent for parent, _ in told.parents.get(node, {}).get(tree, [])]
+            if parents and happens < 0.8:
+                complaint = Complaint(tree, rng.choice(parents), rng.random() < 0.5, got)
+                told.hear(told.tracker.handle(now, node, complaint))
+            else:
+                told.hear(told.tracker.handle(now, node, Report(got, rng.randrange(1 << 28))))
+        told.hear(told.tracker.tick(now))
+        if all(node in told.plan for node in told.lacks) and (nodes < 10 or rng.random() < 0.1):
+            told.check()
+    told.hear(told.tracker.tick(now + GATHER))
+    told.check()
+    for node in list(told.lacks):
+        got = (0,) * told.plan[node].trees
+        told.hear(told.tracker.handle(now, node, Report(got, done=True)))
+    told.hear(told.tracker.tick(now + 1))
+    told.hear(told.tracker.tick(now + 2 + LINGER))
+    assert told.released >= set(told.lacks)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_cannot_connect_to_whom_all_can_get_all(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes = rng.choice([2, 3, 4, 4, 5, 8, 20, 60])
+    many = rng.choice([0.05, 0.2, 0.5, 0.9, 1.0])
+    walls = {(node, other) for node in range(nodes) for other in range(nodes) if rng.random() < many}
+    if seed % 3 == 0:  # nobody gets into some nodes, or out of them
+        closed = rng.sample(range(nodes), nodes // 2)
+        walls = {
+            (node, other) for node in range(nodes) for other in range(nodes) if (other if seed % 2 else node) in closed
+        }
+    told = together(nodes)
+    for count in range(1, 20 * nodes):
+        stuck = [
+            (node, tree, parent)
+            for node, by_tree in told.parents.items()
+            for tree, links in by_tree.items()
+            for parent, blobs in links
+            if (node, parent) in walls and told.wants(node, blobs)
+        ]
+        if not stuck:
+            break
+        node, tree, parent = rng.choice(stuck)
+        got = (0,) * told.plan[node].trees
+        told.hear(told.tracker.handle(0.1 * count, node, Complaint(tree, parent, False, got)))
+    assert not stuck
+    told.check()
+
+
+def test_many_trees_are_even() -> None:
+    for relays in (1, 2, 31, 32, 33, 37, 100, 997):
+        number = trees.count(relays)
+        forest = Forest(number, list(range(relays)), [])
+        assert max(forest.loads.values()) <= 1.35 * max(number, 1) * max(relays - 1, 1) / relays + 1
+        assert all(tree.parent[node] != node for tree in forest.trees for node in tree.parent)
+        assert all([*tree.parent.values()].count(SOURCES) == 1 for tree in forest.trees)
+
+
+def together(nodes: int) -> Told:
+    told = Told(nodes)
+    for node in range(nodes):
+        told.join(0.0, node, set(range(len(SIZES))))
+    told.hear(told.tracker.tick(0.0))
+    return told
+
+
+def test_a_blob_that_one_node_cannot_fetch_another_one_fetches() -> None:
+    told = together(5)
+    first = next(node for node, blobs in told.fetches.items() if 0 in blobs)
+    told.hear(told.tracker.handle(1.0, first, Failed((0,), False, "no route to the registry")))
+    assert 0 not in told.fetches[first]
+    told.check()
+    assert not told.hopeless
+
+
+def test_what_the_registry_refuses_is_asked_for_once_and_said_once() -> None:
+    told = together(5)
+    source = next(iter(told.fetches))
+    told.hear(told.tracker.handle(1.0, source, Failed((0,), True, "denied", "log in")))
+    assert sorted(told.hopeless) == list(range(5))
+    assert sorted((each.reason, each.hint) for each in told.hopeless.values()) == [("", "")] * 4 + [
+        ("denied", "log in")
+    ]
+
+
+def all_report(told: Told, now: float) -> None:
+    for node, plan in told.plan.items():
+        told.hear(told.tracker.handle(now, node, Report((0,) * plan.trees)))
+
+
+def nobody_can_fetch(told: Told, blob: int) -> None:
+    for count in range(1, 4):
+        source = next(node for node, blobs in told.fetches.items() if blob in blobs)
+        told.hear(told.tracker.handle(1.0 * count, source, Failed((blob,), False, "unreachable")))
+        assert told.tracker.wants_seed is False
+    told.hear(told.tracker.tick(4.0))
+    assert told.tracker.wants_seed
+
+
+def test_what_no_node_can_fetch_is_given_up_where_there_is_no_seed() -> None:
+    told = together(8)
+    nobody_can_fetch(told, 0)
+    told.hear(told.tracker.tick(4.0 + SILENT))
+    assert not told.hopeless
+    all_report(told, 3.9 + 2 * SILENT)
+    told.hear(told.tracker.tick(4.0 + 2 * SILENT))
+    assert not any(each.final for each in told.hopeless.values())
+    assert sorted(each.reason for each in told.hopeless.values()) == [""] * 7 + ["unreachable"]
+
+
+def test_what_no_node_can_fetch_comes_from_the_tracker_s_host() -> None:
+    told = together(8)
+    nobody_can_fetch(told, 0)
+    all_report(told, 4.9)
+    told.join(5.0, SEED, set())
+    assert told.fetches[SEED] == {0}
+    told.check()
+    all_report(told, 5.9)
+    told.leave(6.0, SEED)
+    told.hear(told.tracker.tick(6.1))
+    assert [each.final for each in told.hopeless.values()] == [False] * 8
+
+
+def test_what_sources_have_nothing_of_comes_from_the_tracker_s_host() -> None:
+    told = together(8)
+    trees_ = told.plan[0].trees
+    one, other = told.fetches
+    told.hear(told.tracker.handle(1.0, one, Report((0,) * trees_, fetched=1)))
+    told.hear(told.tracker.tick(SILENT + 0.1))
+    assert told.tracker.wants_seed
+    kept = set(told.fetches[one])
+    told.join(SILENT + 0.2, SEED, set())
+    assert (told.fetches[one], told.fetches[other]) == (kept, set())
+    assert told.fetches[SEED] == set(range(len(SIZES))) - kept
+    told.check()
+    told.hear(told.tracker.handle(9.0, SEED, Failed(tuple(told.fetches[SEED]), False, "no route")))
+    told.lacks.pop(SEED)
+    told.check()
+    assert not told.hopeless
+
+
+def of_seed(nodes: int) -> Told:
+    """A file that the tracker's host alone has."""
+    told = Told(nodes, of_seed=True)
+    for node in range(nodes):
+        told.join(0.0, node, {0})
+    told.hear(told.tracker.tick(0.0))
+    told.hear(told.tracker.tick(0.1))
+    assert told.tracker.wants_seed
+    told.join(0.2, SEED, set())
+    return told
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 40])
+def test_what_only_the_tracker_s_host_has_nobody_else_fetches(nodes: int) -> None:
+    told = of_seed(nodes)
+    assert told.fetches == {SEED: {0}}
+    told.check()
+    all_report(told, 1.0)
+    told.leave(2.0, SEED)
+    told.hear(told.tracker.tick(2.1))
+    assert [each.final for each in told.hopeless.values()] == [False] * nodes
+
+
+def test_what_only_the_tracker_s_host_has_is_given_up_where_it_does_not_come() -> None:
+    told = Told(2, of_seed=True)
+    for node in range(2):
+        told.join(0.0, node, {0})
+    for now in (0.0, 0.1):
+        told.hear(told.tracker.tick(now))
+    all_report(told, 2 * SILENT)
+    told.hear(told.tracker.tick(0.2 + 2 * SILENT))
+    assert [each.final for each in told.hopeless.values()] == [False] * 2
+
+
+def test_what_the_tracker_s_host_and_a_node_have_that_node_gives_while_it_is_there() -> None:
+    told = Told(3, of_seed=True)
+    told.join(0.0, 0, set(), {0})
+    for node in (1, 2):
+        told.join(0.0, node, {0})
+    for now in (0.0, 0.1):
+        told.hear(told.tracker.tick(now))
+    assert {node: blobs for node, blobs in told.fetches.items() if blobs} == {0: {0}}
+    assert not told.tracker.wants_seed
+    told.check()
+    told.leave(1.0, 0)
+    told.hear(told.tracker.tick(1.1))
+    assert told.tracker.wants_seed
+    told.join(1.2, SEED, set())
+    told.check()
+    assert not told.hopeless
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_cannot_connect_to_the_tracker_s_host_others_give_him_all(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes = rng.choice([1, 2, 3, 8, 40])
+    apart = rng.sample(range(nodes), rng.randrange(nodes + 1))
+    told = of_seed(nodes)
+    for count in range(1, 20 * nodes):
+        stuck = [
+            (node, tree)
+            for node, by_tree in told.parents.items()
+            for tree, links in by_tree.items()
+            for parent, _ in links
+            if parent == SEED and node in apart and node not in told.hopeless
+        ]
+        if not stuck:
+            break
+        node, tree = rng.choice(stuck)
+        complaint = Complaint(tree, SEED, False, (0,) * told.plan[node].trees)
+        told.hear(told.tracker.handle(0.2 + 0.01 * count, node, complaint))
+    assert not stuck
+    assert sorted(told.hopeless) == (list(range(nodes)) if len(apart) == nodes else [])
+    for node in told.hopeless:
+        del told.lacks[node]
+    told.check()
+    assert told.fetches == {SEED: {0}}
+
+
+def test_a_source_that_is_slow_hands_over_its_work() -> None:
+    told = together(6)
+    slow, fast = told.fetches
+    trees_ = told.plan[slow].trees
+    for now in (1.0, 3.0):
+        told.hear(told.tracker.handle(now, fast, Report((0,) * trees_, fetched=int(now) * 100 << 20)))
+        told.hear(told.tracker.handle(now, slow, Report((0,) * trees_, fetched=int(now) * 10 << 20)))
+    assert told.fetches[slow] == set()
+    assert told.fetches[fast] == set(range(len(SIZES)))
+    told.check()
+
+
+def test_a_relay_that_many_complain_of_relays_no_more() -> None:
+    told = together(8)
+    slow = next(node for node, plan in told.plan.items() if plan.relays and node not in told.fetches)
+    for node, by_tree in list(told.parents.items()):
+        for tree, links in list(by_tree.items()):
+            if slow in [parent for parent, _ in links]:
+                told.hear(told.tracker.handle(1.0, node, Complaint(tree, slow, False, (0,) * told.plan[node].trees)))
+    assert slow not in {
+        parent for by_tree in told.parents.values() for links in by_tree.values() for parent, _ in links
+    }
+    told.check()
+
+
+def test_who_comes_when_all_are_gone_begins_anew() -> None:
+    told = together(3)
+    for node in range(3):
+        told.hear(told.tracker.handle(1.0, node, Report((0,) * told.plan[node].trees, done=True)))
+    told.hear(told.tracker.tick(2.0))
+    assert told.released == {0, 1, 2}
+    for node in range(3):
+        told.leave(3.0, node)
+    told.join(60.0, 1, {0, 1})
+    told.hear(told.tracker.tick(60.0 + GATHER))
+    assert told.fetches[1] == {0, 1}
+
+
+def test_how_far_the_nodes_are() -> None:
+    told = Told(3)
+    for node in range(2):
+        told.lacks[node] = {0}
+        told.hear(told.tracker.handle(0.0, node, Joined(("10.0.0.1", 1), (0,), name=f"n{node}")))
+    told.hear(told.tracker.tick(GATHER))
+    trees_ = told.plan[0].trees
+    source = next(iter(told.fetches))
+    told.hear(told.tracker.handle(1.0, source, Report((0,) * trees_, SIZES[0], done=True)))
+    half = (SIZES[0] // 2 // trees_,) * trees_
+    told.hear(told.tracker.handle(1.0, 1 - source, Report(half)))
+    now = told.tracker.progress()
+    assert (now.come, now.ready, now.slowest, now.fetched) == (2, 1, f"n{1 - source}", SIZES[0])
+    assert round(now.part, 2) == 0.5
+    assert not told.tracker.all_have_it
+
+
+def test_what_nodes_have_kept_they_give_and_nobody_fetches() -> None:
+    told = Told(8)
+    for node in range(7):
+        told.join(0.0, node, set(), {0, 1} if node % 2 else {1, 2, 3})
+    told.join(0.1, 7, set(range(len(SIZES))))
+    told.hear(told.tracker.tick(0.2))
+    told.check()
+    assert 7 not in told.fetches
+    assert sorted(blob for blobs in told.fetches.values() for blob in blobs) == [0, 1, 2, 3]
+    assert max(sum(SIZES[blob] for blob in blobs) for blobs in told.fetches.values()) == SIZES[0]
+    told.hear(told.tracker.tick(SILENT + 1))
+    assert not told.tracker.wants_seed
+
+
+def test_who_has_kept_a_blob_is_asked_for_it_where_another_one_dies() -> None:
+    told = Told(3)
+    told.join(0.0, 0, set(), {0})
+    told.join(0.0, 1, set(), {0})
+    told.join(0.0, 2, {0})
+    told.hear(told.tracker.tick(0.1))
+    first = next(node for node, blobs in told.fetches.items() if blobs)
+    told.leave(1.0, first)
+    assert told.fetches == {1 - first: {0}}
+    told.check()

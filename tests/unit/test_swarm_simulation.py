@@ -1,0 +1,24 @@
+"""The decisions of a swarm in virtual time: how long it takes, what it costs, and that nobody is left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.swarm.simulation import DETECTION, IMAGE, MOST, TROUBLE, large, last_of
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8, 40])
+def test_many_nodes_take_little_longer_than_one(nodes: int) -> None:
+    alone, together = large(1), large(nodes)
+    assert len(together.ready) == nodes
+    assert last_of(together) <= MOST * last_of(alone)
+    assert together.from_registry <= 1.01 * sum(IMAGE)
+    assert max(together.uploads) <= 1.4 * sum(IMAGE)
+
+
+def test_nodes_that_die_and_links_that_are_slow_cost_the_others_little() -> None:
+    outcome = large(60, **{name: 3 * part for name, part in TROUBLE.items()})
+    assert outcome.dead
+    assert outcome.slow
+    assert len(outcome.ready) + len(outcome.dead) == 60
+    assert last_of(outcome) <= MOST * last_of(large(1)) + 2 * DETECTION

@@ -1,0 +1,465 @@
+"""A swarm over real sockets: its tracker and its nodes are processes of this host, and so is who attacks them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.errors import RefusedError, RegistryError
+from enroot_py.swarm import fetchers, tracker, wire
+from enroot_py.swarm import loop as loops
+from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.messages import SEED, Standing
+from enroot_py.swarm.peering import Peering
+from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
+from enroot_py.swarm.wire import End, Handshake
+
+KEY = b"k" * 32
+CONTEXT = "7.0"
+_TIME = 60.0
+
+
+def blobs(sizes: Sequence[int]) -> list[bytes]:
+    return [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Wait until there is something to read, of any number of descriptors that the whole run has open."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class Host:
+    """What the tracker's host has: an image that a source on each node has as well, or where it has no layers, none."""
+
+    def __init__(self, layers: Sequence[bytes]) -> None:
+        self.layers = layers
+
+    def documents(self) -> Documents:
+        if not self.layers:
+            raise RefusedError("no such image", hint="look at its name")
+        return Documents("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
+
+    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+        """Nobody looks."""
+
+    kept = ()
+
+    def seed(self) -> None:
+        """There is none."""
+
+
+class Lab:
+    """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
+
+    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int) -> None:
+        self.directory, self.layers, self.nodes = directory, layers, nodes
+        self.swarm = Swarm(KEY, CONTEXT, nodes)
+        self.processes: dict[int, int] = {}
+        self.results: dict[int, int] = {}
+        sock = listener()
+        self.port = sock.getsockname()[1]
+        lifeline, self.life = os.pipe()
+        self.tracking = os.fork()
+        if self.tracking == 0:
+            with ending():
+                os.close(self.life)
+                Tracking(self.swarm, Host(layers), sock.detach()).serve(lifeline)
+        os.close(lifeline)
+        sock.close()
+
+    def start(self, node: int, lacks: Sequence[int] | None = None, *, reaches: bool = True) -> None:
+        result, told = os.pipe()
+        self.results[node] = result
+        self.processes[node] = os.fork()
+        if self.processes[node] == 0:
+            with ending():
+                self._be(node, range(len(self.layers)) if lacks is None else lacks, told, reaches)
+        os.close(told)
+
+    def _be(self, node: int, lacks: Sequence[int], told: int, reaches: bool) -> None:
+        spool = Spool([len(blob) for blob in self.layers], list(lacks), str(self.directory))
+
+        def fetch(blob: int, start: int) -> Iterator[bytes]:
+            if not reaches:
+                raise RegistryError("no route")
+            (self.directory / f"{blob}.{node}.{os.getpid()}").touch()
+            for at in range(start, len(self.layers[blob]), 1 << 20):
+                time.sleep(0.01)
+                yield self.layers[blob][at : at + (1 << 20)]
+
+        os.setpgid(0, 0)
+        if os.fork() == 0:
+            here = Loop(self.swarm, node)
+            Peering(here, met(here, self.port), spool, fetch).run()
+            return
+        while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
+            time.sleep(0.02)
+        whole = [spool.read(blob, spool.sizes[blob], 0) for blob in lacks]
+        os.write(told, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
+        os.wait()
+
+    def kill(self, node: int, sign: int) -> None:
+        """All processes of a node."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.processes[node], sign)
+
+    def result(self, node: int) -> list[str]:
+        """The digests of what a node has, when it has all."""
+        assert readable(self.results[node], _TIME), f"node {node} does not get what it lacks"
+        return list(json.loads(os.read(self.results[node], 65536) or b"[]"))
+
+    @property
+    def requests(self) -> list[int]:
+        """The blobs that were asked for, once for each time."""
+        return sorted(int(path.name.split(".")[0]) for path in self.directory.iterdir())
+
+    def close(self) -> None:
+        os.close(self.life)
+        for node, process in self.processes.items():
+            self.kill(node, signal.SIGKILL)
+            os.waitpid(process, 0)
+        os.kill(self.tracking, signal.SIGKILL)
+        os.waitpid(self.tracking, 0)
+        for result in self.results.values():
+            os.close(result)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """The end of a process, whatever happens."""
+    try:
+        yield
+    finally:
+        os._exit(0)
+
+
+def met(loop: Loop, port: int) -> Connection:
+    """The tracker, when it has said what there is."""
+
+    def stop(*_: object) -> None:
+        loop.running = False
+
+    found = come(loop, port, stop)
+    found.gone = stop
+    loop.run()
+    loop.running = True
+    return found
+
+
+def come(loop: Loop, port: int, heard: Callable[[Mapping[str, object]], None], *, lacks: bool = True) -> Connection:
+    """The tracker, which is to hear of a node."""
+    found = loop.connect("t", ("127.0.0.1", port))
+    found.most = wire.LONG
+    found.heard = heard
+    found.ready = lambda: found.say({"is": "Come", "lacks": lacks})
+    return found
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    labs: list[Lab] = []
+
+    def lab(sizes: Sequence[int], nodes: int) -> Lab:
+        labs.append(Lab(tmp_path, blobs(sizes), nodes))
+        return labs[-1]
+
+    yield lab
+    for each in labs:
+        each.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is slow or silent, however busy this host is."""
+    monkeypatch.setattr(fetchers, "PATIENCE", 1e9)
+    monkeypatch.setattr(tracker, "DEAF", 1e9)
+
+
+SIZES = (9_000_000, 3_000_001, 1, 300_000)
+
+
+def whole(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
+    return [hashlib.sha256(lab.layers[blob]).hexdigest() for blob in lacks or range(len(lab.layers))]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("nodes", [1, 2, 3, 6])
+def test_each_blob_is_fetched_once_and_is_whole_everywhere(make: Callable[..., Lab], nodes: int) -> None:
+    lab = make(SIZES, nodes)
+    for node in range(nodes):
+        lab.start(node)
+    assert [lab.result(node) for node in range(nodes)] == [whole(lab)] * nodes
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("patient")
+def test_nodes_that_lack_little_take_that_alone(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 4)
+    wants = [[0, 1, 2, 3], [3], [2, 3], [0, 1, 2, 3]]
+    for node, lacks in enumerate(wants):
+        lab.start(node, lacks)
+    assert [lab.result(node) for node in range(4)] == [whole(lab, lacks) for lacks in wants]
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_nodes_that_die_or_stop_cost_the_others_nothing(
+    tmp_path: Path, rng: random.Random, soak: bool, sign: int
+) -> None:
+    """Two of six at some moment of the transfer."""
+    for _ in range(50 if soak else 2):
+        with contextlib.closing(Lab(tmp_path, blobs((30_000_000, 5_000_000)), 6)) as lab:
+            for node in range(6):
+                lab.start(node)
+            time.sleep(rng.random() * 0.4)
+            gone = rng.sample(range(6), 2)
+            for node in gone:
+                lab.kill(node, sign)
+            for node in set(range(6)) - set(gone):
+                assert lab.result(node) == whole(lab)
+
+
+def test_a_node_that_comes_when_others_have_left_gets_all_the_same(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 3)
+    for node in range(2):
+        lab.start(node)
+    time.sleep(1.0)
+    lab.start(2)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+def test_what_one_node_cannot_fetch_another_one_does(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 3)
+    for node in range(3):
+        lab.start(node, reaches=node == 2)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+def test_without_its_tracker_a_node_goes_on(make: Callable[..., Lab]) -> None:
+    lab = make((30_000_000,), 3)
+    for node in range(3):
+        lab.start(node)
+    time.sleep(0.7)
+    os.kill(lab.tracking, signal.SIGKILL)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+# -- who attacks them
+
+
+def stranger(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=_TIME)
+
+
+def is_thrown_out(sock: socket.socket) -> bool:
+    """Whether the other end has closed a connection, after what it may have said before."""
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(65536):
+            pass
+    return True
+
+
+def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    began = time.monotonic()
+    with stranger(lab.port) as silent, stranger(lab.port) as slow:
+        slow.sendall(wire.MAGIC[:5])
+        assert is_thrown_out(silent)
+        assert is_thrown_out(slow)
+        assert time.monotonic() - began >= loops.PATIENCE - 0.2
+
+
+def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    with contextlib.ExitStack() as crowd:
+        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.STRANGERS + 40)]
+        for node in range(2):
+            lab.start(node)
+        assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
+        assert all(map(is_thrown_out, strangers))
+
+
+def hello(key: bytes = KEY, context: str = CONTEXT, role: str = "t") -> Handshake:
+    return Handshake(key, context, End(1, role), connects=True)
+
+
+def shaken(sock: socket.socket, handshake: Handshake) -> bool:
+    """Whether the other end answers."""
+    sock.sendall(handshake.out)
+    data = sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+    if len(data) < wire.ANSWER:
+        return False
+    handshake.out = b""
+    handshake.feed(data)
+    sock.sendall(handshake.out)
+    return True
+
+
+@pytest.mark.parametrize("wrong", [{"key": b"x" * 32}, {"context": "7.1"}, {"role": "p"}, {"context": "8.0"}])
+def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, bytes]) -> None:
+    lab = make(SIZES, 2)
+    with stranger(lab.port) as sock, pytest.raises(wire.WireError):
+        shaken(sock, hello(**wrong))  # type: ignore[arg-type]
+        assert is_thrown_out(sock)
+        raise wire.WireError
+    for node in range(2):
+        lab.start(node)
+    assert lab.result(0) == whole(lab)
+
+
+def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    first = hello()
+    sent = [first.out]
+    with stranger(lab.port) as sock:
+        assert shaken(sock, first)
+        sent.append(first._prove(b"connects"))
+    with stranger(lab.port) as sock:
+        for each in sent:
+            sock.sendall(each)
+        sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+        assert is_thrown_out(sock)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Come"},
+        {"is": "Report", "got": [1], "fetched": 0, "done": False},
+        {"is": "Come", "lacks": "x"},
+        {},
+        {"is": "Come", "lacks": True, "fill": "x" * wire.SHORT},
+    ],
+)
+def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., Lab], message: dict[str, object]) -> None:
+    lab = make(SIZES, 3)
+    with stranger(lab.port) as sock:
+        handshake = hello()
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal(message))
+        assert is_thrown_out(sock)
+    for node in (0, 2):
+        lab.start(node)
+    assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Joined", "address": ["", 0], "lacks": [0], "has": [], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": [99], "has": [], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": [0], "has": [4], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": list(range(100000)), "has": [], "name": ""},
+        {"is": "Complaint", "tree": 1 << 40, "parent": 1 << 40, "reached": True, "got": [0]},
+        {"is": "Report", "got": [], "fetched": -1, "done": True},
+        {"is": "Failed", "blobs": [7], "refused": False, "reason": "", "hint": ""},
+    ],
+)
+def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict[str, object]) -> None:
+    lab = make(SIZES, 3)
+    lab.start(0)
+    with stranger(lab.port) as sock:
+        handshake = hello()
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal({"is": "Come", "lacks": True}))
+        assert sock.recv(4)
+        sock.sendall(handshake.session.seal(message))
+        lab.start(2)
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., Lab]) -> None:
+    """A node that has it does not fail, and so would say it to nobody."""
+    lab = make((), 3)
+    heard: dict[int, Mapping[str, object]] = {}
+    known: list[int] = []
+    loops = [Loop(lab.swarm, node) for node in range(3)]
+    for node, here in enumerate(loops):
+        connection = come(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
+        say = connection.ready
+        connection.ready = lambda say=say, node=node: (say(), known.append(node))
+        until(here, lambda node=node: node in known)
+    for node, here in enumerate(loops):
+        until(here, lambda node=node: node in heard)
+    assert heard[0]["reason"] == ""
+    assert sorted((heard[1]["reason"], heard[2]["reason"])) == ["", "no such image"]
+
+
+def test_who_does_not_listen_is_thrown_out() -> None:
+    """What is still to be sent to one has a limit, and then it is the end of that connection alone."""
+    here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
+    sock = listener()
+    accepted: list[Connection] = []
+    gone: list[str] = []
+    here.listen("t", sock, accepted.append)
+    with stranger(sock.getsockname()[1]) as deaf:
+        handshake = hello()
+        deaf.sendall(handshake.out)
+        until(here, lambda: readable(deaf.fileno(), 0))
+        handshake.out = b""
+        handshake.feed(deaf.recv(wire.ANSWER))
+        deaf.sendall(handshake.out)
+        until(here, lambda: accepted)
+        accepted[0].gone = gone.append
+        for _ in range(200):
+            accepted[0].say({"fill": "x" * (1 << 20)})
+            if gone:
+                break
+        assert gone == ["it does not listen"]
+
+
+def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LONGER", 0.3)
+    here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        connection = here.connect("p", mute.getsockname())
+        connection.gone = gone.append
+        until(here, lambda: gone)
+    assert gone == ["it does not say who it is"]
+
+
+@pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
+def test_only_hosts_of_its_networks_are_let_in(networks: str, admitted: bool) -> None:
+    here = Loop(Swarm(KEY, CONTEXT, 2, networks), 0)
+    assert here.admits("192.0.2.1") is admitted
+    assert here.admits("127.0.0.1")  # of this host, as the seed
+
+
+def until(here: Loop, happens: Callable[[], object]) -> None:
+    """Serve until something has happened."""
+    deadline = time.monotonic() + _TIME
+
+    def tick(now: float) -> None:
+        assert now < deadline
+        here.running = not happens()
+
+    here.tick, here.running = tick, True
+    here.run()
+
+
+def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
+    """Whoever says so without being of the tracker's host gives that host's address, not another one."""
+    assert SEED != TRACKER
+    lab = make(SIZES, 2)
+    with stranger(lab.port) as sock:
+        handshake = Handshake(KEY, CONTEXT, End(77, "t"), connects=True)
+        shaken(sock, handshake)
+        assert is_thrown_out(sock), "there is no node 77"

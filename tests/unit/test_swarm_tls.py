@@ -1,0 +1,151 @@
+"""Connections of a swarm by TLS, through somebody who reads what goes over the wire and may change it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py.swarm import tls
+from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+
+KEY, CONTEXT = b"k" * 32, "7.0"
+WORDS = b"what nobody else may read " * 40_000
+
+
+class Wire:
+    """A host between two ends; ``change`` may be set to what becomes of bytes on their way to the one who connects."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.seen = bytearray()
+        self.change: Callable[[bytes], bytes] = bytes
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        one, _ = self._listener.accept()
+        other = socket.create_connection(("127.0.0.1", self._port))
+        with one, other, selectors.DefaultSelector() as ready, contextlib.suppress(OSError):
+            ready.register(one, selectors.EVENT_READ, other)
+            ready.register(other, selectors.EVENT_READ, one)
+            while True:
+                for key, _ in ready.select():
+                    assert isinstance(key.fileobj, socket.socket)
+                    data = key.fileobj.recv(1 << 16)
+                    if not data:
+                        return
+                    self.seen += data
+                    key.data.sendall(self.change(data) if key.fileobj is other else data)
+
+
+class Ends:
+    """Two connected ends: ``here`` has connected, ``there`` sends it the file as soon as it may."""
+
+    def __init__(self, file: int, here: bool, there: bool) -> None:
+        self.loop = Loop(Swarm(KEY, CONTEXT, 2, tls=there), 0)
+        self._other = Loop(Swarm(KEY, CONTEXT, 2, tls=here), 1)
+        self._file = file
+        self._sock = listener()
+        self.wire = Wire(self._sock.getsockname()[1])
+        self.came = bytearray()
+        self.lost: list[str] = []
+        self.loop.listen("p", self._sock, self._greet)
+        self._one = self._other.connect("p", ("127.0.0.1", self.wire.port))
+        self._one.ready = lambda: self._one.say({"is": "Wish"})
+        self._one.took = self._take
+        self._one.gone = self.lost.append
+
+    def _greet(self, connection: Connection) -> None:
+        def heard(message: object) -> None:
+            assert message == {"is": "Wish"}
+            connection.more = more
+            connection.wake()
+
+        def more() -> bool:
+            connection.more = lambda: False
+            connection.send(b"head", self._file, 0, len(WORDS))
+            return True
+
+        connection.heard = heard
+
+    def _take(self, data: bytearray) -> int:
+        self.came += data
+        return len(data)
+
+    def run(self) -> None:
+        """Until all has come or the connection has ended."""
+        deadline = time.monotonic() + 60
+        while len(self.came) < len(WORDS) + 4 and not self.lost:
+            assert time.monotonic() < deadline
+            for loop in (self.loop, self._other):
+                loop.running = True
+                loop.tick = lambda now, loop=loop: setattr(loop, "running", False)
+                loop.run()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "words").write_bytes(WORDS)
+    fd = os.open(tmp_path / "words", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_pythons_that_have_it() -> None:
+    assert tls.is_here() == (sys.version_info >= (3, 13))
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, True), (True, False), (False, True), (False, False)])
+def test_blobs_cannot_be_read_where_both_ends_have_it(file: int, here: bool, there: bool) -> None:
+    ends = Ends(file, here, there)
+    ends.run()
+    assert ends.came == b"head" + WORDS
+    hidden = here and there and tls.is_here()
+    assert (b"nobody else" in ends.wire.seen) == (not hidden)
+    assert (b"Wish" in ends.wire.seen) == (not hidden)
+
+
+def test_who_changes_what_is_on_its_way_ends_the_connection(file: int) -> None:
+    ends = Ends(file, here=True, there=True)
+
+    def flip(data: bytes) -> bytes:
+        return data if len(ends.wire.seen) < 300_000 else bytes([data[0] ^ 1]) + data[1:]
+
+    ends.wire.change = flip
+    ends.run()
+    if tls.is_here():
+        assert ends.lost
+        assert (b"head" + WORDS).startswith(ends.came)
+    else:
+        assert ends.came != b"head" + WORDS  # the digest of the blob tells it then
+
+
+@pytest.mark.skipif(not tls.is_here(), reason="Python 3.13 has TLS with keys")
+def test_a_certificate_is_no_proof_in_place_of_the_key(tmp_path: Path) -> None:
+    import ssl
+
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=stranger -keyout key -out own"
+    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own", tmp_path / "key")
+    came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    stranger = context.wrap_bio(came, out, server_side=True)
+    member = tls.Tls(KEY, connects=True)
+    came.write(bytes(member.out))
+    with pytest.raises(ssl.SSLWantReadError):
+        stranger.do_handshake()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        member.feed(out.read())
+    assert not member.is_ready
