@@ -1,0 +1,90 @@
+"""Data in squashfs files as mounts of a container: ``SOURCE TARGET sqsh`` of an fstab, ``SOURCE:TARGET:sqsh``.
+
+Each file has a server of its own, which is started where that of an image is, and with the same protection. Mounts
+of the file are clones of one that lies where the container does not see it. On the start path of who asks for it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from enroot_py.base import superblock, trusted
+from enroot_py.base.errors import MountError, PenrootError
+from enroot_py.base.fds import Fd
+from enroot_py.runtime import mounts
+from enroot_py.runtime.squashfuse import Server
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from enroot_py.runtime.mounts import Mount
+
+
+def serve(fstab: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
+    """Start a server for each file that is to be mounted. What fails is reported by who mounts it."""
+    for mount in fstab:
+        if mount.source not in mounts.served:
+            place = f"{scratch}/data{len(mounts.served)}"
+            mounts.served[mount.source] = _File(mount.source, place, superuser=superuser).mounted
+
+
+class _File:
+    """A squashfs file, its server, and the ``place`` where it is mounted from the first use on."""
+
+    def __init__(self, path: str, place: str, *, superuser: bool) -> None:
+        self._path = path
+        self._place = place
+        self._server: Server | None = None
+        self._error: PenrootError | None = None
+        try:
+            with open_file(path) as fd:
+                # Who can read the file can read all that is in it, whatever owners and modes that has. But a
+                # superuser's container has other users too.
+                self._server = Server(path, fd, checks_modes=superuser)
+        except PenrootError as e:
+            self._error = e
+
+    def mounted(self) -> str:
+        """The directory where it is mounted, from now on. Raises PenrootError, OSError."""
+        if self._error is not None:
+            raise self._error
+        server, self._server = self._server, None
+        if server is not None:
+            os.mkdir(self._place)
+            try:
+                self._attach(server)
+            except PenrootError as e:
+                self._error = e
+                raise
+        return self._place
+
+    def _attach(self, server: Server) -> None:
+        server.attach(self._place)
+        try:
+            os.stat(self._place)  # squashfuse looks at no directory before somebody else does
+        except OSError as e:
+            hint = "make it or copy it again"
+            raise MountError(f"{self._path} is damaged: squashfuse cannot read its root directory", hint=hint) from e
+
+
+def open_file(path: str) -> Fd:
+    """Open a squashfs file for reading; nothing else is opened, and nothing waited for. Raises MountError."""
+    try:
+        with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as there:
+            kind = os.fstat(there).st_mode
+            if stat.S_ISDIR(kind):
+                hint = f"a directory is mounted without {mounts.SQUASHFS}; mksquashfs makes a file of it"
+                raise MountError(f"{path} is a directory, not a squashfs file", hint=hint)
+            if not stat.S_ISREG(kind):
+                raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounts.SQUASHFS} mounts squashfs files")
+            with Fd(os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_CLOEXEC)) as file:
+                wrong, hint = superblock.fault(file)
+                if wrong:
+                    raise MountError(f"{path} {wrong}", hint=hint)
+                return file.keep()
+    except OSError as e:
+        missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
+        hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a file that you may read"
+        raise MountError(f"cannot mount {path}: {e.strerror}", hint=hint) from e

@@ -1,0 +1,197 @@
+"""Data in squashfs files as mounts: ``--mount FILE:DIRECTORY:sqsh``, and the same in an fstab."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.kernel.conftest import User, require
+
+
+def squash(user: User, name: str, **files: str) -> pathlib.Path:
+    """A squashfs file of a directory with these files, which belong to somebody whom the user is not."""
+    require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
+    tree, path = user.home / f"{name}.tree", user.home / name
+    tree.mkdir()
+    for file, content in files.items():
+        (tree / file).write_text(content)
+        (tree / file).chmod(0o600)
+    owner = ("-force-uid", "4242", "-force-gid", "4242")
+    subprocess.run(["mksquashfs", tree, path, *owner, "-root-mode", "700", "-quiet", "-no-progress"], check=True)
+    user.own(path)
+    return path
+
+
+@pytest.fixture
+def data(user: User) -> pathlib.Path:
+    return squash(user, "data.sqsh", file="of data\n")
+
+
+def inside(user: User, script: str, *options: str, **more: object) -> str:
+    return user.start(*options, "box", "sh", "-c", script, **more)
+
+
+def test_who_can_read_the_file_reads_all_that_is_in_it(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    """Whatever its modes and owners say: nobody else is in the container."""
+    assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
+    assert inside(user, "cat /data/file", "--root", "--mount", "data.sqsh:/data:sqsh") == "of data\n"
+
+
+def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    script = "grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
+    for options in (), ("--root", "--rw"):
+        flags, refused = inside(user, script, *options, "--mount", f"{data}:/data:sqsh").splitlines()
+        assert {"ro", "nosuid", "nodev"} <= set(flags.split(","))
+        assert refused == "refused"
+
+
+def test_several_files_and_one_twice(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    squash(user, "more.sqsh", other="of more\n")
+    mounts = ("data.sqsh:/a:sqsh:noexec", "more.sqsh:/b:sqsh", "data.sqsh:/c/d:sqsh")
+    script = "cat /a/file /b/other /c/d/file; grep -e ' /a ' -e ' /c/d ' /proc/mounts | grep -c noexec"
+    out = inside(user, script, *(word for mount in mounts for word in ("--mount", mount)))
+    assert out == "of data\nof more\nof data\n1\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--rw",), ("--pid",)])
+def test_beside_the_server_of_an_image(
+    user: User, image: pathlib.Path, data: pathlib.Path, options: tuple[str, ...]
+) -> None:
+    assert user.start(*options, "--mount", f"{data}:/data:sqsh", str(image), "cat", "/data/file") == "of data\n"
+
+
+def test_beside_fuse_overlayfs(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    env = {"ENROOT_NATIVE_OVERLAYFS": "n"}
+    assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh", env=env) == "of data\n"
+
+
+def fstab(user: User, text: str) -> None:
+    path = user.home / "etc/mounts.d/50-data.fstab"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_in_an_fstab_of_the_site(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    fstab(user, "${HOME}/data.sqsh /data sqsh ro,noexec 0 0\n${HOME}/data.sqsh /early sqsh defaults 0 -1\n")
+    assert inside(user, "cat /data/file /early/file") == "of data\nof data\n"
+
+
+@pytest.mark.parametrize(("options", "warnings"), [("nofail", 3), ("nofail,silent", 0)])
+def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path, options: str, warnings: int) -> None:
+    """What is not there, what is none, and what squashfuse does not take."""
+    damage(data)
+    fstab(user, "".join(f"{path} /x sqsh {options}\n" for path in ("/no/such", user.home, data)))
+    done = user.penroot("start", "box", "echo", "started")
+    assert done.stdout == "started\n"
+    assert done.stderr.count("[WARN]") == warnings
+
+
+def damage(path: pathlib.Path) -> None:
+    """Leave of a squashfs file the superblock."""
+    content = path.read_bytes()
+    path.write_bytes(content[:96] + bytes(len(content) - 96))
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ("{home}:/x:sqsh", "{home} is a directory, not a squashfs file"),
+        ("{home}/script:/x:sqsh", "{home}/script is no squashfs file"),
+        ("{home}/short:/x:sqsh", "{home}/short is truncated: 200 of"),
+        ("{home}/pipe:/x:sqsh", "{home}/pipe is not a regular file"),
+        ("/dev/null:/x:sqsh", "/dev/null is not a regular file"),
+        ("{home}/none:/x:sqsh", "cannot mount {home}/none: No such file or directory"),
+        ("{home}/closed:/x:sqsh", "cannot mount {home}/closed: Permission denied"),
+        ("{home}/damaged:/x:sqsh", "{home}/damaged is damaged: squashfuse cannot read its root directory"),
+        ("{home}/data.sqsh:/x:sqsh:rw", "a squashfs file is mounted read-only"),
+        ("{home}/data.sqsh:/x:sqsh:rbind", "a squashfs file cannot be mounted with 'rbind'"),
+        ("{home}/data.sqsh:/bin/busybox:sqsh", "the target is a file, and the source a directory"),
+    ],
+)
+def test_what_cannot_be_mounted_is_an_error(
+    user: User, rootfs: pathlib.Path, data: pathlib.Path, mount: str, said: str
+) -> None:
+    require(os.geteuid() == 0 or "closed" not in mount, "only root can make a file that belongs to another user")
+    (user.home / "script").write_text("#!/bin/sh\n")
+    (user.home / "short").write_bytes(data.read_bytes()[:200])
+    os.mkfifo(user.home / "pipe")
+    shutil.copy(data, user.home / "damaged")
+    damage(user.home / "damaged")
+    user.own(user.home)
+    shutil.copy(data, user.home / "closed")
+    (user.home / "closed").chmod(0)
+    done = user.penroot("start", "--mount", mount.format(home=user.home), "box", "echo", "started", status=1)
+    error, hint = done.stderr.splitlines()
+    assert said.format(home=user.home) in error
+    assert done.stdout == "" and hint.startswith("[HINT] ")
+
+
+def test_a_file_named_by_a_directory_says_both_ways(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    hint = user.penroot("start", "--mount", f"{data}:/etc", "box", "true", status=1).stderr.splitlines()[-1]
+    assert f"what is in it: {data}:/etc:sqsh" in hint
+
+
+def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    script = user.home / "conf"
+    script.write_text(f"mounts() {{ echo {data} /data sqsh; }}\n")
+    user.own(script)
+    said = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
+    assert f"cannot mount {data} on /data: it is too late to serve it" in said
+    assert f"mounts.d, --mount or --container-mounts say it; asked for by mounts() of {script}:1" in said
+
+
+def test_an_image_mounts_none(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    (rootfs / "etc/fstab").write_text(f"{data} /data sqsh ro\n")
+    said = user.penroot("start", "box", "true", status=1).stderr
+    assert "an image may mount a tmpfs and its own directories" in said
+
+
+def servers(path: pathlib.Path) -> list[str]:
+    """Processes that have a file open, by the node's /proc."""
+    found = []
+    for process in os.listdir("/proc"):
+        try:
+            opened = [os.readlink(f"/proc/{process}/fd/{fd}") for fd in os.listdir(f"/proc/{process}/fd")]
+        except OSError:
+            continue
+        found += [process] * (str(path) in opened)
+    return found
+
+
+def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    running = subprocess.Popen(
+        user.command("penroot", "start", "--mount", f"{data}:/data:sqsh", "box", "sh", "-c", "echo; sleep 600"),
+        env=user.environ, cwd=user.home, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert running.stdout is not None
+    running.stdout.readline()
+    assert len(servers(data)) == 1
+    running.kill()
+    running.wait()
+    end = time.monotonic() + 60
+    while servers(data):
+        assert time.monotonic() < end, "the server is still there"
+        time.sleep(0.05)
+
+
+def test_the_file_that_was_checked_is_the_one_that_is_mounted(
+    user: User, rootfs: pathlib.Path, data: pathlib.Path
+) -> None:
+    """It is opened once; a hook that replaces it under its name changes nothing."""
+    squash(user, "other.sqsh", file="of another\n")
+    hook = user.home / "etc/hooks.d/50-swap.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n")
+    hook.chmod(0o755)
+    assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
+
+
+def test_explain_shows_it_as_a_line_of_fstab(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    out = user.start("--explain", "--mount", f"{data}:/data:sqsh:noexec", "box", "true")
+    assert f"{data} /data sqsh noexec 0 0  (--mount {data}:/data:sqsh:noexec)" in out

@@ -1,0 +1,211 @@
+"""Environment files of ``penroot start``, and what ``penroot env`` shows of them, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+
+import pytest
+
+from tests.kernel.conftest import User, squashed
+
+
+class Files:
+    """The environment files of a user who has the image ``image``, a squashfs file."""
+
+    def __init__(self, user: User, image: pathlib.Path) -> None:
+        self.user = user
+        self.image = image
+        self.directory = user.home / ".edf"
+        self.directory.mkdir()
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / f"{name}.toml").write_text(text)
+        self.user.own(self.directory)
+
+    def start(self, text: str, *words: str, env: dict[str, str] | None = None, status: int = 0) -> str:
+        """The stdout of a start with a file that says ``text`` and the image."""
+        self.write("it", f'image = "{self.image}"\n{text}')
+        return self.user.start("--environment", "it", *words, env=env, status=status)
+
+    def refused(self, *words: str, env: dict[str, str] | None = None) -> str:
+        """The error and the hint of a start that must fail."""
+        return self.user.penroot("start", *words, status=1, env=env).stderr
+
+
+@pytest.fixture
+def files(user: User, rootfs: pathlib.Path) -> Files:
+    (rootfs / "etc/rc").write_text(
+        'mkdir -p "/opt/work" 2> /dev/null\ncd "/opt/work" && unset OLDPWD || exit 1\n\n'
+        "if [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi\n\n"
+        "if [ $# -gt 0 ]; then\n    exec 'env' 'BY=entrypoint' \"$@\"\nelse\n    exec 'env' 'BY=entrypoint' 'pwd'\nfi\n"
+    )
+    return Files(user, squashed(user, rootfs))
+
+
+def test_all_that_a_file_says(files: Files) -> None:
+    (files.user.home / "data").mkdir(exist_ok=True)
+    out = files.start(
+        'entrypoint = true\nworkdir = "/mnt/${NAME}"\nmounts = ["${HOME}:/mnt/x:ro", "tmpfs:/mnt/y"]\n'
+        '[env]\nPATH = "${PATH}:/custom"\nFROM_IMAGE = ""\nWHO = "${NAME}"\nMONEY = "5$$"\n',
+        "sh",
+        "-c",
+        "pwd; ls -d .edf; touch made 2> /dev/null || echo read-only; touch /mnt/y/made /made && echo made; env",
+        env={"NAME": "x"},
+    )
+    assert out.startswith("/mnt/x\n.edf\nread-only\nmade\n")
+    assert {"PATH=/opt/bin:/bin:/usr/bin:/custom", "WHO=x", "MONEY=5$", "BY=entrypoint"} <= set(out.splitlines())
+    assert "FROM_IMAGE" not in out
+    assert not (files.user.data / "box/made").exists()
+
+
+def test_without_its_entrypoint_and_writable(files: Files) -> None:
+    text = "entrypoint = false\nwritable = false\n"
+    out = files.start(text, "sh", "-c", "echo ${BY-none}; pwd; touch /made 2> /dev/null || echo read-only")
+    assert out == "none\n/opt/work\nread-only\n"
+    assert files.start(text) == "/opt/work\n"  # the image's command alone
+    assert files.start("", "sh", "-c", "echo ${BY-none}") == "none\n"
+    assert files.start("") == "/opt/work\n"
+
+
+def test_options_of_the_command_line_go_before_it(files: Files) -> None:
+    text = 'writable = false\nmounts = ["/usr:/mnt"]\n[env]\nA = "file"\nB = "file"\n'
+    words = ("--rw", "--mount", "/etc:/mnt", "--env", "A=option", "sh", "-c", "touch /x; ls -d /mnt/fstab; echo $A $B")
+    assert files.start(text, *words) == "/mnt/fstab\noption file\n"
+
+
+def test_a_container_where_the_file_says_no_image(files: Files, rootfs: pathlib.Path) -> None:
+    files.write("it", 'writable = false\n[env]\nA = "file"\n')
+    assert files.user.start("--environment=it", "box", "sh", "-c", "echo $A") == "file\n"
+    assert "start needs a container or an image" in files.refused("--environment=it")
+
+
+def test_ranks_share_a_container_of_one_file_and_not_of_another(files: Files) -> None:
+    script = "files() { penroot start --join --environment $1 readlink /proc/self/ns/mnt; }; files a; files a; files b"
+    files.write("a", f'image = "{files.image}"\nentrypoint = false\n')
+    files.write("b", f'image = "{files.image}"\nentrypoint = false\n[env]\nB = "1"\n')
+    keep = "penroot start --join --environment a sleep 100 & sleep_pid=$!; "
+    wait = "until penroot list -f | grep -q sleep; do sleep 0.05; done; "
+    out = files.user.run("sh", "-c", f"{keep}{wait}{script}; kill $sleep_pid").stdout.split()
+    assert out[0] == out[1] != out[2]
+
+
+def test_explain_says_which_line_each_is_from(files: Files) -> None:
+    text = 'workdir = "/mnt"\nmounts = [\n"/usr:/mnt"]\n[env]\nA = "1"\nFROM_IMAGE = ""\ndevices = "x"\n'
+    out = files.start(text, "--explain", "true")
+    path = f"{files.directory}/it.toml"
+    assert re.search(rf"^mount +/usr /mnt .*\({path}:3: mounts\)$", out, re.M)
+    assert f"set      A=1  ({path}:6)\n" in out
+    assert f"unset    FROM_IMAGE  ({path}:7)\n" in out
+    assert f"workdir  /mnt  ({path}:2: workdir)\n" in out
+    assert "ENROOT_ROOTFS_WRITABLE=yes  (the default of environment files)\n" in out
+
+
+def test_devices_of_a_file_are_added_to_those_of_the_settings(files: Files) -> None:
+    text = 'devices = ["/dev/null"]\nwritable = false\n[env]\nX = "1"\n'
+    out = files.start(text, "--device", "/dev/zero", "--explain", "true", env={"ENROOT_DEVICES": "/dev/full"})
+    assert "setting  ENROOT_DEVICES=/dev/full,/dev/null,/dev/zero  (command line)\n" in out
+
+
+def test_hooks_see_the_annotations(files: Files) -> None:
+    hooks = files.user.home / ".config/enroot/hooks.d"
+    hooks.mkdir(parents=True)
+    (hooks / "50-say.py").write_text(
+        "def run(context):\n    context.environ['SAID'] = context.value('PENROOT_ANNOTATIONS').replace('\\n', '|')\n"
+    )
+    bash = hooks / "60-say.sh"
+    bash.write_text('#!/bin/bash\necho "BASH_SAID=${PENROOT_ANNOTATIONS%%=*}" >> "$ENROOT_ENVIRON"\n')
+    bash.chmod(0o755)
+    files.user.own(files.user.home / ".config")
+    text = '[annotations]\ncom.a.b = "${HOME}"\n[annotations.com.c]\nd = "2"\n'
+    out = files.start(text, "sh", "-c", "echo $SAID $BASH_SAID")
+    assert out == f"com.a.b={files.user.home}|com.c.d=2 com.a.b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mounts = ['/nowhere:/x']", "/nowhere"),
+        ("workdir = '/nowhere'", "cannot enter the working directory /nowhere"),
+        ("mounts = ['a:/b']", "it.toml:2: mounts: the source 'a' is neither"),
+        ("mounts = ['/usr:/b:rodent']", "it.toml:2: mounts"),
+        ("env.A = '${NOTHING}'", "it.toml:2: A: the variable NOTHING is not set"),
+        ("devices = ['nvidia.com/gpu']", "nvidia.com/gpu"),
+    ],
+)
+def test_what_cannot_be_is_told(files: Files, text: str, says: str) -> None:
+    files.write("it", f"image = '{files.image}'\n{text}\n")
+    said = files.refused("--environment", "it", "true")
+    assert says in said and said.count("[ERROR]") == 1, said
+
+
+def test_other_words_of_the_command_line(files: Files) -> None:
+    assert "there is no none.toml in" in files.refused("--environment=none", "true")
+    assert "option --environment needs a value" in files.refused("--environment=")
+    assert "batch takes no --environment" in files.user.penroot("batch", "--environment=x", "y", status=1).stderr
+    files.write("it", "image = 'a//b'\n")
+    assert "it.toml:1: image=" in files.refused("--environment=it", "true")
+
+
+def test_render_is_a_file_that_says_the_same(files: Files) -> None:
+    files.write(
+        "base", 'image = "debian"\nworkdir = "/a"\nmounts = ["${HOME}:/h"]\n[annotations]\na.b = "$$x"\nc = "1"\n'
+    )
+    files.write("it", 'base_environment = "base"\nwritable = false\nmounts = ["/x:/${SLURM_JOB_ID}"]\nworkdir = ""\n'
+                      '[env]\nA = "${HOME}/$B"\nC = "\\"\\u007f\\t"\n')  # fmt: skip
+    out = files.user.penroot("env", "render", "it").stdout
+    assert f'image = "debian"  # {files.directory}/base.toml:1\n' in out
+    assert f'unless the image sets it: HOME="{files.user.home}"\n' in out
+    said = pytest.importorskip("tomllib").loads(out)
+    assert said == {
+        "image": "debian",
+        "entrypoint": False,
+        "writable": False,
+        "mounts": [f"{files.user.home}:/h", "/x:/${SLURM_JOB_ID}"],
+        "env": {"A": "${HOME}/$B", "C": '"\x7f\t'},
+        "annotations": {"a.b": "$$x", "c": "1"},
+    }
+    files.write("again", out)
+    again = json.loads(files.user.penroot("env", "render", "--format=json", "again").stdout)
+    first = json.loads(files.user.penroot("env", "render", "--format=json", "it").stdout)
+    assert first.pop("origins") != again.pop("origins") and first == again
+    assert first["annotations"] == {"a.b": "$x", "c": "1"}
+
+
+def test_validate(files: Files) -> None:
+    files.write("good", 'image = "debian"\n')
+    files.write("part", 'mounts = ["/x/${SLURM_JOB_ID}:/y"]\n[annotations]\na = "${SLURM_JOB_ID}"\n')
+    files.write("bad", 'image = "debian"\nvolumes = []\n')
+    out = files.user.penroot("env", "validate", "good", "part", f"{files.directory}/good.toml").stdout
+    good = f"{files.directory}/good.toml is valid\n"
+    assert out == f"{good}{files.directory}/part.toml is valid, and says no image\n{good}"
+    done = files.user.penroot("env", "validate", "bad", "good", status=1)
+    assert done.stdout == good and "bad.toml:2: unknown key 'volumes'" in done.stderr
+
+
+def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None:
+    place = files.user.home / "open"
+    place.mkdir()
+    (place / "it.toml").write_text(f'image = "{files.image}"\n')
+    files.user.own(place)
+    environ = {"EDF_PATH": str(place)}
+    assert files.user.start("--environment=it", "true", env=environ) == ""
+    place.chmod(0o1777)
+    assert "can be written by everybody" in files.refused("--environment=it", "true", env=environ)
+    place.chmod(0o755)
+    (place / "it.toml").chmod(0o666)
+    assert "can be written by others" in files.refused("--environment=it", "true", env=environ)
+    (place / "it.toml").unlink()
+    os.mkfifo(place / "it.toml")
+    files.user.own(place)
+    assert "is not a regular file" in files.refused("--environment=it", "true", env=environ)
+
+
+def test_a_start_without_a_file_imports_nothing_of_it(files: Files) -> None:
+    code = "from enroot_py.cli.start import main\ntry: main(['--explain', 'box', 'true'])\nfinally: print(*sys.modules)"
+    library = pathlib.Path(files.user.run("sh", "-c", "command -v penroot").stdout.strip()).parents[1] / "lib/penroot"
+    done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {str(library)!r}); {code}")
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "enroot_py.cli.start" in modules and not {name for name in modules if "edf" in name or "startfile" in name}

@@ -1,0 +1,238 @@
+"""--environment: what a file says of a step, where nodes do not see it, and whatever becomes of it meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import MINIMAL, assert_nothing_left, clear, refused, sbatch, sh, srun
+from tests.waiting import until
+
+LOGIN = "/tmp/edf"  # each node has a /tmp of its own: only where jobs are submitted is this one
+FILE = """\
+base_environment = "base"
+workdir = "/usr/${PART}"
+mounts = ["/etc/hostname:/mnt/node", "tmpfs:/mnt/job-${SLURM_JOB_ID}"]
+[env]
+PATH = "${PATH}:/custom"
+WHO = "${PART}"
+LANG = ""
+NCCL_DEBUG = "WARN"
+"""
+BASE = f"""\
+image = "{MINIMAL}"
+[env]
+NCCL_DEBUG = "INFO"
+FROM_BASE = "1"
+"""
+ENV = {"EDF_PATH": LOGIN, "PART": "lib", "LANG": "C", "NCCL_DEBUG": "job"}
+INSIDE = "test -e /etc/lab-release && echo container || echo host"
+
+
+def write(lab: Lab, name: str, text: str) -> None:
+    lab.run(f"mkdir -p {LOGIN}; cat > {LOGIN}/{name}.toml", input=text)
+
+
+DOCS = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def files(lab: Lab) -> Iterator[None]:
+    write(lab, "base", BASE)
+    write(lab, "it", FILE)
+    yield
+    lab.run(f"rm -rf {LOGIN} out out.* job.sh")
+    assert_nothing_left(lab)
+
+
+def submit(lab: Lab, *words: str, script: str = INSIDE, env: dict[str, str] | None = None) -> str:
+    """The id of a batch job."""
+    lab.run("cat > job.sh", input=f"#!/bin/sh\n{script}\n")
+    return lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"], env=env or ENV).stdout.strip()
+
+
+def test_what_a_file_says_is_so_in_each_task_of_each_node(lab: Lab) -> None:
+    script = sh('echo at $(pwd) $(cat /mnt/node) $IMAGE_NAME $WHO ${LANG-unset} $NCCL_DEBUG $FROM_BASE $PYXIS_EDF; '
+                'ls -d /mnt/job-$SLURM_JOB_ID; touch /new && echo writable; echo $PATH')  # fmt: skip
+    out = lab.run(["srun", "-N2", "--ntasks-per-node=2", "--environment=it", *script], env=ENV).stdout.splitlines()
+    assert sorted(line for line in out if line.startswith("at ")) == [
+        line for node in ("n1", "n2") for line in [f"at /usr/lib {node} minimal lib unset WARN 1"] * 2
+    ]
+    assert sum(line.startswith("/mnt/job-") for line in out) == out.count("writable") == 4
+    assert sum(line.endswith("/bin:/custom") for line in out) == 4
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE", "FOO=1"])
+def test_what_is_exported_makes_no_difference(lab: Lab, export: str) -> None:
+    assert srun(lab, f"--export={export}", "--environment=it", *sh("pwd; echo $WHO"), env=ENV) == "/usr/lib\nlib\n"
+
+
+def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
+    more = ("--container-workdir=/etc", "--container-mounts=/etc/passwd:/mnt/node", "--container-readonly")
+    script = sh("pwd; grep -c root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
+    env = {**ENV, "PYXIS_CONTAINER_IMAGE": "registry:5000#none:1", "PYXIS_CONTAINER_WORKDIR": "/bin"}
+    out = srun(lab, "--environment=it", *more, "--container-env=WHO=option,NCCL_DEBUG", *script, env=env)
+    assert out == "/etc\n1\nread-only\noption job\n"
+
+
+def test_a_variable_names_it(lab: Lab) -> None:
+    env = {**ENV, "PYXIS_ENVIRONMENT": "it"}
+    assert srun(lab, *sh("echo $IMAGE_NAME $WHO"), env=env) == "minimal lib\n"
+    submitted = {**env, "EDF_PATH": LOGIN}
+    submit(lab, "--wait", "--export=NONE", env=submitted, script=f"{INSIDE}; echo $WHO")
+    assert lab.run("cat out").stdout.endswith("container\nlib\n")
+
+
+@pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('image = "a"\nvolumes = []\n', f"{LOGIN}/bad.toml:2: unknown key 'volumes'"),
+        ('image = "a"\nmounts = ["/a:/b:rodent"]\n', f"{LOGIN}/bad.toml:2: mounts"),
+        ('workdir = "/x"\n', "--environment=bad: neither the file nor those that it is based on say an image"),
+        ('image = "a"\nworkdir = "${NOTHING}"\n', f"{LOGIN}/bad.toml:2: workdir: the variable NOTHING is not set"),
+        ('base_environment = "none"\n', f"{LOGIN}/bad.toml:1: base_environment: there is no none.toml in {LOGIN}"),
+    ],
+)
+def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: str, says: str) -> None:
+    write(lab, "bad", text)
+    lab.run("cat > job.sh", input=f"#!/bin/sh\n{INSIDE}\n")
+    before = lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout
+    done = lab.run([command, "-w", "n1", "--environment=bad", "./job.sh"], check=False, env=ENV)
+    assert done.returncode != 0 and f"pyxis: {says}" in done.stderr, done.stderr
+    assert lab.run(["squeue", "--noheader", "--Format=JobID"]).stdout == before
+
+
+def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
+    write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["{LOGIN}:/x"]\n')
+    said = refused(lab, "--environment=bad", "true", env=ENV)
+    assert f"{LOGIN}/bad.toml:2: mounts: source path does not exist: {LOGIN}" in said
+    write(lab, "bad", f'image = "{MINIMAL}"\n\n[env]\nA = "${{NOBODY_HAS_IT}}"\n')
+    assert f"{LOGIN}/bad.toml:4: A: the variable NOBODY_HAS_IT is not set" in refused(
+        lab, "--environment=bad", "true", env=ENV
+    )
+
+
+def test_a_batch_job_has_the_file_as_it_was_when_it_was_submitted(lab: Lab) -> None:
+    """Also when it is requeued, and whatever is exported."""
+    script = f'{INSIDE}; echo restart ${{SLURM_RESTART_COUNT:-0}} $WHO; test -n "$SLURM_RESTART_COUNT" || sleep 300'
+    job = submit(lab, "--requeue", "--open-mode=append", "--hold", "--export=NONE", "--environment=it", script=script)
+    write(lab, "it", "image = 'registry:5000#none:1'\n")
+    lab.run(["scontrol", "release", job])
+    until(lambda: "restart 0 lib\n" in lab.run("cat out || true").stdout, "the job runs")
+    lab.run(["scontrol", "requeue", job], user="root")
+    until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "it is queued again")
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # else in two minutes
+    until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "it runs again", 250)
+    until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "it ends")
+    assert lab.run("grep -c ^container out").stdout == "2\n"
+
+
+def test_lines_of_a_script_and_an_export_file(lab: Lab) -> None:
+    lab.run("printf 'FOO=1\\0' > out.file")
+    for options in ((), ("--export-file=out.file",)):
+        submit(lab, "--wait", *options, script=f"#SBATCH --environment=it\n{INSIDE}; echo $WHO")
+        assert lab.run("cat out").stdout.endswith("container\nlib\n")
+
+
+@pytest.mark.parametrize("line", ["#SBATCH --environment=it", "#SBATCH -t 5 --environ it"])
+def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
+    sbatch(lab, "-w", "n1", "-o", "out", f"--wrap={line}\n{INSIDE}", check=False, env=ENV)
+    out = lab.run("cat out").stdout
+    assert "host\n" not in out and "set PYXIS_ENVIRONMENT in the environment of the job" in out
+
+
+def test_steps_of_an_allocation(lab: Lab) -> None:
+    """Each reads the file when it is submitted, where that is."""
+    script = f"{INSIDE}; srun sh -c '{INSIDE}; echo $WHO'; sed -i s,PART,NAME, {LOGIN}/it.toml; NAME=share srun pwd"
+    out = lab.run(["salloc", "-Q", "-w", "n1", "--environment=it", "sh", "-c", script], env=ENV).stdout
+    assert out == "host\ncontainer\nlib\n/usr/share\n"
+
+
+def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
+    lab.run("mkdir -p edf; cat > edf/own.toml", input=BASE)
+    try:
+        script = f"{INSIDE}; srun --environment=./edf/own.toml sh -c '{INSIDE}'; srun --environment=it true; echo $?"
+        submit(lab, "--wait", script=script)
+        out = lab.run("cat out").stdout
+        assert out.startswith("host\n") and "container\n" in out and out.endswith("1\n")
+        assert f"--environment=it: there is no it.toml in {LOGIN}" in out
+    finally:
+        lab.run("rm -rf edf")
+
+
+def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
+    """As of a job that comes by slurmrestd: its environment alone asks for it."""
+    lab.run("mkdir -p .edf; cat > .edf/own.toml", input=BASE)
+    try:
+        job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)
+        assert srun(lab, *job, *sh(INSIDE)) == "container\n"
+        said = refused(lab, "--export=HOME,PYXIS_ENVIRONMENT=none", "true")
+        assert "there is no none.toml in /home/alice/.edf" in said and "the node n1 reads it" in said
+    finally:
+        lab.run("rm -rf .edf")
+
+
+def test_a_container_that_runs_already(lab: Lab) -> None:
+    named = "--container-name=edf"
+    first = lab.popen(["srun", "-w", "n1", "--overlap", "--environment=it", named, *sh("echo up; read line")], env=ENV)
+    assert first.stdout is not None and first.stdout.readline() == "up\n"
+    try:
+        show = sh("echo $WHO ${LANG-unset} ${PATH##*:}")
+        env = {**ENV, "PART": "share"}
+        done = lab.run(["srun", "-w", "n1", "--overlap", "--environment=it", named, *show], env=env)
+        assert done.stdout == "share unset /custom\n"
+        assert f"ignoring {LOGIN}/it.toml:3: mounts when attaching to a running container" in done.stderr
+        # Another step gets nothing of it.
+        out = lab.run(["srun", "-w", "n1", "--overlap", named, *show], env={"WHO": "me"}).stdout
+        assert out.startswith("me ") and "/custom" not in out
+    finally:
+        first.communicate("go\n", timeout=300)
+        clear(lab)
+
+
+def test_hooks_that_are_lacking_are_named_once(lab: Lab) -> None:
+    write(lab, "hooks", f'{BASE}[annotations.com.hooks]\nnvidia_cuda_mps.enabled = "true"\nssh.enabled = "true"\n')
+    done = lab.run(["srun", "-N2", "-n4", "--environment=hooks", "true"], env=ENV)
+    lines = [line for line in done.stderr.splitlines() if "com.hooks." in line]
+    assert len(lines) == 1 and "com.hooks.nvidia_cuda_mps" in lines[0] and "com.hooks.ssh" in lines[0], done.stderr
+
+
+@pytest.mark.parametrize(("said", "rank"), [("", "0"), ("true", "0"), ("false", "none")])
+def test_names_of_tasks_for_pytorch(lab: Lab, said: str, rank: str) -> None:
+    annotation = f'[annotations]\ncom.pyxis.pytorch_remap_vars = "{said}"\n' if said else ""
+    write(lab, "torch", f'{BASE}PYTORCH_VERSION = "2.7"\n{annotation}')
+    assert srun(lab, "--environment=torch", *sh("echo ${RANK-none}"), env=ENV) == f"{rank}\n"
+
+
+def test_a_heterogeneous_job(lab: Lab) -> None:
+    words = ["srun", "-w", "n1", "--environment=it", "pwd", ":", "-w", "n2", "--environment=it", "pwd"]
+    assert lab.run(words, env=ENV).stdout == "/usr/lib\n" * 2
+
+
+def test_the_examples_of_the_documentation(lab: Lab) -> None:
+    """With an image and directories that are here, and a program of that image."""
+    here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}
+    lab.run(["mkdir", "-p", ".edf", "scratch/run"])
+    try:
+        for name, text in re.findall(r"```toml\n# ~/\.edf/(\w+)\.toml\n(.*?)```", DOCS, re.S):
+            for there, place in here.items():
+                text = text.replace(there, place)
+            lab.run(f"cat > .edf/{name}.toml", input=text)
+        lines = re.search(r"```console\n(.*?)```", DOCS, re.S)
+        assert lines
+        commands = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines[1].splitlines()]
+        env = {"SCRATCH": "/home/alice/scratch"}
+        out = [lab.run(re.sub("python .*", "pwd", command), env=env, node="n1").stdout for command in commands]
+        assert out[:2] == ["/home/alice/scratch/run\n"] * 2
+        assert f'image = "{MINIMAL}"  # /home/alice/.edf/pytorch.toml:2' in out[2]
+        assert out[3].splitlines() == [
+            "/home/alice/.edf/common.toml is valid, and says no image",
+            "/home/alice/.edf/pytorch.toml is valid",
+        ]
+    finally:
+        lab.run("rm -rf .edf scratch")

@@ -1,0 +1,358 @@
+"""Environment files: what they may say, what is told of what they may not, and what a step or a start makes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.errors import ConfigError, PenrootError, UsageError
+from enroot_py.config import edf, edffile
+from enroot_py.config.edf import Environment
+
+SHELL = {"USER": "jane", "SCRATCH": "/scratch/jane", "ODD": "/a b:c,d$e"}
+
+
+class Home:
+    """A home directory with environment files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.environ = {**SHELL, "HOME": str(path)}
+        (path / ".edf").mkdir()
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        file = self.path / ".edf" / f"{name}.toml"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return file
+
+    def read(self, name: str, **more: str) -> Environment:
+        return edffile.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
+
+    def said(self, text: str | bytes) -> Environment:
+        self.write("it", text)
+        return self.read("it")
+
+    def refused(self, text: str | bytes) -> tuple[str, str]:
+        """What is wrong with a file, without its directory, and the way out."""
+        self.write("it", text)
+        with pytest.raises(PenrootError) as caught:
+            edffile.check(self.read("it"))
+        return str(caught.value).replace(f"{self.path}/.edf/", ""), caught.value.hint
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def values(file: Environment) -> dict[str, list[str]]:
+    keys = dict.fromkeys(entry.key for entry in file.entries)
+    return {key: [file.value(entry) for entry in file.all(key)] for key in keys}
+
+
+# Each form that CSCS documents: the names are ours.
+FORMS = {
+    "the first one": 'image = "library/debian:13"\nmounts = ["${SCRATCH}:${SCRATCH}"]\nworkdir = "${SCRATCH}"\n',
+    "other registries": 'image = "quay.io#some/bench:6.2-mpich4.1-arm64"\n',
+    "a file": 'image = "/project/${USER}/some+cuda+11.8.0.sqsh"\n',
+    "hooks in a table": 'image = "a"\n[annotations]\ncom.hooks.cxi.enabled = "false"\n',
+    "a table of one hook": (
+        'image = "a"\n[annotations.com.hooks.ssh]\nauthorize_ssh_key = "/project/${USER}/keys"\nenabled = "true"\n'
+    ),
+    "two tables": 'image = "a"\n[annotations]\ncom.hooks.cxi.enabled = "false"\n[env]\nENROOT_SLURM_HOOK = "0"\n',
+    "one base": 'base_environment = "common"\n',
+    "bases": 'base_environment = ["common", "./.edf/common.toml"]\nmounts = ["/data:/data:ro+private"]\n',
+    "all keys": 'image = "a"\nentrypoint = false\nwritable = true\ndevices = ["nvidia.com/gpu=all", "/dev/gdrdrv"]\n',
+    "defaults written out": 'base_environment = ""\nimage = "a"\nmounts = []\nworkdir = ""\n',
+    "commas that are no TOML": 'image = "a"\n[env]\nRUN = "yes",\nPATH = "${PATH}:/custom/bin", # ours\nDEBUG = "no"\n',
+}
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=list(FORMS))
+def test_forms_of_the_documentation(home: Home, text: str) -> None:
+    home.write("common", 'image = "common"\n')
+    file = home.said(text)
+    edffile.check(file)
+    assert file.last("image")
+    assert edf.loads(file.dumps()) == file
+
+
+def test_each_value_has_its_line(home: Home) -> None:
+    file = home.said(
+        "\n# [env]\nimage = 'a'\n\nmounts = [ # [\n  \"/a:/b\",\n\n  '/c:/d',\n]\nenv.A = '''\n[x]\nB = 1\n'''\n"
+        "writable = true\n[annotations.com.hooks]\nx.enabled = 'true'\n\n[annotations.\"a b\"]\n c = '1'\n"
+    )
+    lines = [(entry.name or entry.key, entry.origin.rpartition(":")[2]) for entry in file.entries]
+    assert lines == [
+        *(("image", "3"), ("mounts", "5"), ("mounts", "5"), ("A", "10"), ("writable", "14")),
+        *(("com.hooks.x.enabled", "16"), ("a b.c", "19")),
+    ]
+    assert file.by_name("env")["A"].text == "[x]\nB = 1\n"
+
+
+def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(home: Home) -> None:
+    home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
+    home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
+    file = home.said('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
+    image, writable = file.last("image"), file.last("writable")
+    assert image and image.text == "b" and image.origin.endswith("b.toml:1")
+    assert writable and writable.text == "false" and not file.last("workdir")
+    assert values(file)["mounts"] == ["/a:/a", "/b:/b", "/c:/c"]
+    assert {name: entry.text for name, entry in file.by_name("env").items()} == {"ONE": "a", "TWO": "b", "THREE": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says", "hint"),
+    [
+        ('imgae = "a"', 1, "unknown key 'imgae'", "did you mean image?"),
+        ('image = "a"\n\nvolumes = []', 3, "unknown key 'volumes'", "keys are base_environment, image"),
+        ('com.hooks.ssh.enabled = "true"', 1, "unknown key 'com'", "come below a line [annotations]"),
+        ("image = 3", 1, "image is not a string", 'image = "ubuntu:24.04"'),
+        ('mounts = "/a:/b"', 1, "mounts is not an array of strings", 'mounts = ["/data:/data:ro"]'),
+        ("devices = [1]", 1, "devices is not an array of strings", "devices = ["),
+        ('writable = "no"', 1, "writable is not true or false", "writable = false"),
+        ('env = "A=B"', 1, "env is not a table of strings", "[env]"),
+        ("[[mounts]]\nsource = '/a'", 1, "mounts is not an array of strings", 'mounts = ["'),
+        ("[env]\nDEBUG = false", 2, "DEBUG in env is not a string", 'write DEBUG = "false"'),
+        ('[env]\nmounts = ["/a:/b"]', 2, "mounts in env is not a string", "come before its first [table]"),
+        ('[env]\n"A-B" = "x"', 2, "A-B: 'A-B' is not the name of a variable", 'NAME = "VALUE"'),
+        ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
+        ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML"),
+        ("image = 'a'\nmounts = [\n'/a'", 3, "", "TOML"),
+        ("image = ubuntu", 1, "Invalid value", "in double quotes"),
+        ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
+        ("[env\nA = '1'", 1, "Expected ']'", "TOML"),
+        ('workdir = "$SCRATCH"', 1, "workdir: $SCRATCH is no variable without braces", "write ${SCRATCH}"),
+        ('workdir = "${SCRATCH"', 1, "workdir: ${SCRATCH is no variable", "write ${NAME}"),
+        ('[env]\nA = "${A-B}"', 2, "A: ${A-B} is no variable", "write ${NAME}"),
+        ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
+        ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
+        ('[env]\nA = "a\\u0000b"', 2, "A: it holds a NUL", ""),
+        (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
+    ],
+)
+def test_slips_are_told_with_their_line(home: Home, text: str | bytes, line: int, says: str, hint: str) -> None:
+    message, way_out = home.refused(text)
+    assert message.startswith(f"it.toml:{line}: ") and says in message, message
+    assert hint in way_out
+    assert "\n" not in message + way_out
+
+
+def test_keys_below_a_table_are_warned_of(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
+    assert "it.toml:3: workdir sets a variable here" in capfd.readouterr().err
+
+
+def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
+    assert capfd.readouterr().err.count("the comma at the end is no TOML") == 2
+
+
+def test_where_files_are_found(home: Home) -> None:
+    home.write("it", 'image = "a"')
+    other = home.path / "other"
+    other.mkdir()
+    (other / "it.toml").write_text('image = "b"')
+    (other / "sub.toml").write_text('base_environment = "it"')
+    paths = {
+        home.read("it").path: home.path / ".edf/it.toml",
+        home.read("it.toml").path: home.path / ".edf/it.toml",
+        home.read("./other/it.toml").path: home.path / "./other/it.toml",
+        home.read(f"{other}/it.toml").path: other / "it.toml",
+        home.read("it", EDF_PATH=f":/nowhere:{other}:{home.path}/.edf").path: other / "it.toml",
+    }
+    assert paths == {str(path): path for path in paths.values()}
+    base = home.read("sub", EDF_PATH=str(other)).last("image")
+    assert base and base.text == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "says", "hint"),
+    [
+        ("ubunto", {}, "there is no ubunto.toml in HOME/.edf", "did you mean ubuntu?"),
+        ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
+        ("there", {}, "there is no there.toml in HOME/.edf", "EDF_PATH names other directories"),
+        ("./here", {}, "there is no file HOME/here", "it may be ./here.toml"),
+        ("/none.toml", {}, "there is no file /none.toml", ""),
+        ("~/x.toml", {}, "no shell has replaced the ~", "write the path out"),
+        ("x", {"EDF_PATH": "edf"}, "EDF_PATH: edf is not an absolute path", "EDF_PATH=$PWD/edf"),
+        ("x", {"EDF_PATH": "/no:/where"}, "in /no, /where", ""),
+        (".", {}, "Is a directory", ""),
+    ],
+)
+def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str], says: str, hint: str) -> None:
+    home.write("ubuntu", 'image = "a"')
+    (home.path / "here.toml").write_text('image = "a"')
+    with pytest.raises(PenrootError) as caught:
+        home.read(name, **environ)
+    assert says in str(caught.value).replace(str(home.path), "HOME")
+    assert hint in caught.value.hint
+
+
+def test_a_name_with_toml_is_a_file_of_the_working_directory_first(home: Home) -> None:
+    home.write("it", 'image = "a"')
+    (home.path / "it.toml").write_text('image = "b"')
+    assert values(home.read("it.toml"))["image"] == ["b"] and values(home.read("it"))["image"] == ["a"]
+
+
+def test_a_base_that_is_not_there_is_told_with_its_line(home: Home) -> None:
+    home.write("it", 'image = "a"\nbase_environment = ["none"]')
+    with pytest.raises(UsageError, match=r"it\.toml:2: base_environment: there is no none\.toml"):
+        home.read("it")
+
+
+def test_bases_end(home: Home) -> None:
+    home.write("it", 'base_environment = "other"')
+    home.write("other", 'base_environment = "it"')
+    with pytest.raises(ConfigError, match="is its own base"):
+        home.read("it")
+    for level in range(12):
+        home.write(f"deep{level}", f'image = "a"\nbase_environment = "deep{level + 1}"')
+    with pytest.raises(ConfigError, match="more than 10 levels"):
+        home.read("deep0")
+    home.write("deep10", 'image = "last"')
+    assert values(home.read("deep0"))["image"][0] == "last"
+    for level in range(9):
+        home.write(f"wide{level}", f"base_environment = {[f'wide{level + 1}'] * 9}")
+    home.write("wide9", 'image = "a"')
+    with pytest.raises(ConfigError, match="more than 100 files"):
+        home.read("wide0")
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o606])
+def test_a_file_that_others_write_is_not_believed(home: Home, mode: int) -> None:
+    home.write("it", 'image = "a"').chmod(mode)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        home.read("it")
+
+
+def test_a_directory_in_which_everybody_puts_files_is_not_searched(home: Home) -> None:
+    home.write("it", 'image = "a"')
+    (home.path / ".edf").chmod(0o1777)
+    with pytest.raises(ConfigError, match="can be written by everybody") as caught:
+        home.read("it")
+    assert caught.value.hint == f"chmod o-w {home.path}/.edf"
+
+
+def test_nobody_waits_for_a_pipe_or_reads_what_has_no_end(home: Home) -> None:
+    os.mkfifo(home.path / ".edf/it.toml")
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        home.read("it")
+    home.write("big", "# " + 70_000 * "x")
+    with pytest.raises(ConfigError, match="larger than 64 KiB"):
+        home.read("big")
+
+
+def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
+    file = home.said('image = "a"\nmounts = [\n' + 3000 * '"/a:/b", # ]\n' + "]\nwritable = true\n")
+    assert len(values(file)["mounts"]) == 3000
+    image, writable = file.last("image"), file.last("writable")
+    assert image and writable and (image.origin, writable.origin) == (f"{file.path}:1", file.path)
+
+
+@pytest.mark.parametrize("text", ["annotations." + "a." * 3000 + 'x="1"', "x=" + 3000 * "[" + 3000 * "]"])
+def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
+    message, hint = home.refused(text)
+    assert message == "it.toml: tables or arrays are too deep in each other" and hint
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${USER}", "jane"),
+        ("/x/${USER}/y${USER}", "/x/jane/yjane"),
+        ("${NONE:-}", ""),
+        ("${NONE:-/tmp}/x", "/tmp/x"),
+        ("${USER:-nobody}", "jane"),
+        ("$${USER}", "${USER}"),
+        ("a$$b$$$$", "a$b$$"),
+        ("costs 5$", "costs 5$"),
+        ("$$$${USER}", "$${USER}"),
+        ("${SLURM_JOB_ID}", "${SLURM_JOB_ID}"),
+    ],
+)
+def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> None:
+    assert values(home.said(f'[annotations]\nx = "{text}"'))["annotations"] == [expected]
+
+
+def test_nodes_are_told_what_the_submitter_had_and_ask_for_the_rest(home: Home) -> None:
+    file = edf.loads(home.said('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
+    entry = file.last("workdir")
+    assert entry and file.host == {"SCRATCH": "/scratch/jane"}
+    assert file.value(entry, {"SCRATCH": "/elsewhere", "SLURM_JOB_ID": "7"}) == "/scratch/jane/7"
+    with pytest.raises(ConfigError, match=r"it\.toml:1: workdir: the variable SLURM_JOB_ID is not set"):
+        file.value(entry, {})
+
+
+def test_job_variables_of_a_job_around_this_one_are_not_carried(home: Home) -> None:
+    home.write("it", 'image = "a"\n[annotations]\njob = "${SLURM_JOB_ID}"')
+    assert not home.read("it", SLURM_JOB_ID="1").host
+
+
+def test_only_variables_that_are_named_are_carried(home: Home) -> None:
+    file = home.said('image = "a"\n[env]\nA = "${USER}"\nB = "$SCRATCH"')
+    assert file.host == {"USER": "jane"} and "/scratch" not in file.dumps()
+
+
+def test_variables_of_the_image_go_before_the_submitters(home: Home) -> None:
+    home.write("it", '[env]\nPATH = "${PATH}:/mine"\nWHO = "${USER}"\nEMPTY = ""\nGONE = "${NONE:-}"')
+    file = home.read("it", PATH="/host/bin")
+    said = file.variables({"PATH": "/image/bin"}, {"USER": "john"})
+    expected = {"PATH": "/image/bin:/mine", "WHO": "jane", "EMPTY": None, "GONE": None}
+    assert {name: value for name, (value, _) in said.items()} == expected
+    assert said["WHO"][1].endswith("it.toml:3")
+
+
+def test_nothing_in_a_variable_separates(home: Home) -> None:
+    file = home.said('mounts = ["${ODD}:/x$$y:ro"]')
+    (entry,) = file.all("mounts")
+    assert file.mount(entry) == r"/a\ b\:c\,d\$e:/x\$y:ro"
+
+
+def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
+    file = home.said(
+        'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
+        'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
+    )
+    line = edffile.lacking(file)
+    assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
+    assert not edffile.lacking(home.said('image = "a"'))
+
+
+def test_hooks_learn_the_annotations(home: Home) -> None:
+    file = home.said('[annotations]\na.b = "${USER}"\nc = "1\\n2"\nd = "${SLURM_JOB_ID}"')
+    assert file.for_hooks({"SLURM_JOB_ID": "7"}) == {"PENROOT_ANNOTATIONS": "a.b=jane\nd=7"}
+    assert home.said('image = "a"').for_hooks({}) == {}
+
+
+def test_what_fits_into_no_job_is_refused(home: Home) -> None:
+    home.write("one", f'image = "a"\n[env]\nA = "{40_000 * "x"}"')
+    message, hint = home.refused(f'base_environment = "one"\n[env]\nB = "{40_000 * "x"}"')
+    assert "says more than the 64 KiB" in message and hint
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "nonsense", '{"name":1,"path":1,"entries":[1],"host":{}}', "[" * 5000, '{"name":"a"}']
+)
+def test_what_was_not_carried_by_us_does_not_parse(text: str) -> None:
+    with pytest.raises(ConfigError, match="does not parse"):
+        edf.loads(text)
+
+
+def test_the_examples_of_the_documentation(home: Home) -> None:
+    text = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+    examples = re.findall(r"```toml\n# ~/\.edf/(\w+)\.toml\n(.*?)```", text, re.S)
+    assert [name for name, _ in examples] == ["pytorch", "common"]
+    for name, example in examples:
+        home.write(name, example)
+    file = home.read("pytorch")
+    edffile.check(file)
+    assert [file.value(entry) for entry in file.all("mounts")] == ["/scratch/jane:/scratch/jane", "/data/sets:/data:ro"]
+    assert set(re.findall(r"^\| (`.*?`) \|", text, re.M)) == {
+        *("`base_environment`", "`image`", "`mounts`", "`workdir`", "`entrypoint`, `writable`", "`devices`"),
+        *("`[env]`", "`[annotations]`"),
+    }
+    assert {re.sub(r"[\[\]]", "", word) for word in re.findall(r"`(\[?\w+\]?)`", text)} >= set(edffile.KEYS)
