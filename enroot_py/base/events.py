@@ -1,0 +1,211 @@
+"""Records of what is done, for machines: one line of JSON for each pull, create, start and step.
+
+They go where ENROOT_EVENTS says, a file, journald or syslog, and are written by the process of the user who does it.
+What cannot be recorded costs a warning: nothing is waited for, and nothing fails. docs/events.md is the schema for
+readers. Sources: systemd's Native Journal Protocol; RFC 3164 as syslog(3) speaks it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import time
+
+# Of C, as json: what imports that costs more than a start.
+from _json import encode_basestring_ascii as _quoted
+
+from enroot_py.base import log, trusted
+from enroot_py.base.errors import PenrootError
+
+SOCKETS = {"journald": "/run/systemd/journal/socket", "syslog": "/dev/log"}
+KINDS = {
+    "pull": "an image is looked for, and fetched where the store lacks something of it",
+    "create": "a container is made of an image",
+    "start": "`penroot start` or `batch` enters a container",
+    "step": "a step of Slurm gets its container on a node",
+}
+PHASES = ("resolve", "fetch", "compose", "wait", "attach", "image", "rootfs", "mounts", "hooks")
+FIELDS = {
+    "version": "number of this schema: 1",
+    "event": ", ".join(KINDS),
+    "time": "when it began, UTC",
+    "seconds": "how long it took",
+    "phases": "seconds by phase: " + ", ".join(PHASES),
+    "result": "ok or error",
+    "error": "the message of an error, its first line",
+    "user": "name of the user, or his number",
+    "uid": "number of the user",
+    "node": "host name",
+    "job": "number of the job",
+    "step": "JOB.STEP",
+    "image": "reference or path of the image",
+    "digest": "of the image's manifest",
+    "container": "name of the container, if it has one",
+    "cache": "hit: nothing was fetched; part: some layers were; miss: all",
+    "layers": "how many layers were fetched",
+    "bytes": "their size, as the registry has them",
+}
+_LONGEST = 400  # characters of a text
+_PRIORITY = 14  # user.info, RFC 3164
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # what is known of a start by the pull in it
+_FROM_AROUND = ("user", "uid", "node", "job", "step")
+
+
+class Event:
+    """One thing that is done, perhaps as a part of another one ``around`` it; recorded when it ends."""
+
+    def __init__(self, kind: str, where: str, facts: dict[str, str | int], around: Event | None) -> None:
+        self.facts: dict[str, str | int] = {"event": kind}
+        self.phases: dict[str, float] = {}
+        self._around = around
+        # Known and opened now: a container has other files, and perhaps another name for its user.
+        known = around.facts if around is not None else {**who(), **_job()}
+        self.facts.update({key: known[key] for key in _FROM_AROUND if key in known})
+        self.facts.update({key: value for key, value in facts.items() if value != ""})
+        self._sink = _Sink.open(where) if where else None
+        self._time, self._began = time.time(), time.monotonic()
+        self._marked = self._began
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over, by an error or without. Writes the record."""
+        self.seconds = time.monotonic() - self._began
+        if error is None and self.facts["event"] == "pull":
+            self.facts.setdefault("cache", "hit")
+        if self._around is not None:
+            self._around.facts.update({key: self.facts[key] for key in _FROM_WITHIN if key in self.facts})
+        if self._sink is not None:
+            self._sink.write(self.line(error))
+
+    def phase(self, name: str) -> None:
+        """What was done since the phase before was this one."""
+        now = time.monotonic()
+        self.add(name, now - self._marked)
+
+    def add(self, name: str, seconds: float) -> None:
+        """A phase that another process of ours has gone through meanwhile."""
+        self.phases[name] = self.phases.get(name, 0.0) + seconds
+        self._marked = time.monotonic()
+
+    def again(self) -> None:
+        """In a child that goes through phases of its own: begin with none."""
+        self.phases.clear()
+        self._marked = time.monotonic()
+
+    def line(self, error: BaseException | None) -> str:
+        """The record, as it is written."""
+        second, fraction = divmod(int(self._time * 1000), 1000)
+        began = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{fraction:03}Z"
+        record: dict[str, object] = {"version": 1, **self.facts, "time": began, "seconds": round(self.seconds, 6)}
+        record["phases"] = {name: round(seconds, 6) for name, seconds in self.phases.items()}
+        record["result"] = "error" if error is not None else "ok"
+        if error is not None:
+            of_ours = isinstance(error, PenrootError)
+            record["error"] = str(error).partition("\n")[0] if of_ours else type(error).__name__
+        return _json({key: record[key] for key in FIELDS if key in record})
+
+    def words(self) -> str:
+        """The phases, for people."""
+        fetched = log.size(int(self.facts["bytes"])) + " fetched" if self.facts.get("bytes") else "stored"
+        more = {"image": f" ({fetched})" if "cache" in self.facts else ""}
+        parts = [f"{name} {seconds:.2f} s{more.get(name, '')}" for name, seconds in self.phases.items()]
+        return f"{self.seconds:.2f} s: " + ", ".join(parts)
+
+
+class _Sink:
+    """Where records go: an open file, or a socket of a daemon."""
+
+    _warned = False
+
+    def __init__(self, where: str) -> None:
+        """Raises OSError."""
+        self._where = where
+        self._file = -1
+        if where in SOCKETS:
+            self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+            self._socket.connect(SOCKETS[where])
+        else:
+            self._file = _open_file(where)
+
+    @classmethod
+    def open(cls, where: str) -> _Sink | None:
+        """Where it can be had; else a warning says why it cannot."""
+        try:
+            return cls(where)
+        except OSError as e:
+            cls._warn(where, e)
+            return None
+
+    @classmethod
+    def _warn(cls, where: str, error: OSError) -> None:
+        if not cls._warned:
+            cls._warned = True
+            place = SOCKETS.get(where) or error.filename or where
+            way_out = "ENROOT_EVENTS, or events= in plugstack.conf, names another file, journald or syslog"
+            log.warn(f"events are not recorded: {place}: {error.strerror}: {way_out}")
+
+    def write(self, line: str) -> None:
+        """Write one record, and no more."""
+        try:
+            if self._file < 0:
+                self._socket.send(self._framed(line))
+                self._socket.close()
+            else:
+                os.write(self._file, f"{line}\n".encode())
+                os.close(self._file)
+        except OSError as e:
+            self._warn(self._where, e)
+
+    def _framed(self, line: str) -> bytes:
+        if self._where == "journald":
+            return f"MESSAGE={line}\nPRIORITY=6\nSYSLOG_IDENTIFIER=penroot\n".encode()
+        return f"<{_PRIORITY}>{time.strftime('%b %e %H:%M:%S')} penroot[{os.getpid()}]: {line}".encode()
+
+
+def file_of(where: str) -> str:
+    """The file of the caller: in a directory, where each user has one, UID.jsonl."""
+    return f"{where.rstrip('/')}/{os.geteuid()}.jsonl" if os.path.isdir(where) else where
+
+
+def _open_file(where: str) -> int:
+    """Open a file to append to: it is the caller's or root's, whatever others have put in its place. Raises OSError."""
+    path = file_of(where)
+    trusted.place(os.path.dirname(path), closed_to=0)
+    fd = trusted.regular(os.open(path, _FLAGS, 0o600), path)
+    state = os.fstat(fd)
+    if state.st_uid not in (os.geteuid(), 0) or state.st_nlink != 1:
+        os.close(fd)
+        why = "has other names" if state.st_nlink != 1 else f"belongs to uid {state.st_uid}"
+        raise PermissionError(errno.EPERM, why, path)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def who() -> dict[str, str | int]:
+    """The user and the node."""
+    import pwd
+
+    uid = os.getuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return {"user": name, "uid": uid, "node": os.uname().nodename}
+
+
+def _job() -> dict[str, str | int]:
+    """The job and step of a command line in one."""
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+    if not job.isdecimal():
+        return {}
+    return {"job": int(job), **({"step": f"{job}.{step}"} if step.isdecimal() else {})}
+
+
+def _json(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(key)}: {_json(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return _quoted(os.fsencode(str(value)).decode(errors="replace")[:_LONGEST])

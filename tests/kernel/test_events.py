@@ -1,0 +1,153 @@
+"""Records and metrics of pulls, creations and starts, by an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import images
+from tests.images import entry
+from tests.kernel.conftest import User
+from tests.kernel.registry import Server, serve
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        server.pusher.image("test/events", "1", images.busybox(entry("number", b"1")))
+        yield server
+
+
+@pytest.fixture
+def file(user: User) -> pathlib.Path:
+    """Where events go."""
+    path = user.home / "events.jsonl"
+    user.environ["ENROOT_EVENTS"] = str(path)
+    return path
+
+
+def records(file: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_pull_is_a_miss_and_then_a_hit(user: User, registry: Server, file: pathlib.Path) -> None:
+    uri = f"docker://{registry.host}/test/events:1"
+    for _ in range(2):
+        user.start(uri, "true")
+    first, start, second, again = records(file)
+    assert [r["event"] for r in (first, start, second, again)] == ["pull", "start", "pull", "start"]
+    assert (first["cache"], second["cache"]) == ("miss", "hit")
+    assert first["bytes"] > 0 and first["layers"] > 0 and "bytes" not in second
+    assert {"resolve", "fetch", "compose"} <= set(first["phases"])
+    digest = user.penroot("digest", uri).stdout.strip()
+    assert {r["digest"] for r in (first, start, second, again)} == {digest}
+    assert {r["image"] for r in (first, start, second, again)} == {f"{registry.host}/test/events:1"}
+    assert (start["uid"], start["result"]) == (user.uid, "ok")
+    assert {"image", "rootfs", "mounts", "hooks"} == set(start["phases"])
+
+
+def test_creations_and_containers(user: User, registry: Server, file: pathlib.Path, image: pathlib.Path) -> None:
+    user.penroot("create", "--name", "unpacked", str(image))
+    user.penroot("load", "--name", "stored", f"docker://{registry.host}/test/events:1")
+    user.start("stored", "true")
+    unpacked, pull, stored, start = records(file)
+    assert (unpacked["event"], unpacked["container"], unpacked["image"]) == ("create", "unpacked", str(image))
+    assert (pull["event"], stored["event"], stored["container"]) == ("pull", "create", "stored")
+    assert stored["digest"] == pull["digest"]
+    assert (start["event"], start["container"]) == ("start", "stored")
+
+
+def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) -> None:
+    user.penroot("start", "no-such", "true", status=1)
+    (record,) = records(file)
+    assert record["result"] == "error" and record["error"].startswith("no such container: no-such")
+
+
+def test_an_image_does_not_say_who_has_started_it(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+    """Nor where: the container has a passwd and, here, a host name of its own."""
+    (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
+    user.start("--root", "--uts", "--pid", "box", "true")
+    (record,) = records(file)
+    assert (record["uid"], record["user"]) == (user.uid, str(user.uid))
+
+
+def test_a_container_does_not_get_the_file(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+    opened = user.start("box", "sh", "-c", "for fd in /proc/self/fd/*; do readlink $fd; done; true")
+    assert opened.startswith("/dev/null\n")
+    assert "events" not in opened
+
+
+def test_explain_records_nothing(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+    user.start("--explain", "box", "true")
+    assert not file.exists()
+
+
+def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.Path) -> None:
+    user.environ["ENROOT_EVENTS"] = "journald"
+    hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")
+    done = user.penroot("start", "box", "echo", "started", prefix=hide)
+    assert done.stdout == "started\n"
+    assert done.stderr.startswith("[WARN] events are not recorded: /run/systemd/journal/socket: No such file")
+
+
+def test_a_place_that_is_none_is_an_error(user: User, rootfs: pathlib.Path) -> None:
+    user.environ["ENROOT_EVENTS"] = "journal"
+    said = user.penroot("start", "box", "true", status=1).stderr
+    assert "ENROOT_EVENTS='journal' must be an absolute path or journald or syslog" in said
+
+
+def samples(text: str) -> dict[str, float]:
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+
+
+def test_metrics(user: User, registry: Server, file: pathlib.Path) -> None:
+    uri = f"docker://{registry.host}/test/events:1"
+    for _ in range(3):
+        user.start(uri, "true")
+    user.penroot("start", "no-such", "true", status=1)
+    with file.open("a") as f:  # what is no record, or is not to be believed
+        f.write('no json\n[1]\n{"event": "x\\"y", "result": "ok"}\n{"event": "start"}\n')
+        f.write('{"event": "pull", "result": "ok", "cache": "a\\nb", "seconds": NaN, "bytes": -5, "phases": [1]}\n')
+        f.write('{"event": "pull", "result": "ok", "cache": "hit", "seconds": "1", "phases": {"evil\\"": 1}}\n')
+    path = user.home / "penroot.prom"
+    user.penroot("cache", "metrics", "--output", str(path))
+    found = samples(path.read_text())
+    me = f'user="{user.uid}"'
+    assert found[f"penroot_store_images{{{me}}}"] == 1
+    assert found[f"penroot_store_bytes{{{me}}}"] > 0
+    assert found[f'penroot_events_total{{{me},event="start",result="ok"}}'] == 3
+    assert found[f'penroot_events_total{{{me},event="start",result="error"}}'] == 1
+    assert found[f'penroot_pulls_total{{{me},cache="hit"}}'] == 3
+    assert found[f'penroot_pulls_total{{{me},cache="miss"}}'] == 1
+    assert found[f"penroot_pulled_bytes_total{{{me}}}"] == records_bytes(file)
+    assert "evil" not in path.read_text() and path.stat().st_mode & 0o777 == 0o644
+    assert samples(user.penroot("cache", "metrics").stdout) == found
+
+
+def records_bytes(file: pathlib.Path) -> int:
+    """Bytes fetched, by the first record, which is that of the only pull that fetched some."""
+    return int(json.loads(file.read_text().splitlines()[0])["bytes"])
+
+
+def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+    """Each metric has its meaning and type once, before its samples, and none is without."""
+    user.start("box", "true")
+    typed: set[str] = set()
+    for line in user.penroot("cache", "metrics").stdout.splitlines():
+        if line.startswith("# TYPE "):
+            name = line.split()[2]
+            assert name not in typed and line.split()[3] in ("gauge", "counter")
+            typed.add(name)
+        elif not line.startswith("# HELP "):
+            match = re.fullmatch(r'(\w+)\{\w+="[^"\n]*"(,\w+="[^"\n]*")*\} [0-9.e+-]+', line)
+            assert match and match[1] in typed, line
+
+
+def test_metrics_that_cannot_be_written_are_an_error(user: User) -> None:
+    said = user.penroot("cache", "metrics", "--output", "/proc/x", status=1).stderr
+    assert said.startswith("[ERROR] cannot write /proc/x: ")

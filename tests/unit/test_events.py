@@ -1,0 +1,182 @@
+"""Records of what is done: what is in a line, where it goes, and what may not be written to."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from enroot_py.base import events, recording
+from enroot_py.base.errors import ImageError
+from enroot_py.base.recording import Recording
+from enroot_py.cli.metrics import METRICS
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def warned() -> Iterator[None]:
+    """Each test may warn, where a process does so once."""
+    events._Sink._warned = False
+    yield
+    assert recording.event is None
+
+
+def lines(path: pathlib.Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_has_the_documented_keys_and_no_other(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "events"
+    with Recording("pull", str(file), image="reg/image:1", job=7, step="7.0"):
+        recording.fact(digest="sha256:1", cache="miss", layers=2, bytes=10)
+        recording.phase("resolve")
+        recording.phase("fetch")
+        recording.phase("fetch")
+    (record,) = lines(file)
+    assert set(record) == set(events.FIELDS) - {"error", "container"}
+    assert (record["version"], record["event"], record["result"]) == (1, "pull", "ok")
+    assert (record["uid"], record["node"]) == (os.getuid(), os.uname().nodename)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(record["time"]))
+    phases, seconds = record["phases"], record["seconds"]
+    assert isinstance(phases, dict) and isinstance(seconds, float)
+    assert list(phases) == ["resolve", "fetch"] and 0 <= sum(phases.values()) <= seconds + 1e-5
+
+
+def test_nothing_is_recorded_where_no_setting_says_so() -> None:
+    with Recording("pull", "") as event:
+        recording.phase("resolve")
+        recording.fact(cache="hit")
+    assert event is None
+
+
+def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "events"
+    with pytest.raises(ImageError), Recording("start", str(file)):
+        raise ImageError("the image is damaged\nin two lines")
+    with pytest.raises(ZeroDivisionError), Recording("start", str(file)):
+        raise ZeroDivisionError
+    assert [(record["result"], record["error"]) for record in lines(file)] == [
+        ("error", "the image is damaged"),
+        ("error", "ZeroDivisionError"),
+    ]
+
+
+def test_a_start_knows_what_its_pull_found_and_a_pull_the_step_that_it_is_for(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "events"
+    with Recording("step", str(file), job=3, step="3.1"), Recording("pull", str(file), image="a"):
+        recording.fact(digest="sha256:2")
+    pull, step = lines(file)
+    assert (pull["job"], pull["step"], pull["cache"]) == (3, "3.1", "hit")
+    assert (step["image"], step["digest"], step["cache"]) == ("a", "sha256:2", "hit")
+
+
+def test_words_from_elsewhere_cannot_make_a_line(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "events"
+    hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
+    with Recording("pull", str(file), image=hostile):
+        pass
+    assert file.read_text().count("\n") == 1 and file.read_text().isascii()
+    (record,) = lines(file)
+    assert str(record["image"]).startswith('x"}\n{') and len(str(record["image"])) == 400
+
+
+def test_the_job_of_a_command_line_is_that_of_its_environment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "events"
+    for job, step in ("12", "0"), ("12", "batch"), ("x", "1"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        with Recording("pull", str(file)):
+            pass
+    assert [(r.get("job"), r.get("step")) for r in lines(file)] == [(12, "12.0"), (12, None), (None, None)]
+
+
+def test_in_a_directory_each_user_has_a_file(tmp_path: pathlib.Path) -> None:
+    with Recording("pull", str(tmp_path)):
+        pass
+    assert len(lines(tmp_path / f"{os.geteuid()}.jsonl")) == 1
+    assert (tmp_path / f"{os.geteuid()}.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("where", ["journald", "syslog"])
+def test_a_daemon_gets_a_line_in_its_own_form(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    path = str(tmp_path / "socket")
+    monkeypatch.setitem(events.SOCKETS, where, path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(path)
+        with Recording("pull", where, image="a"):
+            pass
+        got = daemon.recv(65536).decode()
+    if where == "journald":
+        fields = dict(line.split("=", 1) for line in got.splitlines())
+        assert (fields["PRIORITY"], fields["SYSLOG_IDENTIFIER"]) == ("6", "penroot")
+        text = fields["MESSAGE"]
+    else:
+        head, _, text = got.partition("]: ")
+        assert re.fullmatch(rf"<14>[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d penroot\[{os.getpid()}", head)
+    assert json.loads(text)["image"] == "a"
+
+
+def test_a_daemon_that_reads_nothing_is_not_waited_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "socket")
+    monkeypatch.setitem(events.SOCKETS, "journald", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(path)
+        for _ in range(5000):  # more than any queue of datagrams holds
+            with Recording("pull", "journald"):
+                pass
+            if capsys.readouterr().err:
+                return
+    pytest.fail("a queue without an end")
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "second name", "directory is missing"])
+def test_what_is_no_file_of_ours_is_not_written_to(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    file, other = tmp_path / "events", tmp_path / "other"
+    other.write_text("precious\n")
+    if what == "pipe":
+        os.mkfifo(file)
+    elif what == "link":
+        file.symlink_to(other)
+    elif what == "second name":
+        file.hardlink_to(other)
+    elif what == "directory is missing":
+        file = tmp_path / "no" / "events"
+    with Recording("pull", str(file)):
+        pass
+    assert other.read_text() == "precious\n"
+    said = capsys.readouterr().err
+    assert said.count("[WARN] events are not recorded: ") == 1 and "ENROOT_EVENTS" in said
+
+
+def test_phases_in_words() -> None:
+    with Recording("step", "", timed=True) as event:
+        assert event is not None
+        recording.fact(cache="miss", bytes=1_200_000)
+        event.add("image", 2.5)
+        event.add("hooks", 0.25)
+    assert re.fullmatch(r"\d\.\d\d s: image 2\.50 s \(1\.2 MB fetched\), hooks 0\.25 s", event.words())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {f"| `{key}` | {meaning} |" for key, meaning in {**events.FIELDS, **events.KINDS}.items()},
+        {f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in METRICS.items()},
+    ],
+)
+def test_the_documentation_has_every_row(rows: set[str]) -> None:
+    assert rows <= set((ROOT / "docs/events.md").read_text().splitlines())
