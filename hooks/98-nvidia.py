@@ -32,16 +32,16 @@ def wanted(context: Context) -> tuple[str, str]:
     # What is not of an image is asked of the caller alone: it would be done on the host.
     if visible == "none" or (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() in NO:
         return visible, ""
+    if not context.host.keys() & {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"}:
+        return visible, ""
+    from enroot_py.devices import allocation
+
+    named = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
+    if allocation.is_withheld(context.host) and not named:
+        return "", ""  # whatever the image says
     # Numbers of the nodes in /dev, whatever the task sees. Those of the job are
     # of the batch script's node, and every step inherits them.
-    numbers, of_job = context.host.get("SLURM_STEP_GPUS", ""), context.host.get("SLURM_JOB_GPUS", "")
-    if "SLURM_STEP_ID" not in context.host:
-        return visible, numbers or of_job
-    if not numbers and context.host.get("SLURM_GPUS_ON_NODE", "0") != "0":
-        return visible, "all"  # how many it has is told, but not which: with --gpu-bind=none
-    if of_job and not numbers and not by_option(context) and "NVIDIA_VISIBLE_DEVICES" not in context.host:
-        return "", ""  # a step that was given none of its job's, whatever the image says
-    return visible, numbers
+    return visible, allocation.told(context.host)
 
 
 def plan(context: Context, visible: str, allocated: str) -> Edits:

@@ -1,0 +1,191 @@
+"""What the dynamic loader reads in a shared library: its name, what it needs, and the versions of symbols, elf(5).
+
+The files are an image's too, and may say anything: each part is read where it is said to be, up to a size that no
+linker exceeds, and each list is walked a bounded number of times. Source: System V ABI, "Dynamic Linking"; LSB, "Symbol
+Versioning"; glibc, elf/dl-version.c and elf/dl-lookup.c.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import islice
+from struct import error as StructError
+from struct import unpack_from
+
+from enroot_py.base.frozen import Frozen
+
+_NATIVE = 1 if sys.byteorder == "little" else 2
+_ET_DYN, _PT_LOAD, _PT_DYNAMIC = 3, 1, 2
+_NEEDED, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 6, 10, 14, 15, 29
+_GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
+_BASE = 1  # VER_FLG_BASE: the entry that has the name of the file
+# The most that is read. Of what networks need, libstdc++ has most: 11 headers, 35 entries, 300 KiB of names.
+_HEADERS, _ENTRIES, _STRINGS, _VERSIONS, _SYMBOLS = 64, 4096, 4 << 20, 4096, 1 << 16
+_PART = 1 << 20  # bytes of a list of versions, or of a table of symbols
+_LIST = 256  # libraries that one needs
+MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64", 258: "loongarch64"}
+
+
+class NotElf(ValueError):
+    """Why a file is no shared library that programs of this machine's kind could load."""
+
+
+class Elf(Frozen):
+    """A shared library, as far as the loader and we care. ``needs`` are versions of symbols, by library."""
+
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    paths: tuple[str, ...]  # where it has the loader look first: DT_RUNPATH, or DT_RPATH
+    needs: dict[str, tuple[str, ...]]
+    versions: frozenset[str]
+    symbols: frozenset[str]  # those that it gives, of them that were asked for
+
+
+def read(fd: int, prefix: str = "") -> Elf:
+    """The library in an open regular file, with those of its symbols that begin with ``prefix``, if that is given.
+
+    Raises NotElf, OSError.
+    """
+    try:
+        return _ElfFile(fd).read(prefix.encode())
+    except (StructError, IndexError, OverflowError) as e:
+        raise NotElf("it is damaged: what it says to be in it is not") from e
+
+
+class _ElfFile:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.loads: list[tuple[int, int, int]] = []  # offset, address, size in the file
+        self.tags: dict[int, int] = {}
+        self.needed: list[int] = []
+        self.strings = b""
+
+    def read(self, prefix: bytes) -> Elf:
+        machine = self._headers()
+        size = self.tags.get(_STRSZ, 0)
+        if size > _STRINGS:
+            raise NotElf(f"its names take {size >> 20} MiB")
+        self.strings = self._at(self.tags.get(_STRTAB, -1), size) if size else b""
+        path = self.tags.get(_RUNPATH, self.tags.get(_RPATH))
+        return Elf(
+            machine,
+            self._name(self.tags[_SONAME]) if _SONAME in self.tags else "",
+            tuple(dict.fromkeys(map(self._name, self.needed))),
+            tuple(filter(None, self._name(path).split(":")[:_LIST])) if path is not None else (),
+            dict(self._needs()),
+            frozenset(self._versions()),
+            frozenset(self._symbols(prefix)) if prefix else frozenset(),
+        )
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        if not 0 <= offset < 1 << 62:
+            raise NotElf("it is damaged: it names a place outside of it")
+        data = os.pread(self.fd, size, offset)
+        while 0 < len(data) < size and (more := os.pread(self.fd, size - len(data), offset + len(data))):
+            data += more  # a server of FUSE gives as much as it likes
+        return data
+
+    def _headers(self) -> str:
+        """Read the headers and the dynamic section; its machine."""
+        head = self._pread(64, 0)
+        if head[:4] != b"\x7fELF":
+            raise NotElf("it is no ELF file")
+        if head[4] != 2 or head[5] != _NATIVE:
+            raise NotElf("it is of 32 bits" if head[4] == 1 else "it is of another byte order")
+        kind, machine = unpack_from("=HH", head, 16)
+        (at,) = unpack_from("=Q", head, 32)
+        size, count = unpack_from("=HH", head, 54)
+        if kind != _ET_DYN or size != 56 or not 0 < count <= _HEADERS:
+            raise NotElf("it is no shared library")
+        headers = self._pread(size * count, at)
+        dynamic = (0, 0)
+        for number in range(count):
+            # Type, flags, offset, address, physical address, size in the file.
+            what, _, offset, address, _, length = unpack_from("=IIQQQQ", headers, size * number)
+            if what == _PT_LOAD:
+                self.loads.append((offset, address, length))
+            elif what == _PT_DYNAMIC:
+                dynamic = offset, length
+        section = self._pread(min(dynamic[1], 16 * _ENTRIES), dynamic[0])
+        for place in range(0, len(section) - 15, 16):
+            tag, value = unpack_from("=QQ", section, place)
+            if tag == 0:
+                break
+            if tag == _NEEDED:
+                self.needed.append(value)
+            else:
+                self.tags[tag] = value
+        if not self.tags or len(self.needed) > _LIST:
+            raise NotElf("it is no shared library" if not self.tags else "it needs more libraries than any")
+        return MACHINES.get(machine, f"machine {machine}")
+
+    def _at(self, address: int, size: int) -> bytes:
+        """Up to ``size`` bytes from where an address is in the file."""
+        for offset, begin, length in self.loads:
+            if begin <= address < begin + length:
+                return self._pread(min(size, begin + length - address), offset + address - begin)
+        raise NotElf("it is damaged: it names a place outside of it")
+
+    def _name(self, at: int) -> str:
+        end = self.strings.find(b"\0", at, at + 4096)
+        if not 0 <= at <= end:
+            raise NotElf("it is damaged: a name in it has no end")
+        return self.strings[at:end].decode("utf-8", "surrogateescape")
+
+    def _needs(self) -> list[tuple[str, tuple[str, ...]]]:
+        """DT_VERNEED: a chain of libraries, each with a chain of versions."""
+        count, left = self.tags.get(_VERNEEDNUM, 0), _VERSIONS
+        if not count or _VERNEED not in self.tags:
+            return []
+        part = self._at(self.tags[_VERNEED], _PART)
+        listed, at = [], 0
+        for _ in range(min(count, _LIST)):
+            _, versions, file, first, following = unpack_from("=HHIII", part, at)
+            names, place = [], at + first
+            for _ in range(min(versions, left)):
+                left -= 1
+                _, flags, _, name, onward = unpack_from("=IHHII", part, place)
+                if not flags & 2:  # VER_FLG_WEAK: the loader only warns
+                    names.append(self._name(name))
+                place += onward
+            listed.append((self._name(file), tuple(sorted(names))))
+            at += following
+            if not following:
+                break
+        return listed
+
+    def _versions(self) -> list[str]:
+        """DT_VERDEF: a chain of versions, each with its name and then its parents' in a chain of its own."""
+        count = self.tags.get(_VERDEFNUM, 0)
+        if not count or _VERDEF not in self.tags:
+            return []
+        part = self._at(self.tags[_VERDEF], _PART)
+        names, at = [], 0
+        for _ in range(min(count, _VERSIONS)):
+            _, flags, _, _, _, first, following = unpack_from("=HHHHIII", part, at)
+            if not flags & _BASE:
+                names.append(self._name(*unpack_from("=I", part, at + first)))
+            at += following
+            if not following:
+                break
+        return names
+
+    def _symbols(self, prefix: bytes) -> list[str]:
+        """Those of the table behind DT_GNU_HASH, which are what it gives to others."""
+        if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
+            return []
+        table = self._at(self.tags[_GNU_HASH], _PART)
+        buckets, begin, bloom = unpack_from("=III", table)
+        at = 16 + 8 * min(bloom, _SYMBOLS)
+        last = max(unpack_from(f"={min(buckets, _SYMBOLS)}I", table, at), default=0)
+        chain = at + 4 * buckets
+        if last < begin:
+            return []
+        while last - begin < _SYMBOLS and not unpack_from("=I", table, chain + 4 * (last - begin))[0] & 1:
+            last += 1
+        entries = self._at(self.tags[_SYMTAB] + 24 * begin, 24 * min(last - begin + 1, _SYMBOLS))
+        names = (unpack_from("=I", entries, place)[0] for place in range(0, len(entries) - 23, 24))
+        listed = (self._name(name) for name in names if self.strings.startswith(prefix, name))
+        return list(islice(listed, _ENTRIES))

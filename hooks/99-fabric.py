@@ -1,0 +1,30 @@
+"""The host's libfabric, UCX and network plugin of NCCL, by ENROOT_FABRIC or annotations, where they fit the image."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from enroot_py.config.settings import Settings
+    from enroot_py.runtime.hooks import Context
+
+
+def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
+    """What gives it to a container, with what the host has: whose its files are can be seen outside only."""
+    if not settings.fabric and "com.hooks." not in host.get("PENROOT_ANNOTATIONS", ""):
+        return None
+    from enroot_py.devices import fabric
+
+    wanted = fabric.wanted(settings, host)
+    if not wanted:
+        return None
+    stock = fabric.Stock(settings, host)
+    parts = [stock.part(want) for want in wanted]
+
+    def run(context: Context) -> None:
+        from enroot_py.devices import fitting
+
+        fitting.bring(context, stock, parts)
+
+    return run

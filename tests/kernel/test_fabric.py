@@ -1,0 +1,286 @@
+"""The host's libfabric, UCX and plugin of NCCL in containers: Debian's own, and those of fake hosts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from tests import releases
+from tests.fakefabric import CRAY, FABRIC, LIB, build, efa, slingshot
+from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require, squashed
+from tests.kernel.test_devices import LOADER, become, box, require_nodes
+from tests.waiting import until
+
+__all__ = ["box"]
+
+REAL = {"ENROOT_FABRIC": "libfabric"}
+
+
+@pytest.fixture
+def info(box: pathlib.Path) -> pathlib.Path:
+    """The container ``box`` with fi_info and fi_pingpong, whose libfabric it lacks."""
+    for name in ("fi_info", "fi_pingpong"):
+        program = shutil.which(name)
+        require(program, "libfabric-bin is not installed")
+        assert program
+        shutil.copy(program, box / "bin" / name)
+    return box
+
+
+@pytest.fixture
+def newer(user: User) -> pathlib.Path:
+    """The container ``newer``: the next release of Debian, with libfabric and programs of an older one."""
+    root = user.data / "newer"
+    busybox_rootfs(root)
+    releases.unpack(root, releases.newer(), "libc6")
+    releases.unpack(root, "bullseye", "libfabric1", "libfabric-bin")
+    return owned(user, root)
+
+
+@pytest.fixture
+def older(user: User) -> pathlib.Path:
+    """The container ``older``: a release of Debian before the glibc that the host's libfabric needs."""
+    root = user.data / "older"
+    busybox_rootfs(root)
+    releases.unpack(root, "bullseye", "libc6", "libfabric1", "libfabric-bin")
+    return owned(user, root)
+
+
+def owned(user: User, root: pathlib.Path) -> pathlib.Path:
+    require(os.geteuid() == 0, "packages of other releases are kept where root keeps them")
+    user.own(user.data)
+    return root
+
+
+def annotated(user: User, *lines: str) -> list[str]:
+    """Options that name an environment file with these annotations, for the container ``box``."""
+    file = user.home / "it.toml"
+    file.write_text("writable = false\n[annotations]\n" + "".join(f"{line}\n" for line in lines))
+    return ["--environment", str(file)]
+
+
+CXI = 'com.hooks.cxi.enabled = "true"'
+
+
+def test_debians_libfabric_where_the_image_has_none(user: User, info: pathlib.Path) -> None:
+    done = user.penroot("start", "box", "fi_info", "-p", "tcp", status=127)
+    assert "libfabric.so.1" in done.stderr
+    assert "provider: tcp" in user.start("box", "fi_info", "-p", "tcp", env=REAL)
+
+
+def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
+    """Its server is in a user namespace from the start, where nobody sees whose the host's files are."""
+    path = squashed(user, info)
+    assert "provider: tcp" in user.start(str(path), "fi_info", "-p", "tcp", env=REAL)
+    assert "provider: tcp" in user.start("--root", str(path), "fi_info", "-p", "tcp", env=REAL)
+
+
+def test_explain_says_what_comes_and_who_asked(user: User, info: pathlib.Path) -> None:
+    library = os.path.realpath(f"{LIB}/libfabric.so.1")
+    out = user.start("--explain", *annotated(user, CXI), "box", "true")
+    assert f"fabric   libfabric of {os.uname().nodename}: {library}  (com.hooks.cxi.enabled)" in out
+    assert f"file     {LIB}/libfabric.so.1 from {library}" in out
+    assert "libfabric" not in user.start("--explain", "box", "true")
+    require_nodes()
+    become(user, slingshot(user.home / "cray"))
+    out = user.start("--explain", *annotated(user, CXI), "box", "true", env={"ENROOT_FABRIC_PATH": CRAY})
+    assert "without  libother-fi.so: " in out and f"variable FI_PROVIDER_PATH={LIB}/libfabric" in out
+
+
+def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path) -> None:
+    library = f"import sys; sys.path.insert(0, {PREFIX + '/lib/penroot'!r}); from enroot_py.cli.start import main; "
+    words = ("python3", "-IS", "-X", "importtime", "-c", f"{library}main(['--explain', 'box', 'true'])")
+    assert "enroot_py.devices" not in user.run(*words).stderr
+    asked = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})
+    assert "enroot_py.devices.fabric" in asked.stderr
+
+
+def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
+    """Its directory of libraries is the host's /dev/shm: an error, and nothing in there."""
+    shutil.rmtree(info / LIB[1:])
+    (info / LIB[1:]).symlink_to("/dev/shm")
+    done = user.penroot("start", "box", "true", env=REAL, status=1)
+    assert "[ERROR] libfabric of " in done.stderr and "it cannot be put there as" in done.stderr
+    assert not list(pathlib.Path("/dev/shm").glob("libfabric*"))
+
+
+def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "only root makes files of another user")
+    place = user.home / "opt"
+    place.mkdir()
+    shutil.copy(f"{LIB}/libfabric.so.1", place)
+    user.own(place)
+    done = user.penroot(
+        "start", *annotated(user, CXI), "box", "fi_info", "-p", "tcp", env={"ENROOT_FABRIC_PATH": str(place)}
+    )
+    assert "provider: tcp" in done.stdout
+    listed = user.start("--explain", *annotated(user, CXI), "box", "true", env={"ENROOT_FABRIC_PATH": str(place)})
+    assert str(place) not in "\n".join(line for line in listed.splitlines() if line.startswith("file "))
+
+
+def test_in_the_place_of_an_older_one_in_an_image_of_another_release(user: User, newer: pathlib.Path) -> None:
+    """Its own lacks libraries; the host's brings them, and both ends of a connection run."""
+    done = user.penroot("start", "newer", "fi_info", "--version", status=127)
+    assert "librdmacm.so.1: cannot open shared object file" in done.stderr
+    out = user.start("newer", "fi_info", "--version", env=REAL)
+    host = subprocess.run(["fi_info", "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"libfabric: {host.partition('libfabric: ')[2].split()[0]}\n" in out and out != host
+    words = ("start", "newer", "fi_pingpong", "-p", "tcp", "-e", "msg", "-I", "10", "-S", "1024")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environ = {**user.environ, **REAL}
+    server = subprocess.Popen(user.command(f"{PREFIX}/bin/penroot", *words, "-B", port), env=environ, cwd=user.home)
+    try:
+        until(lambda: f":{int(port):04X} 00000000:0000 0A" in pathlib.Path("/proc/net/tcp").read_text(), "the server")
+        out = user.penroot(*words, "-P", port, "127.0.0.1", env=REAL).stdout
+        assert out.splitlines()[-1].split()[:3] == ["1k", "10", "=10"]
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+
+
+def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
+    """In an image of another release, whose directory of modules the host's cover."""
+    require(os.path.exists(f"{LIB}/libucp.so.0") and shutil.which("gcc"), "libucx0 or gcc is not installed")
+    (newer / LIB[1:] / "ucx").mkdir(parents=True)
+    (newer / LIB[1:] / "ucx/libuct_old.so.0").touch()
+    source = newer / "loader.c"
+    source.write_text(LOADER)
+    subprocess.run(["gcc", "-o", newer / "bin/loader", source], check=True)
+    user.own(newer)
+    names = ("libucp.so.0", f"{LIB}/ucx/libuct_ib.so.0")
+    script = 'loader "$@"; echo $UCX_MODULE_DIR; test -e $UCX_MODULE_DIR/libuct_old.so.0 || echo covered'
+    out = user.start("newer", "sh", "-c", script, "sh", *names, env={"ENROOT_FABRIC": "ucx"})
+    assert out.splitlines() == [*(f"{name} loaded" for name in names), f"{LIB}/ucx", "covered"]
+    assert (newer / LIB[1:] / "ucx/libuct_old.so.0").exists()
+
+
+def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None:
+    """The host's would not load there: the error says which version of which symbol is not there."""
+    library = os.path.realpath(f"{LIB}/libfabric.so.1")
+    done = user.penroot("start", "older", "true", env=REAL, status=1)
+    assert re.search(
+        rf"{library} needs GLIBC_2\.\d+ of libc\.so\.6, and the image's has GLIBC_2\.30 at most", done.stderr
+    )
+    out = user.penroot("fabric", "older").stdout
+    assert (
+        f"libfabric  the image's {LIB}/libfabric.so.1.14.0" in out and "and the image's has GLIBC_2.30 at most" in out
+    )
+
+
+def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None:
+    require_nodes()
+    become(user, slingshot(user.home / "cray"))
+    names = ("libfabric.so.1", "libcxi.so.1", f"{LIB}/libfabric/libcxi-fi.so")
+    script = 'loader "$@"; echo $FI_PROVIDER_PATH; ls /dev/cxi*'
+    command = ("box", "sh", "-c", script, "sh", *names)
+    path = {"ENROOT_FABRIC_PATH": CRAY, "ENROOT_RESTRICT_DEV": "yes"}
+    expected = [*(f"{name} loaded" for name in names), f"{LIB}/libfabric", "/dev/cxi0", "/dev/cxi1"]
+    assert user.start(*annotated(user, CXI), *command, env=path).splitlines() == expected
+    assert user.start(*command, env={**path, "ENROOT_FABRIC": "libfabric"}).splitlines() == expected
+
+
+def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
+    """The plugin without a variant where the site asks, and in one where an annotation says it."""
+    require_nodes()
+    host = become(user, slingshot(user.home / "cray"))
+    for place in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
+        build(host.root, f"{place}/libnccl-net.so", needs=[f"{CRAY}/libfabric.so.1"])
+    docs = (pathlib.Path(__file__).parents[2] / "docs/fabric.md").read_text()
+    settings = re.search(r"```yaml\n(.*?)```", docs, re.S)
+    assert settings
+    (user.home / "etc/penroot.yaml").write_text(settings[1])
+    out = user.start("--explain", "box", "true")
+    assert f"fabric   nccl of {os.uname().nodename}: /opt/site/ofi-nccl/libnccl-net.so  (ENROOT_FABRIC, " in out
+    assert "etc/penroot.yaml:" in out.partition("ENROOT_FABRIC, ")[2].partition(")")[0]
+    assert f"fabric   libfabric of {os.uname().nodename}: {CRAY}/libfabric.so.1.27.0" in out
+    plugin = ('com.hooks.aws_ofi_nccl.enabled = "true"', 'com.hooks.aws_ofi_nccl.variant = "cuda12"')
+    out = user.start("--explain", *annotated(user, *plugin), "box", "true")
+    assert f"library  libnccl-net-ofi.so at {LIB}/libnccl-net-ofi.so" in out
+    assert f"nccl of {os.uname().nodename}: /opt/site/ofi-nccl/cuda12/libnccl-net.so" in out
+    off = user.start("--explain", *annotated(user, 'com.hooks.aws_ofi_nccl.enabled = "false"'), "box", "true")
+    assert "libnccl-net" not in off and "libfabric.so.1" in off
+
+
+def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Path) -> None:
+    require_nodes()
+    host = become(user, slingshot(user.home / "cray"))
+    libc = build(user.home / "future", "/libc.so.6", versions=["GLIBC_9.99"])
+    build(user.home / "future", "/libfabric.so.1", versions=FABRIC, needs=[libc])
+    shutil.copy(user.home / "future/libfabric.so.1", host.root / CRAY[1:] / "libfabric.so.1.27.0")
+    path = {"ENROOT_FABRIC_PATH": CRAY}
+    why = f"{CRAY}/libfabric.so.1.27.0 needs GLIBC_9.99 of libc.so.6, and the image's has GLIBC_2."
+    done = user.penroot("start", *annotated(user, CXI), "box", "echo", "ran", env=path, status=1)
+    assert why in done.stderr and "[ERROR] libfabric of " in done.stderr and not done.stdout
+    assert 'without: com.hooks.cxi.enabled = "false"' in done.stderr
+    path["ENROOT_FABRIC"] = "libfabric"
+    assert why in user.penroot("start", "box", "echo", "ran", env=path, status=1).stderr
+    done = user.penroot("start", "box", "echo", "ran", env={**path, "ENROOT_FABRIC_UNFIT": "warn"})
+    assert why in done.stderr and "[WARN]" in done.stderr and done.stdout == "ran\n"
+
+
+def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
+    """What the host has, what comes of it unasked, and what where somebody asks."""
+    library = os.path.realpath(f"{LIB}/libfabric.so.1")
+    assert f"libfabric  {library}" in user.penroot("fabric").stdout
+    unasked = user.penroot("fabric", "box").stdout
+    assert "libfabric  none: programs that are built for it do not start" in unasked
+    assert " would fit: ENROOT_FABRIC=libfabric, or com.hooks.cxi.enabled" in unasked
+    asked = user.penroot("fabric", "box", env=REAL).stdout
+    assert (
+        f"the host's {library}" in asked and "which the image lacks: asked for by ENROOT_FABRIC, environment" in asked
+    )
+    assert "with it come " in asked and "libibverbs.so.1" in asked and "libc.so" not in asked
+    assert "providers: efa," in asked
+
+
+def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) -> None:
+    require_nodes()
+    become(user, slingshot(user.home / "cray"))
+    path = {"ENROOT_FABRIC_PATH": CRAY}
+    out = user.penroot("fabric", *annotated(user, CXI), "box", env=path).stdout
+    assert "/dev/cxi0 (cxi), /dev/cxi1 (cxi)" in out and "providers: cxi, tcp" in out
+    assert "left out: libother-fi.so: " in out and "libgone.so.1, which the image lacks, and " in out
+    build(box, f"{LIB}/libfabric.so.1.11.0", soname="libfabric.so.1", versions=FABRIC[:3])
+    out = user.penroot("fabric", "box", env=path).stdout
+    assert f"libfabric  the image's {LIB}/libfabric.so.1.11.0" in out and "providers: tcp\n" in out
+    assert "none for /dev/cxi0, which needs cxi: programs go another way, as by tcp" in out
+
+
+def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
+    """By what the image's MPI goes, and which plugin its NCCL would load, by itself or by a variable of the image."""
+    require_nodes()
+    become(user, efa(user.home / "efa"))
+    assert "mpi        none where the loader looks" in user.penroot("fabric", "box").stdout
+    mpi = build(box, f"{LIB}/libmpi.so.40.30.4", soname="libmpi.so.40")
+    assert f"mpi        {mpi} can go by neither libfabric nor UCX" in user.penroot("fabric", "box").stdout
+    (box / LIB[1:] / "openmpi/lib/openmpi3").mkdir(parents=True)
+    (box / LIB[1:] / "openmpi/lib/openmpi3/mca_mtl_ofi.so").touch()
+    (box / LIB[1:] / "openmpi/lib/openmpi3/mca_pml_ucx.so").touch()
+    plugin = build(box, "/opt/hpcx/lib/libnccl-net.so")
+    out = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "libfabric"}).stdout
+    assert f"mpi        {mpi} can go by UCX and libfabric" in out
+    assert "node       " in out and "/dev/infiniband/uverbs0 (efa)" in out and "providers: efa, tcp" in out
+    assert "nccl       none: NCCL takes its own transports" in out
+    (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\n")
+    assert f"nccl       the image's {plugin}" in user.penroot("fabric", "box").stdout
+    (box / "etc/environment").write_text("LD_LIBRARY_PATH=/opt/hpcx/lib\nPATH=/bin\nNCCL_NET_PLUGIN=other\n")
+    assert "nccl       none: " in user.penroot("fabric", "box").stdout
+
+
+def test_preflight_fails_where_the_start_would(user: User, box: pathlib.Path) -> None:
+    require_nodes()
+    become(user, slingshot(user.home / "cray"))
+    done = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx"}, status=1)
+    assert "ENROOT_FABRIC, environment asks for the host's: an error: " in done.stdout
+    assert "[ERROR] the start of box asks for what does not fit" in done.stderr
+    assert (
+        "a warning: "
+        in user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx", "ENROOT_FABRIC_UNFIT": "warn"}).stdout
+    )

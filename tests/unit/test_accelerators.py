@@ -1,0 +1,243 @@
+"""Which GPUs of AMD and Intel, and which Gaudis, a container gets, and what comes with them, on fake hosts."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from enroot_py.base.errors import HookError
+from enroot_py.devices.edits import Edits
+from tests import fakehost
+from tests.fakeaccelerators import gaudi, mi300x, ponte_vecchio, uuid
+from tests.fakehost import TRIPLET, FakeHost
+
+HOOK = fakehost.hook("98-accelerators.py")
+LIB = f"/usr/lib/{TRIPLET}"
+
+
+@pytest.fixture(scope="module")
+def amd(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
+    return mi300x(tmp_path_factory.mktemp("amd"))
+
+
+@pytest.fixture(scope="module")
+def intel(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
+    return ponte_vecchio(tmp_path_factory.mktemp("intel"))
+
+
+@pytest.fixture(scope="module")
+def habana(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
+    return gaudi(tmp_path_factory.mktemp("gaudi"))
+
+
+@pytest.fixture
+def box(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
+    return tmp_path / "box"
+
+
+def planned(
+    host: FakeHost, box: pathlib.Path, caller: dict[str, str] | None = None, image: dict[str, str] | None = None
+) -> Edits:
+    """The plan for the one vendor of a host; an empty one where there is none."""
+    plans = HOOK["plans"](fakehost.context(host, box, caller or {}, {} if image is None else image))
+    assert len(plans) < 2
+    made = plans[0] if plans else Edits("nothing")
+    assert isinstance(made, Edits)
+    return made
+
+
+def renders(edits: Edits) -> set[int]:
+    """Render nodes that a container gets, by number from 0."""
+    prefix = "/dev/dri/renderD"
+    return {int(path.removeprefix(prefix)) - 128 for path in edits.nodes if path.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("caller", "given"),
+    [
+        ({"SLURM_STEP_GPUS": "2,3"}, {2, 3}),
+        ({"SLURM_JOB_GPUS": "7"}, {7}),
+        ({"SLURM_STEP_GPUS": "130,131"}, {2, 3}),  # Slurm before 21.08 has the numbers of the nodes
+        ({"SLURM_STEP_ID": "0", "SLURM_GPUS_ON_NODE": "2"}, set(range(8))),  # --gpu-bind=none
+        ({"SLURM_STEP_GPUS": "9"}, set(range(8))),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURMD_TRES_BIND": "gres/gpu:single:1",
+          "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "1,4", "SLURM_JOB_NUM_NODES": "1"}, {1, 4}),
+    ],
+)  # fmt: skip
+def test_allocated_gpus_of_amd(amd: FakeHost, box: pathlib.Path, caller: dict[str, str], given: set[int]) -> None:
+    edits = planned(amd, box, caller)
+    assert renders(edits) == given
+    assert "/dev/kfd" in edits.nodes
+    assert {f"/dev/dri/card{number + 1}" for number in given} <= set(edits.nodes)
+
+
+def test_others_are_not_there_at_all(amd: FakeHost, box: pathlib.Path) -> None:
+    """One that cannot be opened fails all of ROCm. The BMC's card stays, and udev's links of what does."""
+    edits = planned(amd, box, {"SLURM_STEP_GPUS": "0"})
+    assert edits.emptied == ["/dev/dri"] and not edits.hidden
+    assert set(edits.nodes) == {"/dev/kfd", "/dev/dri/card0", "/dev/dri/card1", "/dev/dri/renderD128"}
+    links = {path: target for path, target in edits.links.items() if path.startswith("/dev/")}
+    assert links == {
+        "/dev/dri/by-path/pci-0000:05:00.0-card": "../card1",
+        "/dev/dri/by-path/pci-0000:05:00.0-render": "../renderD128",
+    }
+
+
+def test_all_leaves_dev_as_it_is(amd: FakeHost, box: pathlib.Path) -> None:
+    assert planned(amd, box, {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}).emptied == []
+
+
+def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """With ConstrainDevices KFD tells of the step's own alone: they are the fifth and sixth all the same."""
+    host = mi300x(tmp_path / "host", readable=(4, 5))
+    assert renders(planned(host, box, {"SLURM_STEP_GPUS": "4,5", "ROCR_VISIBLE_DEVICES": "0,1"})) == {4, 5}
+
+
+@pytest.mark.parametrize(
+    ("masks", "gpus"), [("2,3", "2,3"), ("0,1", "0,1")], ids=["without ConstrainDevices", "with ConstrainDevices"]
+)
+def test_tasks_are_told_numbers_of_the_container(amd: FakeHost, box: pathlib.Path, masks: str, gpus: str) -> None:
+    image: dict[str, str] = {}
+    planned(amd, box, {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": masks}, image)
+    assert image == {"PENROOT_GPUS": gpus, "PENROOT_GPU_KIND": "amd.com/gpu"}
+
+
+def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathlib.Path) -> None:
+    """Nobody says which GPUs all tasks have: the container has all."""
+    image: dict[str, str] = {}
+    caller = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2", "SLURM_GPUS_ON_NODE": "2", "ROCR_VISIBLE_DEVICES": "2"}
+    edits = planned(amd, box, {**caller, "SLURMD_TRES_BIND": "gpu:single:1"}, image)
+    assert renders(edits) == set(range(8))
+    assert image["PENROOT_GPUS"] == "0,1,2,3,4,5,6,7"
+
+
+def test_an_image_that_says_it_itself_has_all(amd: FakeHost, box: pathlib.Path) -> None:
+    """What it counts are those of the node."""
+    caller = {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": "2,3"}
+    image = {"ROCR_VISIBLE_DEVICES": "2"}
+    assert renders(planned(amd, box, caller, image)) == set(range(8))
+    assert image == {"ROCR_VISIBLE_DEVICES": "2"}
+
+
+def test_masks_of_intel(intel: FakeHost, box: pathlib.Path) -> None:
+    image: dict[str, str] = {}
+    edits = planned(intel, box, {"SLURM_STEP_GPUS": "4,5", "ZE_AFFINITY_MASK": "4,5"}, image)
+    assert renders(edits) == {4, 5} and "/dev/kfd" not in edits.nodes
+    assert image == {"PENROOT_GPUS": "4,5", "PENROOT_GPU_KIND": "intel.com/gpu"}
+    image = {}
+    planned(intel, box, {"SLURM_STEP_GPUS": "4,5", "ZE_AFFINITY_MASK": "0,1"}, image)
+    assert image == {}
+
+
+def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
+    edits = planned(habana, box, {"SLURM_STEP_GPUS": "2,3"})
+    given = {f"/dev/accel/{name}{number}" for number in (2, 3) for name in ("accel", "accel_controlD")}
+    assert set(edits.nodes) == {*given, "/dev/accel/accel8"}  # another kind of device, which is nobody's here
+    assert edits.emptied == ["/dev/accel"]
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [("all", set(range(8))), ("0", {0}), ("1,3-5", {1, 3, 4, 5}), (uuid(6), {6}), (uuid(6).upper(), {6})],
+)
+@pytest.mark.parametrize("by", ["caller", "image"])
+def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: set[int], by: str) -> None:
+    variable = {"AMD_VISIBLE_DEVICES": words}
+    edits = planned(amd, box, variable) if by == "caller" else planned(amd, box, {}, variable)
+    assert renders(edits) == given
+
+
+def test_variable_of_gaudi(habana: FakeHost, box: pathlib.Path) -> None:
+    edits = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"})
+    assert {"/dev/accel/accel0", "/dev/accel/accel7"} <= set(edits.nodes)
+    assert "/dev/accel/accel1" not in edits.nodes
+
+
+def test_none_leaves_no_gpu(amd: FakeHost, box: pathlib.Path) -> None:
+    edits = planned(amd, box, {"AMD_VISIBLE_DEVICES": "none"})
+    assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
+
+
+@pytest.mark.parametrize(
+    "words", ["8", "3-9", "GPU-0", "5-2", "-1", "2-", "0-" + "9" * 40, "9" * 5000, "0\x1b[2J", "x" * 5000]
+)
+def test_what_is_not_there_is_an_error(amd: FakeHost, box: pathlib.Path, words: str) -> None:
+    with pytest.raises(HookError, match="AMD_VISIBLE_DEVICES=.*: no device ") as caught:
+        planned(amd, box, {"AMD_VISIBLE_DEVICES": words})
+    assert f"0 ({uuid(0)})" in caught.value.hint
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+
+
+def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Is an error for who asks for some; an image that does starts, as it does elsewhere."""
+    host = FakeHost(tmp_path / "host")
+    host.standard_nodes()
+    with pytest.raises(HookError, match="has no such device"):
+        planned(host, box, {"AMD_VISIBLE_DEVICES": "0"})
+    assert not planned(host, box, {}, {"AMD_VISIBLE_DEVICES": "0"}).describe()
+    assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
+
+
+def test_variable_of_another_day_is_reported(
+    amd: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edits = planned(amd, box, {"SLURM_STEP_GPUS": "1", "AMD_VISIBLE_DEVICES": "5"})
+    assert renders(edits) == {1}
+    assert "AMD_VISIBLE_DEVICES=5 is ignored: the step has 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        {"SLURM_STEP_GPUS": "1", "PENROOT_SLURM_GPUS": "no"},
+        {"SLURM_STEP_GPUS": "1", "AMD_VISIBLE_DEVICES": "void"},
+        {"SLURM_STEP_ID": "0", "SLURM_JOB_GPUS": "1"},  # a step that was given none
+        {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "/dev/kfd,/dev/dri"},  # what he wants is said
+        {"SLURM_STEP_GPUS": "1", "ENROOT_DEVICES": "amd.com/gpu=all"},
+    ],
+)
+def test_what_leaves_all_as_it_is(amd: FakeHost, box: pathlib.Path, caller: dict[str, str]) -> None:
+    assert not planned(amd, box, caller).describe()
+
+
+def test_numbers_of_a_node_with_nvidia_are_nvidias(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """As on one with the graphics of an Intel processor."""
+    host = ponte_vecchio(tmp_path / "host")
+    host.gpu(0, "c1", 0)
+    assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
+
+
+@pytest.mark.parametrize(
+    ("make", "main", "directory"),
+    [
+        (mi300x, "libhsa-runtime64.so.1", "opt/rocm/lib"),
+        (ponte_vecchio, "libze_intel_gpu.so.1", LIB.strip("/")),
+        (gaudi, "libSynapse.so", "usr/lib/habanalabs"),
+    ],
+)
+def test_libraries_where_the_image_lacks_them(
+    tmp_path: pathlib.Path, box: pathlib.Path, make: Callable[[pathlib.Path], FakeHost], main: str, directory: str
+) -> None:
+    host = make(tmp_path / "host")
+    edits = planned(host, box, {"SLURM_STEP_GPUS": "0"})
+    names = {name for _, name, _ in edits.libraries}
+    assert main in names and len(names) > 1
+    assert all(path.startswith(LIB) for _, _, path in edits.libraries)
+    (box / directory).mkdir(parents=True, exist_ok=True)
+    (box / directory / main).touch()
+    assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).libraries
+
+
+def test_an_image_with_another_rocm_keeps_it(amd: FakeHost, box: pathlib.Path) -> None:
+    (box / "opt/rocm-5.7.1/lib").mkdir(parents=True)
+    (box / "opt/rocm-5.7.1/lib/libhsa-runtime64.so.1").touch()
+    assert not planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries
+
+
+def test_a_damaged_cache_of_an_image_is_none(amd: FakeHost, box: pathlib.Path) -> None:
+    (box / "etc").mkdir()
+    (box / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1" + b"\xff" * 100)
+    assert planned(amd, box, {"SLURM_STEP_GPUS": "0"}).libraries

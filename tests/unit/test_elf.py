@@ -1,0 +1,135 @@
+"""What is read of shared libraries, and that no file makes the reading crash, loop or take long."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+
+import pytest
+
+from enroot_py.devices import elf
+from enroot_py.devices.elf import Elf, NotElf
+from tests.fakefabric import build
+
+
+def read(path: pathlib.Path, prefix: str = "") -> Elf:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return elf.read(fd, prefix)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """libneeds.so.1 needs two versions of libgives.so.1, and libplain.so, which has none."""
+    root = tmp_path_factory.mktemp("libraries")
+    gives = build(root, "/libgives.so.1.2", soname="libgives.so.1", versions=["GIVES_1.0", "GIVES_1.1"])
+    plain = build(root, "/libplain.so", symbols=["api_one", "api_two", "other"])
+    build(root, "/libneeds.so.1", needs=[gives, plain])
+    return root
+
+
+def test_names_versions_and_needs(tree: pathlib.Path) -> None:
+    gives = read(tree / "libgives.so.1.2")
+    assert (gives.soname, gives.needed, gives.needs) == ("libgives.so.1", (), {})
+    assert gives.versions == {"GIVES_1.0", "GIVES_1.1"} and gives.machine == os.uname().machine
+    needs = read(tree / "libneeds.so.1")
+    assert needs.needed == ("libgives.so.1", "libplain.so")
+    assert needs.needs == {"libgives.so.1": ("GIVES_1.0", "GIVES_1.1")} and not needs.versions
+    assert read(tree / "libplain.so", "api_").symbols == {"api_one", "api_two"}
+
+
+@pytest.mark.parametrize("name", ["libc.so.6", "libm.so.6", "libfabric.so.1", "libibverbs.so.1", "libucp.so.0"])
+def test_as_readelf_reads_it(name: str) -> None:
+    path = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu", name)
+    if not path.exists():
+        pytest.skip(f"{name} is not installed")
+    told = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
+    ours = read(path, "ucp_")
+    assert list(ours.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", told)
+    assert [ours.soname] == re.findall(r"\(SONAME\).*\[(.*)\]", told)
+    parts = told.partition("Version needs section")
+    assert ours.versions == set(re.findall(r"Flags: (?:none|WEAK) .*Cnt: \d+ +Name: (\S+)", parts[0]))
+    assert {v for each in ours.needs.values() for v in each} == set(re.findall(r"Name: (\S+) +Flags: none", parts[2]))
+    symbols = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+    assert ours.symbols == set(re.findall(r" (ucp_\S+)", symbols))
+
+
+def test_what_is_no_library(tmp_path: pathlib.Path) -> None:
+    for number, (content, why) in enumerate([
+        (b"", "no ELF file"),
+        (b"\x7fELF", "damaged|byte order"),
+        (b"INPUT(-lcurses)\n", "no ELF file"),
+        (b"\x7fELF\1\1" + bytes(100), "32 bits"),
+        (b"\x7fELF\2\2" + bytes(100), "byte order"),
+        (b"\x7fELF\2\1" + bytes(100), "no shared library"),
+    ]):  # fmt: skip
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        with pytest.raises(NotElf, match=why):
+            read(path)
+
+
+def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
+    """Each byte of the headers and lists in turn, and many at once: an answer or NotElf, and soon."""
+    path = tmp_path / "damaged"
+    for name in ("libneeds.so.1", "libgives.so.1.2"):
+        whole = (tree / name).read_bytes()
+        places = range(0x1000 if len(whole) > 0x1000 else len(whole))
+        for place in places if soak else rng.sample(places, 500):
+            damaged = bytearray(whole)
+            damaged[place] = rng.choice((0, 1, 0x7F, 0xFF))
+            for _ in range(rng.choice((0, 0, 3, 30))):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            path.write_bytes(damaged[: rng.choice((None, None, rng.randrange(len(damaged))))])
+            try:
+                read(path, "lib")
+            except NotElf:
+                pass
+
+
+def crafted(path: pathlib.Path, tags: dict[int, int], content: bytes, *, size: int = 1 << 40) -> pathlib.Path:
+    """A library that says of itself that it is of a terabyte; ``content`` is at address 0x1000."""
+    dynamic = b"".join(struct.pack("=QQ", tag, value) for tag, value in tags.items()) + bytes(16)
+    head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("=HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    loads = struct.pack("=IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 0)
+    loads += struct.pack("=IIQQQQQQ", 2, 4, 0x800, 0x800, 0, len(dynamic), len(dynamic), 0)
+    path.write_bytes((head + loads).ljust(0x800, b"\0") + dynamic.ljust(0x800, b"\0") + content)
+    os.truncate(path, size)
+    return path
+
+
+NAMES, SIZE, NEEDS, NEEDED, DEFINES, DEFINED, HASH, TABLE = (
+    5,
+    10,
+    0x6FFFFFFE,
+    0x6FFFFFFF,
+    0x6FFFFFFC,
+    0x6FFFFFFD,
+    0x6FFFFEF5,
+    6,
+)
+
+
+def test_lists_that_do_not_end_are_read_to_a_limit(tmp_path: pathlib.Path) -> None:
+    """Chains that lead to themselves, or on and on in a file with a hole of a terabyte."""
+    strings = {NAMES: 0x1000, SIZE: 16}
+    again = struct.pack("=HHIII", 1, 65535, 0, 16, 0) + struct.pack("=IHHII", 0, 0, 0, 0, 0)
+    made = crafted(tmp_path / "needs", {**strings, NEEDS: 0x1010, NEEDED: 1 << 62}, b"lib\0".ljust(16, b"\0") + again)
+    assert read(made).needs == {"lib": ("lib",) * 4096}
+    far = struct.pack("=HHHHIII", 1, 0, 1, 1, 0, 20, 28) + struct.pack("=II", 0, 0)
+    made = crafted(tmp_path / "gives", {**strings, DEFINES: 0x1010, DEFINED: 1 << 60}, bytes(16) + far * 100_000)
+    assert read(made).versions == {""}
+    hashed = struct.pack("=IIII", 1, 1, 0, 0) + struct.pack("=I", 1) + bytes(64)
+    tags = {**strings, HASH: 0x1010, TABLE: 0x1000, SIZE: 1 << 40}
+    with pytest.raises(NotElf, match="its names take"):
+        read(crafted(tmp_path / "names", tags, bytes(16) + hashed), "x")
+    tags[SIZE] = 4 << 20
+    with pytest.raises(NotElf, match="damaged|names"):
+        read(crafted(tmp_path / "hash", {**tags, HASH: 1 << 50}, bytes(16)), "x")
+    assert len(read(crafted(tmp_path / "symbols", tags, bytes(16) + hashed), "x").symbols) == 0
