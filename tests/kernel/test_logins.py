@@ -1,0 +1,204 @@
+"""``penroot login`` and ``logout`` at a registry that asks who is there, and beside skopeo, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pty
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.registry import Fault, Faulty, Login, faulty, serve
+
+SECRET = "pass word:%$1"
+
+
+@pytest.fixture
+def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
+    """A registry that lets in ``me`` alone."""
+    with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as made:
+        yield made
+
+
+def log_in(
+    user: User, *words: str, secret: str = SECRET, status: int = 0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        user.command(f"{PREFIX}/bin/penroot", "login", *words),
+        env={**user.environ, **(env or {})},
+        input=secret,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    return done
+
+
+def kept(user: User) -> dict[str, object]:
+    config: dict[str, object] = json.loads((user.home / ".docker/config.json").read_text())["auths"]
+    return config
+
+
+@pytest.mark.parametrize("basic", [False, True], ids=["token", "basic"])
+def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
+    assert front.login
+    front.login.basic = basic
+    image = f"docker://me@{front.host}#x"
+    assert "401 from" in user.penroot("digest", image, status=1).stderr
+    done = log_in(user, "-u", "me", front.host, secret=SECRET + "\n")
+    assert f"logged in to {front.host} as me: {user.home}/.docker/config.json" in done.stderr and not done.stdout
+    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # there is no such image
+    assert list(kept(user)) == [front.host]
+    assert f"logged out of {front.host}" in user.penroot("logout", front.host).stderr
+    assert not kept(user)
+    again = user.penroot("logout", front.host, status=1).stderr
+    assert f"config.json has no login for {front.host}" in again and "penroot login makes one" in again
+
+
+@pytest.mark.parametrize("basic", [False, True], ids=["token", "basic"])
+def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty, basic: bool) -> None:
+    assert front.login
+    front.login.basic = basic
+    said = log_in(user, "-u", "me", front.host, secret="wrong", status=1).stderr
+    assert f"{front.host} refuses the login of 'me'" in said and "check user and password" in said
+    assert not (user.home / ".docker").exists()
+
+
+def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
+    """It gives a token to anybody, and the registry takes that: whose password it is nobody has asked."""
+    with (
+        serve(tmp_path / "registry") as server,
+        faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
+        faulty(server.host) as front,
+    ):
+        realm = {"WWW-Authenticate": f'Bearer realm="http://{other.host}/token",service="x"'}
+        front.faults.append(Fault("/v2/", status=401, headers=realm))
+        said = log_in(user, "-u", "me", front.host, status=1).stderr
+        assert f"{other.host}, which hands out the tokens of {front.host}, gets no login for it" in said
+        assert f"registries.conf: {front.host} token={other.host}" in said
+        assert [header for _, header in other.authorizations] == [""]
+    assert not (user.home / ".docker").exists()
+
+
+def test_a_registry_that_asks_nobody(user: User, tmp_path: pathlib.Path) -> None:
+    with serve(tmp_path / "registry") as server:
+        assert "asks nobody for a login: it is kept" in log_in(user, "-u", "me", server.host).stderr
+        assert list(kept(user)) == [server.host]
+
+
+def test_a_registry_that_is_not_there(user: User) -> None:
+    said = log_in(user, "-u", "me", "127.0.0.1:1", status=1, env={"ENROOT_TRANSFER_RETRIES": "0"}).stderr
+    assert "cannot reach the registry 127.0.0.1:1" in said
+    assert not (user.home / ".docker").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "secret", "says", "hint"),
+    [
+        (("-u", "me", "reg.io"), "", "there is no password on stdin", "penroot login --username USER"),
+        (("-u", "me", "reg.io"), "\n", "there is no password on stdin", "printf"),
+        (("-u", "me", "reg.io"), "a\nb", "no password of one line", "printf"),
+        (("-u", "me", "reg.io"), 70_000 * "x", "no password of one line", "printf"),
+        (("reg.io",), "x", "there is no user", "--username"),
+        (("-u", "a:b", "reg.io"), "x", "'a:b' is no user's name", "':'"),
+        (("-u", "me", "reg.io/team"), "x", "'reg.io/team' is not a registry", "HOST:PORT"),
+        (("-u", "me", "-p", "x", "reg.io"), "", "is seen by everybody on the machine", "from stdin"),
+    ],
+)
+def test_what_cannot_be_a_login(user: User, words: tuple[str, ...], secret: str, says: str, hint: str) -> None:
+    said = log_in(user, *words, secret=secret, status=1).stderr
+    assert says in said and hint in said, said
+
+
+def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Faulty) -> None:
+    primary, terminal = pty.openpty()
+    if os.geteuid() == 0:
+        os.fchown(terminal, user.uid, user.uid)
+    login = subprocess.Popen(
+        ["setsid", "--ctty", *user.command(f"{PREFIX}/bin/penroot", "login", front.host)],
+        env=user.environ,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        for prompt, answer in ((b"Username: ", b"me\n"), (b"Password: ", SECRET.encode() + b"\n")):
+            while prompt not in shown:
+                shown += os.read(primary, 4096)
+            os.write(primary, answer)
+        while b"logged in to" not in shown:
+            shown += os.read(primary, 4096)
+        assert login.wait(60) == 0
+    finally:
+        login.kill()
+        login.wait()
+        os.close(primary)
+    assert SECRET.encode() not in shown
+    assert list(kept(user)) == [front.host]
+
+
+def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> None:
+    netrc = user.home / ".config/enroot/.credentials"
+    netrc.parent.mkdir(parents=True)
+    netrc.write_text(f"machine {front.host} login you password other\n")
+    user.own(user.home / ".config")
+    assert f"{netrc} has another login for {front.host}, and goes before" in log_in(user, "-u", "me", front.host).stderr
+    assert f"{netrc} still has a login for {front.host}" in user.penroot("logout", front.host).stderr
+    assert f"there is one in {netrc}" in user.penroot("logout", front.host, status=1).stderr
+
+
+def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, front: Faulty) -> None:
+    require(shutil.which("skopeo"), "skopeo is not installed")
+    auth = str(user.home / "auth.json")
+    log_in(user, "-u", "me", "--authfile", auth, front.host)
+    assert user.run("skopeo", "login", "--authfile", auth, "--get-login", front.host).stdout == "me\n"
+    user.penroot("logout", "--authfile", auth, front.host)
+    user.run("skopeo", "login", "--authfile", auth, "--get-login", front.host, status=1)
+    login = ("skopeo", "login", "--tls-verify=false", "-u", "me", "-p", SECRET, front.host)
+    env = {"REGISTRY_AUTH_FILE": auth}
+    user.run(*login, env=env)
+    assert "401 from" not in user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
+    user.penroot("logout", front.host, env=env)
+    user.run("skopeo", "login", "--get-login", front.host, env=env, status=1)
+
+
+def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
+    require(shutil.which("strace"), "strace is not installed")
+    helper = user.home / "docker-credential-box"
+    helper.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+    helper.chmod(0o755)
+    (user.home / ".docker").mkdir()
+    (user.home / ".docker/config.json").write_text('{"credsStore": "box"}')
+    user.own(user.home / ".docker")
+    trace = user.home / "trace"
+    done = subprocess.run(
+        user.command("strace", "-f", "-v", "-s", "4096", "-e", "trace=execve", "-o", str(trace),
+                     f"{PREFIX}/bin/penroot", "login", "-u", "me", front.host),
+        env={**user.environ, "PATH": f"{user.home}:{user.environ['PATH']}"},
+        input=SECRET, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "docker-credential-box" in done.stderr, done.stderr
+    assert "docker-credential-box" in trace.read_text() and SECRET not in trace.read_text()
+    assert kept(user) == {front.host: {}}
+
+
+def test_the_example_of_the_documentation(user: User, front: Faulty) -> None:
+    text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
+    (example,) = re.findall(r"```console\n(\$ [^`]*penroot login[^`]*)```", text)
+    assert front.login
+    front.login.users["jane"] = "her token"
+    commands = example.replace("registry.example.org", front.host).replace("$ ", "").strip().replace("\n", " && ")
+    done = user.run("sh", "-c", commands, env={"TOKEN": "her token"})
+    assert done.stderr.splitlines()[0].startswith(f"[INFO] logged in to {front.host} as jane")
+    assert done.stderr.splitlines()[1] == f"[INFO] logged out of {front.host}"

@@ -1,0 +1,186 @@
+"""Where a login is kept, and what else is in the files where docker and podman keep theirs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enroot_py.base.errors import ConfigError, UsageError
+from enroot_py.registry import credentials
+from enroot_py.registry.credentials import Credential
+from enroot_py.registry.logins import AuthFile, registry
+
+LOGIN = Credential("me", "s3cret:x", "stdin")
+AUTH = {"auth": base64.b64encode(b"me:s3cret:x").decode()}
+HELPER = """#!/bin/sh
+read -r line
+echo "$1 $line" >> {log}
+case $1-$line in
+erase-nothing.io) echo 'credentials not found in native keychain'; exit 1 ;;
+*-broken.io|*broken.io*) echo "cannot keep $line" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> AuthFile:
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    helper = bin / "docker-credential-box"
+    helper.write_text(HELPER.format(log=tmp_path / "log"))
+    helper.chmod(0o755)
+    return AuthFile(str(tmp_path / "home/.docker/config.json"), {"PATH": f"{bin}:/usr/bin:/bin"})
+
+
+def said(file: AuthFile) -> Any:
+    return json.loads(Path(file.path).read_text())
+
+
+def write(file: AuthFile, config: object) -> None:
+    Path(file.path).parent.mkdir(parents=True)
+    Path(file.path).write_text(config if isinstance(config, str) else json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("reg.io", "reg.io"),
+        ("REG.io:5000", "reg.io:5000"),
+        ("https://reg.io/", "reg.io"),
+        ("docker.io", "registry-1.docker.io"),
+        ("https://index.docker.io/v1/", "registry-1.docker.io"),
+        ("[::1]:5000", "[::1]:5000"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_names_of_registries(text: str, host: str) -> None:
+    assert registry(text).registry == host
+
+
+@pytest.mark.parametrize("text", ["", "reg.io/team", "http://reg.io", "me@reg.io", "a b", "reg.io:x", "-x", "reg.io#a"])
+def test_what_is_no_registry(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a registry") as caught:
+        registry(text)
+    assert "HOST:PORT" in caught.value.hint
+
+
+def test_a_login_is_for_its_user_alone_and_what_else_is_there_stays(file: AuthFile) -> None:
+    other = {"auths": {"other.io": {"auth": "eA=="}, "reg.io/team": {"auth": "eQ=="}}, "HttpHeaders": {"X": "1"}}
+    write(file, other)
+    Path(file.path).chmod(0o644)
+    assert file.add(registry("reg.io"), LOGIN) == file.path
+    assert said(file) == {**other, "auths": {**other["auths"], "reg.io": AUTH}}
+    assert stat.S_IMODE(Path(file.path).stat().st_mode) == 0o600
+    assert file.remove(registry("reg.io"))
+    assert said(file) == other
+    assert not file.remove(registry("reg.io"))
+    assert [path.name for path in Path(file.path).parent.iterdir()] == ["config.json"]
+
+
+def test_a_first_login_makes_the_file_and_its_directory(file: AuthFile) -> None:
+    assert not file.remove(registry("reg.io")) and not Path(file.path).parent.exists()
+    file.add(registry("reg.io"), LOGIN)
+    assert said(file) == {"auths": {"reg.io": AUTH}}
+    assert stat.S_IMODE(Path(file.path).parent.stat().st_mode) == 0o700
+
+
+def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
+    write(file, {"auths": {"docker.io": {"auth": "eA=="}, "https://reg.io/v2/": {"auth": "eA=="}}})
+    file.add(registry("docker.io"), LOGIN)
+    assert said(file)["auths"]["https://index.docker.io/v1/"] == AUTH
+    assert file.remove(registry("index.docker.io")) and file.remove(registry("reg.io"))
+    assert said(file) == {"auths": {}}
+
+
+def test_a_port_is_another_registry(file: AuthFile) -> None:
+    file.add(registry("reg.io"), LOGIN)
+    assert not file.remove(registry("reg.io:5000"))
+
+
+@pytest.mark.parametrize("config", [{"credsStore": "box"}, {"credHelpers": {"reg.io": "box"}, "credsStore": "other"}])
+def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
+    write(file, config)
+    assert file.add(registry("reg.io"), LOGIN) == "docker-credential-box"
+    assert said(file) == {**config, "auths": {"reg.io": {}}}
+    assert file.remove(registry("reg.io"))
+    verb, told = (tmp_path / "log").read_text().splitlines()[0].split(" ", 1)
+    assert verb == "store" and json.loads(told) == {"ServerURL": "reg.io", "Username": "me", "Secret": "s3cret:x"}
+    assert (tmp_path / "log").read_text().splitlines()[1] == "erase reg.io"
+
+
+def test_a_helper_that_has_nothing(file: AuthFile) -> None:
+    write(file, {"credsStore": "box"})
+    assert not file.remove(registry("nothing.io"))
+
+
+def test_a_helper_that_fails_says_no_secret_and_changes_nothing(file: AuthFile) -> None:
+    write(file, {"credsStore": "box"})
+    with pytest.raises(ConfigError) as caught:
+        file.add(registry("broken.io"), LOGIN)
+    assert "docker-credential-box" in str(caught.value) and said(file) == {"credsStore": "box"}
+    write_other = AuthFile(file.path, {"PATH": "/usr/bin"})
+    with pytest.raises(ConfigError, match="docker-credential-box is not in PATH"):
+        write_other.add(registry("reg.io"), LOGIN)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"auths": []}', "nonsense", '"x"', "\x00"])
+def test_a_file_that_is_not_understood_is_left_alone(file: AuthFile, text: str) -> None:
+    write(file, text)
+    with pytest.raises(ConfigError) as caught:
+        file.add(registry("reg.io"), LOGIN)
+    assert file.path in str(caught.value) and caught.value.hint
+    assert Path(file.path).read_text() == text
+
+
+def test_a_link_stays_a_link(file: AuthFile, tmp_path: Path) -> None:
+    write(file, {})
+    link = tmp_path / "link.json"
+    link.symlink_to(file.path)
+    AuthFile(str(link), {}).add(registry("reg.io"), LOGIN)
+    assert link.is_symlink() and said(file) == {"auths": {"reg.io": AUTH}}
+
+
+def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
+    children = []
+    for number in range(12):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                file.add(registry(f"reg{number}.io"), LOGIN)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 12
+    assert len(said(file)["auths"]) == 12
+
+
+def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(ConfigError, match="cannot write") as caught:
+        AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
+    assert "REGISTRY_AUTH_FILE" in caught.value.hint and not list(place.iterdir())
+    place.chmod(0o1777)  # as /tmp
+    AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
+
+
+def test_what_is_written_is_what_is_found(file: AuthFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from enroot_py.config import settings
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert credentials.writable() == file.path
+    for host in ("reg.io:5000", "docker.io"):
+        file.add(registry(host), LOGIN)
+        found = credentials.find(registry(host), settings.load())
+        assert found and (found.user, found.secret, found.source) == ("me", "s3cret:x", file.path)
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", "/other")
+    assert credentials.writable() == "/other"
