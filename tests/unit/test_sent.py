@@ -1,0 +1,397 @@
+"""A squashfs file that only srun's host has: what is refused at submit, and how it comes into the stores of nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import random
+import socket
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.errors import PenrootError, UsageError
+from enroot_py.config import settings
+from enroot_py.store import inventory, layout, received, squashfs, verify
+from enroot_py.store.prune import Bounds, prune
+from enroot_py.store.store import Store
+from enroot_py.swarm import spool
+from pyxis_py import options, sent, submit, swarm
+from pyxis_py import settings as plugin_settings
+from pyxis_py.channel import Channel
+from pyxis_py.job import REFUSED, Job
+from pyxis_py.sent import SentFile
+from tests.waiting import until
+
+FORK = multiprocessing.get_context("fork")
+SIZE = 5 * spool.PIECE + 12345
+
+
+def image(path: Path, number: int = 1, size: int = SIZE) -> Path:
+    """What the superblock says is a squashfs file."""
+    data = bytearray(random.Random(number).randbytes(size))
+    data[:4], data[28:30], data[40:48] = b"hsqs", (4).to_bytes(2, "little"), size.to_bytes(8, "little")
+    path.write_bytes(data)
+    return path
+
+
+def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") -> Job:
+    said = [("verb", "check"), ("context", context), ("cwd", str(cwd)), ("option", f"container-image={text}")]
+    said.append(("environ", f"XDG_CACHE_HOME={cwd}"))
+    return Job([*said, *pairs])
+
+
+# -- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("bcast:./x.sqsh", "./x.sqsh"),
+        ("bcast:/a/x y.sqsh", "/a/x y.sqsh"),
+        ("bcast:x.sqsh", "x.sqsh"),
+        ("bcast:12", "12"),
+        ("bcast:a/b", "a/b"),
+        ("bcast:5000#a/b", ""),
+        ("bcast:5000/a/b", ""),
+        ("docker://bcast:12", ""),
+        ("bcast", ""),
+        ("./bcast:x.sqsh", ""),
+    ],
+)
+def test_what_is_sent(text: str, path: str) -> None:
+    request = options.parse([("container-image", text)], {})
+    assert request.sent == path
+    assert request.is_reference("/") == (not path and text[0] != ".")
+
+
+@pytest.mark.parametrize("path", ["/", ".", "a/..", "~/x.sqsh", "$HOME/x.sqsh", "/" + 5000 * "a"])
+def test_what_is_no_path(path: str) -> None:
+    with pytest.raises(UsageError, match="^--container-image=bcast:"):
+        options.parse([("container-image", f"bcast:{path}")], {})
+
+
+def refusal(*arguments: object, **named: str) -> PenrootError:
+    with pytest.raises(PenrootError) as caught:
+        submit.check(job(*arguments, **named))
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "text").write_text("no image")
+    cut = image(tmp_path / "cut")
+    os.truncate(cut, SIZE - 1)
+    assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path))
+    assert os.uname().nodename in refusal("bcast:./x.sqsh", tmp_path).hint
+    assert "no regular file" in str(refusal("bcast:fifo", tmp_path))
+    assert "no regular file" in str(refusal(f"bcast:{tmp_path}", tmp_path))
+    assert "is no squashfs file" in str(refusal("bcast:./text", tmp_path))
+    assert "truncated" in str(refusal("bcast:./cut", tmp_path))
+    assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path, context="salloc"))
+
+
+def test_where_nothing_can_be_sent(tmp_path: Path) -> None:
+    image(tmp_path / "x.sqsh")
+    off = refusal("bcast:x.sqsh", tmp_path, ("arg", "swarm=no"))
+    assert "swarm=no in plugstack.conf" in str(off) and "sbcast" in off.hint
+    batch = refusal("bcast:x.sqsh", tmp_path, context="sbatch")
+    assert "a batch script starts without" in str(batch) and "first node" in batch.hint
+
+
+def test_what_is_sent_is_checked_where_it_is_submitted(tmp_path: Path) -> None:
+    path = image(tmp_path / "x.sqsh")
+    assert opened(path).size == SIZE
+    assert opened(path, ("arg", "importer=/bin/true")).size == SIZE
+    assert submit.check(job("bcast:x.sqsh", tmp_path, context="salloc"))[1] is None
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """What srun's process has open until its end."""
+    yield
+    while OPENED:
+        os.close(OPENED.pop())
+
+
+OPENED: list[int] = []
+
+
+def opened(path: Path, *pairs: tuple[str, str]) -> SentFile:
+    file = submit.check(job(f"bcast:{path}", path.parent, *pairs))[1]
+    assert isinstance(file, SentFile)
+    OPENED.append(file.fd)
+    return file
+
+
+def test_the_file_that_was_opened_is_meant(tmp_path: Path) -> None:
+    path = image(tmp_path / "x.sqsh")
+    file, digest = opened(path), f"sha256:{squashfs.checksum(str(path))}"
+    os.rename(image(tmp_path / "y", 2), path)
+    assert (file.digest(), file.changed()) == (digest, "")
+    second = opened(path)
+    before = second.digest()
+    image(path, 3)
+    os.utime(path, ns=(1, 1))
+    assert second.changed()
+    assert second.digest() == f"sha256:{squashfs.checksum(str(path))}" != before
+    assert not second.changed()
+
+
+def test_a_digest_is_remembered_until_the_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = image(tmp_path / "x.sqsh")
+    digest = opened(path).digest()
+    assert not (tmp_path / "enroot/swarms").exists(), "the next one who writes it may do so in the same moment"
+    monkeypatch.setattr(sent, "_SETTLED", -1.0)
+    assert opened(path).digest() == digest
+    (note,) = (tmp_path / "enroot/swarms").iterdir()
+    assert note.read_text() == digest
+    note.write_text(other := "sha256:" + "0" * 64)
+    assert opened(path).digest() == other
+    os.utime(path, ns=(1, path.stat().st_mtime_ns))
+    assert opened(path).digest() == digest
+
+
+# -- how it gets there
+
+
+class Srun:
+    """srun's process, and what nodes get from it."""
+
+    def __init__(self, file: SentFile, nodes: int, **more: str) -> None:
+        ours, theirs = socket.socketpair()
+        self.process = FORK.Process(target=self._serve, args=(file, ours, theirs))
+        self.process.start()
+        theirs.close()
+        self.socket, self.nodes = ours, nodes
+        channel = Channel(ours)
+        channel.send([("verb", "offer"), ("jobid", "7"), ("stepid", "0"), ("nodes", str(nodes)), *more.items()])
+        self.said = channel.receive()
+        self.errors = []
+        while self.said[0][0] == "log":
+            self.errors.append(self.said[0][1])
+            self.said = channel.receive()
+
+    @staticmethod
+    def _serve(file: SentFile, ours: socket.socket, theirs: socket.socket) -> None:
+        ours.close()
+        sent.serve(file, Channel(theirs))
+
+    @property
+    def answer(self) -> dict[str, str]:
+        return dict(self.said)
+
+    def end(self) -> None:
+        self.socket.close()
+        self.process.join(60)
+        assert self.process.exitcode == 0
+
+
+@contextlib.contextmanager
+def srun(file: SentFile, nodes: int, **more: str) -> Iterator[Srun]:
+    process = Srun(file, nodes, **more)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def settings_of(store: Path) -> settings.Settings:
+    return settings.load({"ENROOT_CACHE_PATH": str(store), "HOME": "/"})
+
+
+class Node:
+    """A node's helper, in a process of its own, with a store of its own."""
+
+    def __init__(self, srun: Srun, number: int, store: Path, *, stays: bool = False) -> None:
+        """``stays``: until leave()."""
+        self.store, self._stays = store, stays
+        environ = {
+            "SLURM_NODEID": str(number),
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+            "SLURM_NNODES": str(srun.nodes),
+            "SLURM_PYXIS_RESOLVED": srun.answer["resolved"],
+        }
+        pairs = [("environ", f"{name}={value}") for name, value in environ.items()]
+        numbers = [("verb", "step"), ("jobid", "7"), ("stepid", "0"), ("swarm", srun.answer.get("swarm", ""))]
+        self._job = Job([*numbers, *pairs])
+        self._told, told = FORK.Pipe()
+        self.process = FORK.Process(target=self._receive, args=(told, srun))
+        self.process.start()
+        told.close()
+
+    def _receive(self, told: Connection, srun: Srun) -> None:
+        srun.socket.close()  # else its end is not seen
+        self._told.close()
+        try:
+            invitation = swarm.invitation(self._job, plugin_settings.load(()))
+            assert invitation
+            name, _, digest = self._job.environ["SLURM_PYXIS_RESOLVED"].rpartition(" ")
+            told.send(received.receive(name, digest, invitation, settings_of(self.store)).file)
+        except PenrootError as e:
+            told.send(e)
+        if self._stays:
+            told.poll(None)
+
+    @property
+    def result(self) -> str | PenrootError:
+        """The path of the file, or what went wrong."""
+        assert self._told.poll(60)
+        result: str | PenrootError = self._told.recv()
+        if not self._stays:
+            self.leave()
+        return result
+
+    def leave(self) -> None:
+        self._told.close()
+        self.process.join(60)
+        assert self.process.exitcode == 0
+
+
+def left(store: Path) -> list[str]:
+    """What is being made, or was."""
+    return sorted(path.name for path in (store / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_nodes_get_it(tmp_path: Path, nodes: int) -> None:
+    path = image(tmp_path / "x.sqsh")
+    with srun(opened(path), nodes) as process:
+        all_nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(nodes)]
+        for node in all_nodes:
+            file = node.result
+            assert isinstance(file, str)
+            assert Path(file).read_bytes() == path.read_bytes()
+            assert file == f"{node.store}/images/{squashfs.checksum(str(path))}/{layout.SQUASHFS}"
+            assert left(node.store) == []
+
+
+def test_nodes_that_have_it_give_it_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = image(tmp_path / "x.sqsh")
+    with srun(opened(path), 1) as process:
+        assert isinstance(Node(process, 0, tmp_path / "n0").result, str)
+    monkeypatch.setattr(sent, "RATE", 1)  # byte a second, of srun's host
+    with srun(opened(path), 3) as process:
+        owner = Node(process, 0, tmp_path / "n0", stays=True)
+        assert isinstance(owner.result, str)
+        others = [Node(process, number, tmp_path / f"n{number}") for number in (1, 2)]
+        assert all(isinstance(node.result, str) for node in others)
+        owner.leave()
+
+
+def test_a_node_that_has_it_needs_nobody(tmp_path: Path) -> None:
+    path, store = image(tmp_path / "x.sqsh"), tmp_path / "n0"
+    with srun(opened(path), 1) as process:
+        first = Node(process, 0, store).result
+    with srun(opened(path), 1) as process:
+        process.end()  # nobody answers
+        assert Node(process, 0, store).result == first
+
+
+def test_it_is_an_image_of_the_store(tmp_path: Path) -> None:
+    path, place = image(tmp_path / "x.sqsh"), tmp_path / "n0"
+    with srun(opened(path), 1) as process:
+        assert isinstance(Node(process, 0, place).result, str)
+    store = Store(str(place))
+    (stored,) = inventory.images(store)
+    assert (stored.size, stored.names) == (SIZE, (f"bcast:{path}",))
+    assert list(verify.damage(store)) == []
+    with open(f"{stored.path}/{layout.SQUASHFS}", "r+b") as file:
+        file.write(b"damaged")
+    (where, what), *_ = verify.damage(store)
+    assert (where, what) == (stored.path, "its image.sqsh was changed")
+    assert verify.repair(store, {where}) == []  # nobody can fetch it again
+    with srun(opened(path), 1) as process:
+        assert isinstance(Node(process, 0, place).result, str)
+    assert len(prune(store, settings_of(place), Bounds()).images) == 1
+    assert inventory.images(store) == []
+
+
+def test_two_steps_of_a_node_get_it_once(tmp_path: Path) -> None:
+    path = image(tmp_path / "x.sqsh")
+    with srun(opened(path), 1) as one, srun(opened(path), 1) as other:
+        both = [Node(process, 0, tmp_path / "n0") for process in (one, other)]
+        assert len({str(node.result) for node in both}) == 1
+
+
+def failed(node: Node) -> PenrootError:
+    error = node.result
+    assert isinstance(error, PenrootError), error
+    assert left(node.store) == []
+    assert "\n" not in str(error)
+    return error
+
+
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent, "RATE", 2 * spool.PIECE)  # bytes a second
+
+
+def test_a_file_that_is_changed_on_the_way_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+    path = image(tmp_path / "x.sqsh")
+    with srun(opened(path), 2) as process:
+        nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
+        until_some_has_come(nodes)
+        image(path, 2)
+        errors = sorted(str(failed(node)) for node in nodes)
+    assert errors == ["", f"bcast:{path}: the file was changed while it was sent"]
+
+
+def until_some_has_come(nodes: list[Node]) -> None:
+    def begun(node: Node) -> bool:
+        return any(file.read_bytes()[:4] == b"hsqs" for file in node.store.glob("tmp/*/image.sqsh"))
+
+    until(lambda: all(map(begun, nodes)), "it comes")
+
+
+def test_what_comes_with_another_digest_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose size and time do not tell that it was changed, as on a network file system."""
+    path = image(tmp_path / "x.sqsh")
+    file = opened(path)
+    file.digest()
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    image(path, 2)
+    os.utime(path, ns=times)
+    with srun(file, 1) as process:
+        error = failed(Node(process, 0, tmp_path / "n0"))
+    assert "has the digest" in str(error) and "try again" in error.hint
+
+
+def test_srun_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+    with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
+        node = Node(process, 0, tmp_path / "n0")
+        until_some_has_come([node])
+    assert "has stopped sending at byte" in str(failed(node))
+
+
+def test_srun_s_host_that_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enroot_py.swarm.file.FileSource.PATIENCE", (0.1,))
+    with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
+        process.end()
+        error = failed(Node(process, 0, tmp_path / "n0"))
+    assert "does not reach srun's host, 127.0.0.1 port " in str(error) and "SrunPortRange" in error.hint
+
+
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with srun(opened(image(tmp_path / "x.sqsh")), 1) as process:
+        error = failed(Node(process, 0, tmp_path / "n0"))
+    assert "No space left" in str(error) and "remove some files" in error.hint
+
+
+def test_no_port_of_the_range_is_free(tmp_path: Path) -> None:
+    taken = socket.create_server(("", 0))
+    port = taken.getsockname()[1]
+    with srun(opened(image(tmp_path / "x.sqsh")), 1, firstport=str(port), lastport=str(port)) as process:
+        assert process.answer["resolved"].endswith(f" {REFUSED}")
+        assert "srun cannot listen" in process.errors[0] and "SrunPortRange" in process.errors[1]
+    taken.close()

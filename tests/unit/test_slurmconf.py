@@ -1,0 +1,76 @@
+"""slurm.conf and plugstack.conf as Slurm reads them, and what becomes of them in a container."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.config.slurmconf import Plugin, SlurmConf, stack_text
+
+
+def conf(directory: pathlib.Path, text: str, **files: str) -> SlurmConf:
+    for name, content in {"slurm.conf": text, **files}.items():
+        (directory / name).write_text(content)
+    return SlurmConf(f"{directory}/slurm.conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("PluginDir=/a", "/a"),
+        ("plugindir = /a  # PluginDir=/b", "/a"),
+        ("ClusterName=x PLUGINDIR=/a AuthType=auth/munge", "/a"),
+        ('PluginDir="/a b" ClusterName=x', "/a b"),
+        ("ClusterName=x \\\n  PluginDir=/a", "/a"),
+        ("PluginDir=/b\nPluginDir=/a", "/a"),
+        ("# PluginDir=/b", ""),
+        ("NoPluginDir=/b", ""),
+    ],
+)
+def test_keys_and_their_values(tmp_path: pathlib.Path, text: str, value: str) -> None:
+    it = conf(tmp_path, f"{text}\nNodeName=n1\n")
+    assert it.value("PluginDir") == value
+    changed = it.changed({"PluginDir": "/mine"})
+    assert changed.endswith("NodeName=n1\nPluginDir=/mine\n")
+    again = conf(tmp_path, changed)
+    assert again.value("PluginDir") == "/mine" and "/a" not in changed
+    assert again.value("ClusterName") == it.value("ClusterName")
+
+
+def test_what_is_included(tmp_path: pathlib.Path) -> None:
+    text = f"ClusterName=big\nInclude %c.nodes\ninclude {tmp_path}/more\nPartitionName=p\n"
+    it = conf(tmp_path, text, **{"big.nodes": "NodeName=n[1-9]\n", "more": "SlurmUser=slurm\n"})
+    assert it.value("SlurmUser") == "slurm" and it.is_open
+    assert it.changed({"SlurmUser": "7"}) == "ClusterName=big\nNodeName=n[1-9]\nPartitionName=p\nSlurmUser=7\n"
+    (tmp_path / "more").chmod(0o640)
+    assert not SlurmConf(f"{tmp_path}/slurm.conf").is_open
+
+
+def test_plugins(tmp_path: pathlib.Path) -> None:
+    stack = "# none\nrequired  a.so\ninclude stack.d/*.conf\noptional /x/c.so one two # three\nnonsense\n"
+    (tmp_path / "stack.d").mkdir()
+    (tmp_path / "stack.d/b.conf").write_text("optional /x/b.so\n")
+    expected = [
+        Plugin(need="required", path="a.so", words=()),
+        Plugin(need="optional", path="/x/b.so", words=()),
+        Plugin(need="optional", path="/x/c.so", words=("one", "two")),
+    ]
+    it = conf(tmp_path, "ClusterName=x\n", **{"plugstack.conf": stack})
+    assert it.plugstack == expected
+    assert conf(tmp_path, f"PlugStackConfig={tmp_path}/other\n", other="").plugstack == []
+    assert stack_text({expected[2]: "/y/c.so"}) == "optional /y/c.so one two\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Include slurm.conf\n", "files include each other"),
+        ("Include none.conf\n", "none.conf, which DIRECTORY/slurm.conf names: No such file"),
+        ("PlugStackConfig=/none/stack\n", "cannot read /none/stack, which DIRECTORY/slurm.conf names"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: pathlib.Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("DIRECTORY", str(tmp_path))):
+        conf(tmp_path, text)
