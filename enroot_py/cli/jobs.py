@@ -1,0 +1,153 @@
+"""Running jobs of Slurm by the names that people give them, as squeue(1) tells."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enroot_py.base.errors import ContainerError, PenrootError
+from enroot_py.base.run import Program, find
+
+# A name may have any character, so it comes last; and line breaks, so that of another user's job is not asked for.
+_FORMAT = "%A|%i|%U|%T|%N|%r|"
+_LINE = re.compile(r"(\d+)\|([^|]*)\|(\d+)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)")
+_OTHERWISE = ("SQUEUE_", "SINFO_")  # variables by which these programs show less, or something else
+_NUMBER = re.compile(r"\d+([_+]\d+)?$")  # also of an element of an array, or a component of a heterogeneous job
+_TIMEOUT = 60.0  # seconds; slurmctld may be busy
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A line of squeue. ``shown`` is its number as squeue shows it, ``number`` the one that steps have."""
+
+    number: str
+    shown: str
+    uid: int
+    state: str
+    nodelist: str
+    reason: str
+    name: str
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing of it runs any more, or soon will not."""
+        return self.state not in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "STOPPED", "RESIZING")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a name leads: a job, one of its nodes, and the step or container there; "" for the only one."""
+
+    job: SlurmJob
+    node: str
+    container: str
+
+
+def _ask(program: str, *arguments: str) -> list[str]:
+    """The lines of a program of Slurm. Raises PenrootError."""
+    path = find(program, package="slurm-client")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERWISE)}
+    return Program((path, *arguments), environ=environ, timeout=_TIMEOUT).run().splitlines()
+
+
+def _squeue(*arguments: str, names: str = "") -> list[SlurmJob]:
+    lines = _ask("squeue", "--noheader", "--format", _FORMAT + names, *arguments)
+    found = [match.groups() for match in map(_LINE.fullmatch, lines) if match]
+    return [SlurmJob(number, shown, int(uid), *rest) for number, shown, uid, *rest in found]
+
+
+def cluster() -> str:
+    """The name of the cluster. Raises PenrootError."""
+    for line in _ask("scontrol", "show", "config"):
+        key, _, value = line.partition("=")
+        if key.strip() == "ClusterName":
+            return re.sub(r"[^\w-]", "_", value.strip())
+    raise PenrootError("scontrol does not tell the name of the cluster", hint="scontrol show config")
+
+
+def mine() -> list[SlurmJob]:
+    """The jobs of the caller that wait or run. Raises PenrootError."""
+    return [job for job in _squeue("--me", names="%j") if not job.ends]
+
+
+def job(name: str) -> SlurmJob:
+    """The running job of the caller that a name begins with. Raises ContainerError."""
+    found, _ = _job(name)
+    _check(found)
+    return found
+
+
+def place(name: str) -> Destination:
+    """Where JOB[.STEP|.CONTAINER][.NODE] leads. Raises ContainerError."""
+    found, rest = _job(name)
+    _check(found)
+    nodes = _ask("scontrol", "show", "hostnames", found.nodelist)
+    node = next((word for word in rest[-1:] if word in nodes), "")
+    container = ".".join(rest[:-1] if node else rest)
+    node = node or _node_of_step(found, container) or nodes[0]
+    (state,) = _ask("sinfo", "--noheader", "--nodes", node, "--format", "%T")[:1] or [""]
+    if state.endswith("*") or state.startswith("down"):
+        raise ContainerError(f"job {found.shown}: node {node} is {state}", hint=f"sinfo --nodes {node} --list-reasons")
+    return Destination(found, node, container)
+
+
+def _job(name: str) -> tuple[SlurmJob, list[str]]:
+    """The job that a name begins with, and the words after it. Raises ContainerError."""
+    words = name.split(".")
+    if _NUMBER.match(words[0]):
+        try:
+            jobs = _squeue("--states", "all", "--jobs", words[0])
+        except PenrootError as e:
+            if "Invalid job id" not in str(e):
+                raise
+            jobs = []
+        if not jobs:
+            raise ContainerError(f"there is no job {words[0]}", hint="squeue --me shows yours")
+        return _only(f"job {words[0]}", jobs), words[1:]
+    running = [job for job in mine() if job.uid == os.geteuid()]
+    for length in range(len(words), 0, -1):
+        named = [job for job in running if job.name == ".".join(words[:length])]
+        if named:
+            return _only(f"the name {'.'.join(words[:length])}", named), words[length:]
+    running = [job for job in running if job.state == "RUNNING"]
+    if len(running) == 1:
+        return running[0], words
+    if running:
+        shown = ", ".join(job.shown for job in running)
+        hint = f"where it is a container's, say of which job, {shown}: JOB.{name}"
+    else:
+        hint = "none of your jobs runs: squeue --me"
+    raise ContainerError(f"none of your jobs has the name {name}", hint=hint)
+
+
+def _only(what: str, jobs: Sequence[SlurmJob]) -> SlurmJob:
+    """The one of several that may be meant. Raises ContainerError."""
+    running = [job for job in jobs if job.state == "RUNNING"]
+    if len(running) > 1:
+        shown = ", ".join(job.shown for job in running)
+        raise ContainerError(f"{what} means several jobs: {shown}", hint="give the number of one")
+    return (running or list(jobs))[0]
+
+
+def _check(job: SlurmJob) -> None:
+    """Raises ContainerError where no step can be started in a job."""
+    what = f"job {job.shown}"
+    if job.uid != os.geteuid():
+        raise ContainerError(f"{what} is another user's, of uid {job.uid}", hint="squeue --me shows yours")
+    if job.state in ("PENDING", "CONFIGURING"):
+        raise ContainerError(f"{what} does not run yet: {job.reason}", hint=f"squeue --start --job {job.shown}")
+    if job.state == "SUSPENDED":
+        raise ContainerError(f"{what} is suspended", hint=f"scontrol resume {job.shown} lets it go on")
+    if job.state != "RUNNING":
+        raise ContainerError(f"{what} has ended: {job.state}", hint="squeue --me shows yours")
+
+
+def _node_of_step(job: SlurmJob, step: str) -> str:
+    """The first node of a step of that name, "" where there is none."""
+    for line in _ask("squeue", "--noheader", "--steps", "--jobs", job.number, "--format", "%i|%N") if step else ():
+        shown, _, nodelist = line.partition("|")
+        if shown.partition(".")[2] == step:
+            return _ask("scontrol", "show", "hostnames", nodelist)[0]
+    return ""

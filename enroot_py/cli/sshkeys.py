@@ -1,0 +1,102 @@
+"""The keys by which ssh and a job know each other: made for the job, in the user's configuration, and gone with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Container
+
+from enroot_py.base import trusted
+from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base.fds import Fd
+
+HOST = "penroot"  # what the server is called in known_hosts: HostKeyAlias of ssh_config(5)
+_KIND = "ssh-ed25519"
+_NAMES = ("host", "user")
+
+
+class JobKeys:
+    """A directory of keys: ``host`` and ``user``, both with what is public of them in a file NAME.pub."""
+
+    def __init__(self, config_path: str, cluster: str, job: str) -> None:
+        self.parent = f"{config_path}/ssh"
+        self.path = f"{self.parent}/{cluster}.{job}"
+        self._cluster = cluster
+
+    def make(self) -> None:
+        """Make the keys, unless they are there. Raises ConfigError."""
+        try:
+            trusted.place(self.parent, make=True, closed_to=0o077)
+            if not os.path.lexists(self.path):
+                self._generate()
+            trusted.place(self.path, closed_to=0o077)
+        except OSError as e:
+            raise ConfigError(
+                f"cannot keep keys in {e.filename or self.path}: {e.strerror}",
+                hint=f"it must be yours alone: chmod 700 {self.parent}",
+            ) from e
+
+    def _generate(self) -> None:
+        try:
+            import asyncssh
+        except ModuleNotFoundError as e:
+            raise PenrootError(
+                f"{e.name} is not installed", hint="make install brings it, where pip has an index"
+            ) from e
+
+        with tempfile.TemporaryDirectory(
+            prefix=f".new-{os.path.basename(self.path)}-", dir=self.parent, ignore_cleanup_errors=True
+        ) as made:
+            for name in _NAMES:
+                key = asyncssh.generate_private_key(_KIND, comment=f"{name} of {os.path.basename(self.path)}")
+                _write(f"{made}/{name}", key.export_private_key())
+                _write(f"{made}/{name}.pub", key.export_public_key())
+            try:
+                os.rename(made, self.path)
+            except OSError:
+                if not os.path.isdir(self.path):  # else another process was quicker
+                    raise
+
+    def for_client(self) -> bytes:
+        """What ssh needs, in one file: the user's key, and behind it the line of known_hosts. Raises ConfigError."""
+        try:
+            host = b" ".join(_read(f"{self.path}/host.pub").split()[:2])
+            return _read(f"{self.path}/user") + HOST.encode() + b" " + host + b"\n"
+        except OSError as e:
+            raise ConfigError(
+                f"cannot read the keys of the job: {self.path}: {e.strerror}",
+                hint=f"rm -r {self.path}, and they are made",
+            ) from e
+
+    def forget_all_but(self, jobs: Container[str]) -> None:
+        """Remove the keys of all jobs of this cluster but ``jobs``, also those that a process has not finished."""
+        of_cluster = re.compile(rf"(\.new-)?{re.escape(self._cluster)}\.(\d+)(-.*)?")
+        for name in os.listdir(self.parent):
+            match = of_cluster.fullmatch(name)
+            if match and match[2] not in jobs:
+                remove(f"{self.parent}/{name}", match[2])
+
+
+def remove(path: str, job: str) -> None:
+    """Remove the keys of a job, and nothing else: who writes to notes of the user's could name any other directory."""
+    above, _, name = path.rpartition("/")
+    if os.path.basename(above) != "ssh" or not re.fullmatch(rf"(\.new-)?[\w-]+\.{job}(-.*)?", name):
+        return
+    with contextlib.suppress(OSError):  # another node has been quicker
+        with Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
+            for file in os.listdir(directory):
+                if file.removesuffix(".pub") in _NAMES:
+                    os.unlink(file, dir_fd=directory)
+        os.rmdir(path)
+
+
+def _write(path: str, data: bytes) -> None:
+    with Fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
+        os.write(fd, data)
+
+
+def _read(path: str) -> bytes:
+    with Fd(trusted.file(path)) as fd:
+        return os.read(fd, 1 << 16)

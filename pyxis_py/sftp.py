@@ -1,0 +1,55 @@
+"""The files of a container over sftp: asyncssh's server, in a process that has joined the container."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Any, cast
+
+import asyncssh
+from asyncssh.logging import logger
+from asyncssh.sftp import run_sftp_server
+
+_VERSION = 3  # what OpenSSH speaks
+
+
+class _Files(asyncssh.SFTPServer):
+    """All that the process may open. Owners are numbers: names are what libraries of the image would say."""
+
+    def format_user(self, uid: int | None) -> str:
+        return str(uid)
+
+    def format_group(self, gid: int | None) -> str:
+        return str(gid)
+
+
+class _Stream:
+    """A socket, as asyncssh's sftp server takes the two directions of a channel."""
+
+    logger = logger
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: str) -> None:
+        self.channel = self
+        self.readexactly = reader.readexactly
+        self.write = writer.write
+        self.close = writer.close
+        self.is_closing = writer.is_closing
+        self._client = client
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._client if name == "client_version" else default
+
+
+def serve(fd: int, client: str) -> int:
+    """Answer until the other end of a socket is closed; returns the exit status."""
+    # What is not imported yet would be the image's.
+    sys.path.clear()
+    sys.meta_path.clear()
+    asyncio.run(_serve(socket.socket(fileno=fd), client))
+    return 0
+
+
+async def _serve(connection: socket.socket, client: str) -> None:
+    stream = cast(Any, _Stream(*await asyncio.open_connection(sock=connection), client))
+    await run_sftp_server(_Files(cast(Any, None)), stream, stream, _VERSION)

@@ -1,0 +1,42 @@
+"""What `pyxis-py check --nodes` makes of what nodes say."""
+
+from __future__ import annotations
+
+from pyxis_py.reach import Told, Ways, judge
+
+NAMES = ("n1", "n2", "n3")
+
+
+def told(*done: int, apart: dict[int, str] | None = None, lost: dict[tuple[int, int], str] | None = None) -> Told:
+    return Told(dict(enumerate(NAMES)), apart or {}, lost or {}, set(done))
+
+
+def said(of: Told, *, networks: str = "", span: str = "") -> list[str]:
+    return [f"{finding.verdict} {finding.what}" for finding in judge(of, NAMES, Ways(networks, span))]
+
+
+def test_all_is_well() -> None:
+    assert said(told(0, 1, 2)) == ["ok 3 nodes reach each other and the host of srun"]
+    assert said(told(0, 1, 2), networks="10.0.0.0/8") == [
+        "ok 3 nodes reach each other and the host of srun over 10.0.0.0/8"
+    ]
+
+
+def test_two_that_do_not_reach_each_other_are_said_once() -> None:
+    both = told(0, 1, 2, lost={(0, 1): "no route", (1, 0): "no route", (2, 0): "no answer"})
+    assert said(both) == ["bad n1 and n2 do not reach each other: no route", "bad n3 does not reach n1: no answer"]
+
+
+def test_who_is_not_heard_is_named() -> None:
+    silent = told(0, 1)
+    del silent.names[2]
+    assert said(silent) == ["bad n3 has not answered"]
+    assert said(told(0, 1)) == ["bad n3 has not said in time what it reaches"]
+
+
+def test_the_ports_of_srun() -> None:
+    (finding,) = judge(told(0, 1, 2, apart={1: "no answer"}), NAMES, Ways("", "60001-60100"))
+    assert "n2 does not reach the host of srun: no answer" in finding.what
+    assert "SrunPortRange=60001-60100" in finding.fix
+    (finding,) = judge(told(0, 1, 2, apart={1: "no answer"}), NAMES, Ways("", ""))
+    assert "set SrunPortRange" in finding.fix
