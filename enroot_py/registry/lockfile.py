@@ -1,0 +1,159 @@
+"""Lock files: which digest each tag is, for a team, until somebody writes another one.
+
+Lines of text, so that two branches of a repository merge and a slip has a line:
+
+    version 1
+    nvcr.io#nvidia/pytorch:24.05-py3 sha256:…
+
+A line without a digest waits for `penroot lock`; what begins with # is a comment. On the step path where one is used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from enroot_py.base import trusted
+from enroot_py.base.digests import Pin, is_digest
+from enroot_py.base.errors import ConfigError, ImageReferenceError
+from enroot_py.base.frozen import Frozen
+from enroot_py.config import files
+from enroot_py.registry import reference
+from enroot_py.registry.reference import Reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HEADER = "version 1"
+_OWN = "in a directory that everybody can write to it has to be your own or root's, and closed to the others' writing"
+_FORM = "a line is IMAGE sha256:DIGEST, and a lock file is made by penroot lock"
+_LARGEST = 48 << 10  # bytes: with its job it travels as a variable, which may have 128 KiB
+
+
+class LockedImage(Frozen):
+    """One line: a reference as it is written, and the digest that it is, or ""."""
+
+    line: int
+    text: str
+    image: Reference
+    digest: str
+
+
+class LockFile(Frozen):
+    """The images of a file, in its order. ``path`` is how it is called in messages."""
+
+    path: str
+    images: tuple[LockedImage, ...]
+
+    def digest(self, name: str) -> str:
+        """That of the image with a canonical name, or ""."""
+        return next((locked.digest for locked in self.images if str(locked.image) == name), "")
+
+    def pin(self, image: Reference) -> Pin | None:
+        """The digest of an image; None for one that has its own. Raises ConfigError where the file does not say it."""
+        if image.digest:
+            return None
+        # Whoever asks for it: the name that a Reference has is without the user.
+        locked = next((locked for locked in self.images if str(locked.image) == str(image)), None)
+        if locked is None:
+            hint = f"to add it: penroot lock {self.path} {_word(image)}"
+            raise ConfigError(f"{self.path}: {image} is not in this lock file", hint=hint)
+        where = f"{self.path}:{locked.line}"
+        if not locked.digest:
+            raise ConfigError(f"{where}: {locked.text} has no digest yet", hint=f"penroot lock {self.path}")
+        hint = f"to lock what the tag is now: penroot lock {self.path} {_word(image)}"
+        return Pin(locked.digest, f"{where} locks it to", hint)
+
+
+def _word(image: Reference) -> str:
+    """A reference as people write it on a command line."""
+    if image.registry == reference.DOCKER_HUB and not image.user:
+        return f"{image.repository.removeprefix('library/')}:{image.tag}"
+    return image.uri().removeprefix(reference.DOCKER)
+
+
+def read(path: str) -> LockFile:
+    """The lock file ``path``, an absolute one. Raises ConfigError."""
+    return parse(path, content(path))
+
+
+def content(path: str) -> str:
+    """The text of a lock file. Raises ConfigError, also where somebody else could have written it."""
+    try:
+        data = _closed(path) if any(map(_is_open, {path, os.path.realpath(path)})) else files.content(path)
+    except FileNotFoundError:
+        data = None
+    except OSError as e:
+        raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWN) from e
+    if data is None:
+        raise ConfigError(f"there is no lock file {path}", hint=f"to make it: penroot lock {path} IMAGE...")
+    if len(data) > _LARGEST:
+        hint = "is it a lock file? a job takes it along: give it one with its own images"
+        raise ConfigError(f"{path} is larger than the {_LARGEST >> 10} KiB that a lock file has at most", hint=hint)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint=_FORM) from e
+
+
+def _is_open(path: str) -> bool:
+    """Whether everybody can put a file there. Raises OSError."""
+    return bool(os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH)
+
+
+def _closed(path: str) -> bytes:
+    """The content of a file that is the caller's own or root's; elsewhere a team has its files. Raises OSError."""
+    with open(trusted.file(path), "rb") as file:
+        return files.limited(file, path)
+
+
+def parse(path: str, text: str) -> LockFile:
+    """What a text says. Raises ConfigError for a slip, with its line."""
+    lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
+    number, header = lines[0] if lines else (1, [])
+    if header[:1] != ["version"]:
+        hint = f"its first line is: {HEADER}"
+        raise ConfigError(f"{path}:{number}: this is no lock file of penroot", hint=hint)
+    if header != HEADER.split():
+        said = " ".join(header)
+        hint = f"this penroot knows {HEADER}: a newer one may know it, and penroot lock makes such a file anew"
+        raise ConfigError(f"{path}:{number}: unknown {said!r}", hint=hint)
+    return LockFile(path, _unique(path, [locked(path, number, words) for number, words in lines[1:]]))
+
+
+def locked(path: str, number: int, words: list[str]) -> LockedImage:
+    """One line of an image. Raises ConfigError."""
+    where = f"{path}:{number}"
+    if len(words) > 2:
+        raise ConfigError(f"{where}: there is more than IMAGE DIGEST: {' '.join(words[2:])[:80]}", hint=_FORM)
+    digest = words[1] if len(words) == 2 else ""
+    if digest and not is_digest(digest):
+        raise ConfigError(f"{where}: {digest[:80]} is no digest", hint=_FORM)
+    try:
+        return LockedImage(number, words[0], tag(words[0]), digest)
+    except ImageReferenceError as e:
+        raise ConfigError(f"{where}: {e}", hint=e.hint) from e
+
+
+def tag(text: str) -> Reference:
+    """The tag of a registry that a text is, which can be locked. Raises ImageReferenceError."""
+    image = reference.parse(text)
+    if not isinstance(image, Reference):
+        raise ImageReferenceError(f"{text} is no image of a registry", hint="only those have tags, which can be locked")
+    if image.digest:
+        raise ImageReferenceError(f"{text} is a digest already", hint="lock a tag; what has a digest needs no lock")
+    return image
+
+
+def _unique(path: str, images: Iterable[LockedImage]) -> tuple[LockedImage, ...]:
+    """The images, each of them once. Raises ConfigError."""
+    known: dict[str, LockedImage] = {}
+    for image in images:
+        first = known.setdefault(str(image.image), image)
+        if first is not image:
+            message = f"{path}:{image.line}: {image.text} is the image of line {first.line}"
+            raise ConfigError(message, hint="take one of the lines out")
+    return tuple(known.values())

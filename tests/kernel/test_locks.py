@@ -1,0 +1,259 @@
+"""``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests import images
+from tests.images import Image, entry
+from tests.kernel.conftest import PREFIX, User
+from tests.kernel.registry import Server, faulty, serve
+from tests.slurm.test_pull import delete
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+def numbered(number: int) -> Image:
+    return images.busybox(entry("number", b"%d\n" % number))
+
+
+class Locks:
+    """A user with a lock file, and a registry whose tags move."""
+
+    def __init__(self, user: User, registry: Server) -> None:
+        self.user, self.registry = user, registry
+        self.path = user.home / "team.lock"
+
+    def push(self, name: str, number: int) -> str:
+        """The digest of an image that NAME:1 is from now on."""
+        made = numbered(number)
+        self.registry.pusher.image(name, "1", made)
+        return made.digest()
+
+    def write(self, text: str, path: pathlib.Path | None = None) -> None:
+        (path or self.path).write_text(text)
+        self.user.own(path or self.path)
+
+    def lock(self, *words: str, status: int = 0) -> str:
+        """What penroot lock prints; where it fails, its errors."""
+        done = self.user.penroot("lock", *words, status=status)
+        return done.stdout + done.stderr if status else done.stdout
+
+    def start(self, name: str, *words: str, status: int = 0, env: dict[str, str] | None = None) -> str:
+        uri = f"docker://{self.registry.host}#{name}:1"
+        done = self.user.penroot("start", *words, uri, "cat", "/number", status=status, env=env)
+        return done.stderr if status else done.stdout
+
+
+@pytest.fixture
+def locks(user: User, registry: Server) -> Locks:
+    return Locks(user, registry)
+
+
+def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
+    host = locks.registry.host
+    one, two = locks.push("lock/one", 1), locks.push("lock/two", 3)
+    assert locks.lock("team.lock", f"{host}#lock/one:1") == f"{host}#lock/one:1 {one}\n"
+    assert locks.path.read_text() == f"version 1\n{host}#lock/one:1 {one}\n"
+    locks.write(f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n  {host}/lock/two:1\n")
+    moved = locks.push("lock/one", 2)
+    # What is given, and what waits for a digest; nothing else moves.
+    assert locks.lock("team.lock", f"{host}#lock/two:1") == f"{host}/lock/two:1 {two}\n"
+    text = f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n{host}/lock/two:1 {two}\n"
+    assert locks.path.read_text() == text
+    assert locks.lock("team.lock") == f"{host}#lock/one:1 {moved}, was {one}\n"
+    assert locks.path.read_text() == text.replace(one, moved)
+    assert "is up to date" in locks.user.penroot("lock", "team.lock").stderr
+
+
+def test_check_says_what_has_moved(locks: Locks) -> None:
+    host = locks.registry.host
+    old, other = locks.push("lock/moves", 1), locks.push("lock/stays", 3)
+    locks.lock("team.lock", f"{host}#lock/moves:1", f"{host}#lock/stays:1")
+    assert "no tag has moved" in locks.user.penroot("lock", "--check", "team.lock").stderr
+    text = locks.path.read_text()
+    new = locks.push("lock/moves", 2)
+    out = locks.lock("--check", "team.lock", status=1)
+    assert f"{host}#lock/moves:1 is {new}, and locked to {old}\n" in out and other not in out
+    assert f"[ERROR] {locks.path}: 1 of 2 tags moved\n[HINT] to lock what they are now: penroot lock" in out
+    assert locks.path.read_text() == text
+    assert "no tag has moved" in locks.user.penroot("lock", "--check", "team.lock", f"{host}#lock/stays:1").stderr
+    assert "is not in this lock file" in locks.lock("--check", "team.lock", "ubuntu", status=1)
+
+
+def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
+    host = locks.registry.host
+    locks.push("lock/there", 1)
+    locks.lock("team.lock", f"{host}#lock/there:1")
+    text = locks.path.read_text()
+    locks.push("lock/there", 2)
+    out = locks.lock("team.lock", f"{host}#lock/there:1", f"{host}#lock/none:1", status=1)
+    assert f"{host} has no repository lock/none" in out
+    assert locks.path.read_text() == text
+    assert f"{host} has no repository lock/none" in locks.lock("new.lock", f"{host}#lock/none:1", status=1)
+    assert not [name for name in os.listdir(locks.user.home) if "lock" in name and name != "team.lock"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("none.lock",), "there is no lock file {home}/none.lock"),
+        (("--check", "none.lock"), "there is no lock file {home}/none.lock"),
+        (("x.lock", "ubuntu@sha256:" + "a" * 64), "is a digest already"),
+        (("x.lock", "oci:layout"), "oci:layout is no image of a registry"),
+        (("x.lock", "Ubuntu"), "Ubuntu: bad image name"),
+        (("x.lock", ""), "it is empty"),
+        (("nowhere/x.lock", "{image}"), "cannot write {home}/nowhere/x.lock: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_locked(locks: Locks, words: tuple[str, ...], says: str) -> None:
+    locks.push("lock/any", 1)
+    known = {"home": locks.user.home, "image": f"{locks.registry.host}#lock/any:1"}
+    out = locks.lock(*(word.format(**known) for word in words), status=1)
+    assert says.format(**known) in out and "Traceback" not in out
+    assert not (locks.user.home / "x.lock").exists()
+
+
+def test_the_mode_and_a_link_stay(locks: Locks) -> None:
+    host = locks.registry.host
+    locks.push("lock/mode", 1)
+    real = locks.user.home / "real.lock"
+    locks.write("version 1\n", real)
+    real.chmod(0o664)
+    locks.path.symlink_to("real.lock")
+    locks.lock("team.lock", f"{host}#lock/mode:1")
+    assert locks.path.is_symlink() and "lock/mode:1" in real.read_text()
+    assert real.stat().st_mode & 0o777 == 0o664
+
+
+def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
+    locks.push("lock/start", 1)
+    locks.lock("team.lock", f"{locks.registry.host}#lock/start:1")
+    locks.push("lock/start", 2)
+    assert locks.start("lock/start", "--lock", "team.lock") == "1\n"
+    assert locks.start("lock/start", env={"ENROOT_LOCK": str(locks.path)}) == "1\n"
+    assert locks.start("lock/start") == "2\n"
+    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # though the tag is stored as another
+    uri = f"docker://{locks.registry.host}#lock/start:1"
+    for words in (("import", "-o", "x.sqsh"), ("create", "-n", "one"), ("load", "-n", "two")):
+        locks.user.penroot(*words, "--lock", "team.lock", uri)
+    assert [locks.user.start(name, "cat", "/number") for name in ("x.sqsh", "one", "two")] == ["1\n"] * 3
+    out = locks.start("lock/start", "--lock", "team.lock", "--explain")
+    assert f"setting  ENROOT_LOCK={locks.path}  (--lock)\n" in out
+
+
+def test_a_stored_image_costs_no_request(locks: Locks) -> None:
+    locks.push("lock/stored", 1)
+    with faulty(locks.registry.host) as shown:
+        locks.registry = Server(shown.host, locks.registry.log)
+        locks.lock("team.lock", f"{shown.host}#lock/stored:1")
+        assert locks.start("lock/stored", "--lock", "team.lock") == "1\n"
+        before = len(shown.seen)
+        assert locks.start("lock/stored", "--lock", "team.lock") == "1\n"
+        assert len(shown.seen) == before
+
+
+def test_an_image_that_is_not_in_it(locks: Locks) -> None:
+    locks.push("lock/other", 1)
+    locks.write("version 1\n")
+    out = locks.start("lock/other", "--lock", "team.lock", status=1)
+    host = locks.registry.host
+    assert f"[ERROR] {locks.path}: {host}/lock/other:1 is not in this lock file\n" in out
+    command = f"penroot lock {locks.path} {host}#lock/other:1"
+    assert f"[HINT] to add it: {command}\n" in out
+    locks.user.run(*command.split())
+    assert locks.start("lock/other", "--lock", "team.lock") == "1\n"
+
+
+def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
+    old = locks.push("lock/gone", 1)
+    locks.lock("team.lock", f"{locks.registry.host}#lock/gone:1")
+    new = locks.push("lock/gone", 2)
+    delete(locks.registry, "lock/gone", old)
+    out = locks.start("lock/gone", "--lock", "team.lock", status=1)
+    assert f"is {new} on " in out and f"but {locks.path}:2 locks it to {old}" in out
+    assert f"penroot lock {locks.path} {locks.registry.host}#lock/gone:1" in out
+    delete(locks.registry, "lock/gone", new)
+    out = locks.start("lock/gone", "--lock", "team.lock", status=1)
+    assert f"{locks.path}:2 locks it to {old}" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", ":1: this is no lock file of penroot"),
+        ("[images]\n", ":1: this is no lock file of penroot"),
+        ("# x\nversion 2\n", ":2: unknown 'version 2'"),
+        ("version 1\nubuntu sha256:abc\n", ":2: sha256:abc is no digest"),
+        ("version 1\n\nubuntu sha256:" + "A" * 64 + "\n", ":3: sha256:" + "A" * 64 + " is no digest"),
+        ("version 1\nubuntu = x\n", ":2: there is more than IMAGE DIGEST: x"),
+        ("version 1\n/x.sqsh\n", ":2: /x.sqsh: bad image name"),
+        ("version 1\nubuntu\ndocker://ubuntu:latest\n", ":3: docker://ubuntu:latest is the image of line 2"),
+        ("version 1\nubuntu@sha256:" + "a" * 64 + "\n", ":2: ubuntu@sha256:" + "a" * 64 + " is a digest already"),
+        ("version 1\n# \udcff\n", ":2: this is not UTF-8"),
+        ("version 1\n" + "#" * 50_000, " is larger than the 48 KiB"),
+        ("version 1\n{image}\n", ":2: {image} has no digest yet"),
+    ],
+)
+def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> None:
+    image = f"{locks.registry.host}#lock/slip:1"
+    locks.path.write_bytes(text.replace("{image}", image).encode(errors="surrogateescape"))
+    out = locks.start("lock/slip", "--lock", "team.lock", status=1)
+    assert f"[ERROR] {locks.path}{says.replace('{image}', image)}" in out and "[HINT]" in out and "Traceback" not in out
+
+
+def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
+    locks.push("lock/closed", 1)
+    locks.lock("team.lock", f"{locks.registry.host}#lock/closed:1")
+    locks.path.chmod(0o666)
+    out = locks.start("lock/closed", "--lock", "team.lock", status=1)
+    assert f"{locks.path} can be written by others (mode 666)" in out
+    locks.path.chmod(0o664)  # as a team has it
+    assert locks.start("lock/closed", "--lock", "team.lock") == "1\n"
+    shared = locks.user.home / "shared"
+    shared.mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shared.chmod, 0o700)
+        shared.chmod(0o1777)
+        made = shared / "x.lock"
+        made.write_text(locks.path.read_text())
+        os.chown(made, locks.user.uid + 1, locks.user.uid + 1)
+        out = locks.start("lock/closed", "--lock", "shared/x.lock", status=1)
+        assert f"the lock file {made} cannot be used: belongs to uid {locks.user.uid + 1}" in out
+        (shared / "link.lock").symlink_to("/etc/shadow")
+        out = locks.start("lock/closed", "--lock", "shared/link.lock", status=1)
+        assert "cannot be used" in out and "root:" not in out
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+def test_what_is_no_file_is_not_waited_for(locks: Locks, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(locks.path)
+        locks.user.own(locks.path)
+    elif kind == "directory":
+        locks.path.mkdir()
+        locks.user.own(locks.path)
+    else:
+        locks.path.symlink_to("/dev/zero")
+    out = locks.start("lock/none", "--lock", "team.lock", status=1)
+    assert "Traceback" not in out and str(locks.path) in out
+
+
+def test_a_start_without_a_lock_imports_nothing_of_it(locks: Locks) -> None:
+    locks.push("lock/none", 1)
+    uri = f"docker://{locks.registry.host}#lock/none:1"
+    code = (
+        f"from enroot_py.cli.start import main\ntry: main(['--explain', {uri!r}, 'true'])\nfinally: print(*sys.modules)"
+    )
+    program = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); {code}"
+    modules = locks.user.run("python3", "-IS", "-c", program).stdout.splitlines()[-1].split()
+    assert "enroot_py.store.pull" in modules and "enroot_py.registry.lockfile" not in modules

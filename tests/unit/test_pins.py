@@ -1,0 +1,252 @@
+"""What a job carries of its images, what a lock file says, and the comment of a job."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.digests import Pin
+from enroot_py.base.errors import ConfigError, PenrootError, UsageError
+from enroot_py.registry import lockfile
+from enroot_py.registry.reference import LocalImage, Reference, parse
+from pyxis_py import comment, options, pins, submit
+from pyxis_py.job import PINNED, RESOLVED, Job
+from pyxis_py.pins import Pins
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+TEXT = f"# of the team\nversion 1\n\nubuntu {A}\n  reg#b/c:1   {B}\nwaits:1\n"
+
+
+def job(*pairs: tuple[str, str], context: str = "srun", verb: str = "check", cwd: str = "/") -> Job:
+    return Job([("verb", verb), ("context", context), ("cwd", cwd), *pairs])
+
+
+def carrying(made: Pins, *given: str, verb: str = "check") -> Job:
+    return job(("environ", f"{PINNED}={made.dumps()}"), *(("option", each) for each in given), verb=verb)
+
+
+def pin_of(asked: Job, image: str) -> Pin | None:
+    return asked.pin(options.parse(asked.options, asked.environ), parse(image))
+
+
+def remote(text: str) -> Reference:
+    image = parse(text)
+    assert not isinstance(image, LocalImage)
+    return image
+
+
+def test_a_lock_file_names_an_image_however_it_is_written() -> None:
+    file = lockfile.parse("/x.lock", TEXT)
+    for image in ("ubuntu", "docker://ubuntu:latest", "me@docker.io#library/ubuntu"):
+        assert file.pin(remote(image)) == Pin(A, "/x.lock:4 locks it to", file.pin(remote(image)).hint)  # type: ignore[union-attr]
+    assert file.pin(remote("reg#b/c:1")) and not file.pin(remote(f"ubuntu@{B}"))
+    with pytest.raises(ConfigError, match=r"/x\.lock: reg/b/c:2 is not in this lock file") as caught:
+        file.pin(remote("reg#b/c:2"))
+    assert caught.value.hint == "to add it: penroot lock /x.lock reg#b/c:2"
+    with pytest.raises(ConfigError, match=r"/x\.lock:6: waits:1 has no digest yet"):
+        file.pin(remote("waits:1"))
+
+
+def test_what_a_job_carries_is_what_was_found() -> None:
+    made = Pins({"reg/a:1": A, "reg/b:1": ""}, "./my lock", lockfile.parse("/a b/my lock", TEXT))
+    assert pins.loads(made.dumps()) == made
+    assert pins.loads(Pins({}).dumps()) == Pins({})
+    assert pins.loads(Pins({"reg/a:1": A}).dumps()) == Pins({"reg/a:1": A})
+
+
+def test_what_a_user_makes_of_it_is_no_bug() -> None:
+    chance = random.Random(15)
+    words = [
+        "tag",
+        "lock",
+        "path",
+        "image",
+        "reg/a:1",
+        A,
+        "1",
+        "-1",
+        "x" * 500,
+        "\t",
+        "/etc/shadow",
+        "../..",
+        "@",
+        "#",
+        "é",
+    ]
+    for _ in range(3000):
+        text = "".join(chance.choice([*words, " ", " ", "\n"]) for _ in range(chance.randrange(20)))
+        try:
+            found = pins.loads(text)
+        except PenrootError:
+            continue
+        assert all(digest in ("", A) for digest in found.tags.values())
+
+
+def test_a_lock_file_of_any_text_is_no_bug() -> None:
+    chance = random.Random(16)
+    words = [
+        "version 1\n",
+        "version",
+        "ubuntu",
+        A,
+        "#",
+        "\n",
+        " ",
+        "\x00",
+        "\ufeff",
+        "1",
+        "@",
+        ":",
+        "docker://",
+        "oci:x",
+    ]
+    for _ in range(3000):
+        try:
+            lockfile.parse("/x", "version 1\n" * chance.randrange(2) + "".join(chance.choices(words, k=8)))
+        except ConfigError as e:
+            assert str(e).startswith("/x:") and e.hint
+
+
+def test_a_step_has_the_digest_of_its_job() -> None:
+    made = Pins({str(parse("ubuntu")): A})
+    for image in ("ubuntu", "docker://docker.io#library/ubuntu:latest"):
+        pin = pin_of(carrying(made), image)
+        assert pin and (pin.digest, pin.origin) == (A, "the job has pinned it to")
+    assert pin_of(carrying(made), "ubuntu:22.04") is None
+    assert pin_of(carrying(made, "container-pin=no"), "ubuntu") is None
+    assert pin_of(carrying(made), f"ubuntu@{B}") is None
+    assert pin_of(carrying(made), "oci:/ubuntu") is None
+
+
+def test_what_srun_says_goes_before_on_a_node() -> None:
+    """It has asked for all nodes of the step: with --container-pin=no, anew."""
+    made = Pins({str(parse("ubuntu")): A})
+    resolved = ("environ", f"{RESOLVED}={parse('ubuntu').uri()} {B}")
+    node = job(resolved, ("environ", f"{PINNED}={made.dumps()}"), ("option", "container-pin=no"), verb="step")
+    assert pin_of(node, "ubuntu") == Pin(B)
+    assert pin_of(job(resolved, verb="step"), "ubuntu") == Pin(B)
+
+
+def test_a_lock_file_is_read_once_for_a_job(tmp_path: Path) -> None:
+    """As it was, wherever the script has gone; where there is another file of that name, that one."""
+    file = tmp_path / "x.lock"
+    file.write_text(f"version 1\nubuntu {A}\n")
+    given = ("option", "container-lock=x.lock")
+    first = job(given, context="sbatch", cwd=str(tmp_path))
+    told = submit.pinned(first, submit.check(first)[0])
+    file.write_text(f"version 1\nubuntu {B}\n")
+    carried = ("environ", f"{PINNED}={told}")
+    for cwd, digest in ((str(tmp_path), A), ("/", A)):
+        pin = pin_of(job(given, carried, cwd=cwd), "ubuntu")
+        assert pin and pin.digest == digest and pin.origin == f"{file}:2 locks it to"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/x.lock").write_text(f"version 1\nubuntu {B}\n")
+    pin = pin_of(job(given, carried, cwd=str(tmp_path / "there")), "ubuntu")
+    assert pin and pin.digest == B
+    assert pin_of(job(given, carried, verb="step", cwd="/nowhere"), "ubuntu").digest == A  # type: ignore[union-attr]
+
+
+def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").write_text("version 1\n" + "".join(f"r#i{number} {A}\n" for number in range(600)))
+    given = ("option", "container-lock=x.lock")
+    asked = job(given, context="sbatch", cwd=str(tmp_path))
+    told = submit.pinned(asked, submit.check(asked)[0])
+    assert 48_000 < len(told) < 64 << 10
+    before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # of another component
+    asked = job(given, ("environ", f"{PINNED}={before.dumps()}"), context="sbatch", cwd=str(tmp_path))
+    with pytest.raises(UsageError, match="more than the 64 KiB that fit into the environment of a job"):
+        submit.pinned(asked, submit.check(asked)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "context"),
+    [
+        (("container-image=ubuntu",), "srun"),
+        (("container-image=/x.sqsh",), "sbatch"),
+        (("container-image=oci:/x",), "sbatch"),
+        ((f"container-image=ubuntu@{A}",), "sbatch"),
+        (("container-name=x",), "sbatch"),
+        (("container-image=ubuntu", "container-pin=no"), "salloc"),
+    ],
+)
+def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], context: str) -> None:
+    """Else there would be a warning: no registry is reached from here."""
+    asked = job(*(("option", each) for each in given), context=context)
+    assert submit.pinned(asked, submit.check(asked)[0]) == ""
+
+
+@pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
+def test_a_site_may_leave_it_to_steps(argument: str) -> None:
+    asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
+    assert submit.pinned(asked, submit.check(asked)[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "pin"),
+    [("no", False), ("NO", False), ("yes", True), ("a,reg#b:1,a", ("a", "reg#b:1")), ("docker://no", ("docker://no",))],
+)
+def test_words_and_images_of_the_option(text: str, pin: object) -> None:
+    assert options.parse([("container-pin", text)], {}).pin == pin
+    assert options.parse([], {"PYXIS_CONTAINER_PIN": text}).pin == pin
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("container-pin=", "needs a value"),
+        ("container-pin=a,,b", "an image is empty"),
+        ("container-lock=", "needs a value"),
+        ("container-lock=~/x", "no shell has replaced the ~"),
+        ("container-lock=a\nb", "control characters"),
+    ],
+)
+def test_slips_in_the_options(given: str, why: str) -> None:
+    name, _, text = given.partition("=")
+    with pytest.raises(UsageError, match=why):
+        options.parse([(name, text)], {})
+
+
+@pytest.mark.parametrize("image", ["/x.sqsh", "oci:/x", "A", "bcast:/x"])
+def test_what_has_no_tag_cannot_be_named(image: str) -> None:
+    asked = job(("option", f"container-pin={image}"), context="sbatch")
+    with pytest.raises(UsageError, match="--container-pin="):
+        submit.pinned(asked, submit.check(asked)[0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("(null)", f"image=r/a:1@{A}"),
+        ("", f"image=r/a:1@{A}"),
+        ("mine; a=b", f"mine; a=b; image=r/a:1@{A}"),
+        (f"mine; image=r/b:1@{B}; more", f"mine; more; image=r/a:1@{A}"),
+        ("image=of mine", f"image=of mine; image=r/a:1@{A}"),
+        ("two\nlines", f"two\nlines; image=r/a:1@{A}"),
+    ],
+)
+def test_the_comment_keeps_what_the_user_has_written(before: str, after: str) -> None:
+    assert comment.changed(before, f"r/a:1@{A}") == after
+    assert comment.changed(after, f"r/a:1@{A}") == after
+
+
+def test_a_comment_that_cannot_be_changed_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm's own program fails, as where slurmctld does not answer."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'squeue: error: no slurmctld' >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    comment.add(job(("jobid", "7")), f"r/a:1@{A}")
+    assert "the comment of the job does not say its image: " in capfd.readouterr().err
+
+
+def test_a_line_without_end_is_none() -> None:
+    """Python refuses to read a number of so many digits."""
+    assert pins.loads(f"path /x\nimage {'9' * 5000} ubuntu {A}").lock == lockfile.LockFile("/x", ())
+
+
+@pytest.mark.parametrize("text", [f"tag reg/a:1 ../.. {A}", f"tag reg/a:1 {A} x", "tag reg/a:1 sha256:../.."])
+def test_what_is_no_digest_is_none(text: str) -> None:
+    assert pins.loads(text).tags == {"reg/a:1": ""}
