@@ -1,0 +1,126 @@
+"""Signatures of images as cosign writes them, with keys of the tests.
+
+Source: cosign's specs/SIGNATURE_SPEC.md. Nothing of ours signs, and nothing of ours is used here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from nacl.secret import SecretBox
+
+from tests.images import OCI, Pusher, digest
+
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+ARTIFACT = "application/vnd.dev.cosign.artifact.sig.v1+json"
+ANNOTATION = "dev.cosignproject.cosign/signature"
+
+
+class Signer:
+    """A key pair; ``kind`` is p256, p384, p384-sha384, ed25519 or rsa."""
+
+    def __init__(self, kind: str = "p256") -> None:
+        self.kind = kind
+        self.key: Any
+        if kind == "ed25519":
+            self.key = ed25519.Ed25519PrivateKey.generate()
+        elif kind.startswith("rsa"):
+            self.key = rsa.generate_private_key(65537, int(kind[3:] or 2048))
+        else:
+            self.key = ec.generate_private_key(ec.SECP384R1() if kind.startswith("p384") else ec.SECP256R1())
+
+    @property
+    def public(self) -> bytes:
+        return bytes(
+            self.key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+
+    def sign(self, data: bytes) -> bytes:
+        if self.kind == "ed25519":
+            return bytes(self.key.sign(data))
+        if self.kind.startswith("rsa"):
+            return bytes(self.key.sign(data, padding.PKCS1v15(), hashes.SHA256()))
+        return bytes(self.key.sign(data, ec.ECDSA(hashes.SHA384() if self.kind == "p384-sha384" else hashes.SHA256())))
+
+    def write(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.public)
+        return path
+
+
+def payload(reference: str, of: str, **optional: object) -> bytes:
+    """What is signed: that the image ``of`` a digest is ``reference``."""
+    return json.dumps(
+        {
+            "critical": {
+                "identity": {"docker-reference": reference},
+                "image": {"docker-manifest-digest": of},
+                "type": "cosign container image signature",
+            },
+            "optional": optional or None,
+        }
+    ).encode()
+
+
+def push(
+    pusher: Pusher, repository: str, of: str, signed: Sequence[tuple[bytes, bytes]], *, tag: str = "", subject: str = ""
+) -> dict[str, Any]:
+    """Put signatures, each a payload and what signs it, where cosign puts those of the image ``of`` a digest.
+
+    Returns digest and size of their manifest.
+    """
+    pusher.blob(repository, b"{}")
+    for data, _ in signed:
+        pusher.blob(repository, data)
+    manifest: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": OCI["manifest"],
+        "config": {"mediaType": OCI["config"], "size": 2, "digest": digest(b"{}")},
+        "layers": [
+            {
+                "mediaType": PAYLOAD,
+                "size": len(data),
+                "digest": digest(data),
+                "annotations": {ANNOTATION: base64.b64encode(signature).decode()},
+            }
+            for data, signature in signed
+        ],
+    }
+    if subject:
+        manifest["subject"] = {"mediaType": OCI["manifest"], "digest": subject, "size": 2}
+    written = json.dumps(manifest).encode()
+    return {"digest": pusher.manifest(repository, tag or of.replace(":", "-") + ".sig", written), "size": len(written)}
+
+
+def sign(pusher: Pusher, repository: str, of: str, signer: Signer, reference: str) -> None:
+    """Sign an image as ``cosign sign --key``, or skopeo with a tag in the reference."""
+    data = payload(reference, of)
+    push(pusher, repository, of, [(data, signer.sign(data))])
+
+
+def encrypted(signer: Signer, passphrase: bytes) -> bytes:
+    """The private key as cosign keeps it, and skopeo reads it: go-securesystemslib's ``encrypted``."""
+    plain = signer.key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    salt, nonce = os.urandom(32), os.urandom(24)
+    key = hashlib.scrypt(passphrase, salt=salt, n=1 << 15, r=8, p=1, maxmem=1 << 26, dklen=32)
+    boxed = SecretBox(key).encrypt(plain, nonce).ciphertext
+    numbers = {"N": 1 << 15, "r": 8, "p": 1}
+    document = {
+        "kdf": {"name": "scrypt", "params": numbers, "salt": base64.b64encode(salt).decode()},
+        "cipher": {"name": "nacl/secretbox", "nonce": base64.b64encode(nonce).decode()},
+        "ciphertext": base64.b64encode(boxed).decode(),
+    }
+    text = base64.encodebytes(json.dumps(document).encode())
+    return b"-----BEGIN ENCRYPTED COSIGN PRIVATE KEY-----\n" + text + b"-----END ENCRYPTED COSIGN PRIVATE KEY-----\n"

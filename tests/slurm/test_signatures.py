@@ -1,0 +1,177 @@
+"""Images that the site wants signed: srun refuses others before they are queued, and each node verifies them too."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import OCI, entry
+from tests.kernel.registry import Server
+from tests.signing import Signer, payload, push, sign
+from tests.slurm.lab import Lab
+from tests.slurm.steps import MINIMAL, assert_nothing_left, next_line, plugin_argument, refused, sbatch, srun
+from tests.slurm.test_pull import front, registry
+
+__all__ = ["registry"]
+
+SIGNER, OTHER = Signer(), Signer("ed25519")
+POLICY = "/etc/enroot/policy.json"
+KEY = "/etc/enroot/keys/cosign.pub"
+ACCEPT, REJECT = {"type": "insecureAcceptAnything"}, {"type": "reject"}
+WANTED = {"type": "sigstoreSigned", "keyPath": KEY, "signedIdentity": {"type": "matchRepository"}}
+
+
+def write(lab: Lab, default: object, **transports: object) -> None:
+    policy = {"default": [default], "transports": transports}
+    Path(f"{lab.root}{POLICY}").write_text(json.dumps(policy, indent=2))
+
+
+@pytest.fixture(autouse=True)
+def policy(lab: Lab) -> Iterator[None]:
+    SIGNER.write(Path(f"{lab.root}{KEY}"))
+    write(lab, WANTED)
+    yield
+    os.unlink(f"{lab.root}{POLICY}")
+    assert_nothing_left(lab)
+
+
+def image(registry: Server, name: str, number: int) -> str:
+    """Push a new image, and return its digest."""
+    made = images.busybox(entry("number", b"%d" % number), entry("fill", os.urandom(100_000)), kinds=OCI)
+    return registry.pusher.image(f"test/{name}", "1", made)
+
+
+def jobs(lab: Lab) -> str:
+    return lab.run(["sacct", "-n"], check=False).stdout + lab.run(["squeue", "-h"]).stdout
+
+
+def test_what_is_signed_runs_and_nodes_get_the_signatures_from_srun(lab: Lab, registry: Server) -> None:
+    digest = image(registry, "signed", 1)
+    with front(lab, registry) as shown:
+        sign(registry.pusher, "test/signed", digest, SIGNER, f"{shown.host}/test/signed")
+        option = f"--container-image={shown.host}#test/signed:1"
+        assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout.split() == ["11"]
+        asked = shown.asked(".sig")
+        assert asked == 2  # by srun as it is submitted, and by its tracker: by no node
+        shown.seen.clear()
+        assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout == "11"
+        assert shown.asked(".sig") == 1  # by srun: the nodes have it in their stores
+
+
+def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: Server) -> None:
+    image(registry, "plain", 2)
+    digest = image(registry, "other", 3)
+    with front(lab, registry) as shown:
+        sign(registry.pusher, "test/other", digest, OTHER, f"{shown.host}/test/other")
+        for name, why in (("plain", "it has no signature"), ("other", f"none of 1 signature is by {KEY}")):
+            option = f"--container-image={shown.host}#test/{name}:1"
+            said = refused(lab, option, "true")
+            assert f"{option}: {shown.host}/test/{name}:1 (" in said
+            assert f"is not signed as {POLICY}:3 (default) wants: {why}" in said
+            assert "queued" not in said and "srun: job" not in said
+            lab.run("cat > job.sh", input="#!/bin/sh\necho ran > ran\n")
+            done = sbatch(lab, option, "job.sh", check=False)
+            assert done.returncode != 0 and why in done.stderr and done.stdout == ""
+    assert lab.run("ls ran; rm -f job.sh", check=False).stdout == ""
+
+
+@pytest.mark.parametrize("way", ["lock", "pin"])
+def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry: Server, way: str) -> None:
+    """Not what the tag is by now."""
+    with front(lab, registry) as shown:
+        name = f"{shown.host}#test/{way}:1"
+        option = f"--container-image={name}"
+        signed = image(registry, way, 5)
+        sign(registry.pusher, f"test/{way}", signed, SIGNER, f"{shown.host}/test/{way}")
+        step = f"srun -w n1 {option} cat /number"
+        if way == "pin":
+            script = f"until [ -e moved ]; do sleep 0.1; done; {step}"
+            job = lab.popen(["salloc", "-Q", "-w", "n1", f"--container-pin={name}", "sh", "-c", f"echo $$; {script}"])
+            assert next_line(job)
+            image(registry, way, 6)
+            lab.run("touch moved")
+            assert job.communicate(timeout=300)[0] == "5"
+            lab.run("rm moved")
+            return
+        lab.run(["penroot", "lock", "my.lock", name])
+        unsigned = image(registry, way, 6)
+        assert srun(lab, "--container-lock=my.lock", option, "cat", "/number") == "5"
+        assert "it has no signature" in refused(lab, option, "true")
+        # And the other way round.
+        lab.run(["penroot", "lock", "my.lock", name])
+        sign(registry.pusher, f"test/{way}", image(registry, way, 5), SIGNER, f"{shown.host}/test/{way}")
+        said = refused(lab, "--container-lock=my.lock", option, "true")
+        assert f"({unsigned[:19]}" in said and "it has no signature" in said and "queued" not in said
+        lab.run("rm my.lock")
+
+
+def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
+    """The image loses its signature while the step waits for its node."""
+    digest = image(registry, "stripped", 4)
+    with front(lab, registry) as shown:
+        sign(registry.pusher, "test/stripped", digest, SIGNER, f"{shown.host}/test/stripped")
+        option = f"--container-image={shown.host}#test/stripped:1"
+        step = lab.popen(f"exec srun -w n1 --hold {option} cat /number 2>&1")
+        line = ""
+        while "queued" not in line:  # srun: job 17 queued and waiting for resources
+            line = next_line(step)
+            assert line
+        job = line.split()[2]
+        wrong = payload(f"{shown.host}/test/stripped", digest)
+        push(registry.pusher, "test/stripped", digest, [(wrong, OTHER.sign(wrong))])
+        lab.run(["scontrol", "release", job], user="root")
+        said, _ = step.communicate(timeout=300)
+        assert step.returncode != 0
+        assert "is not signed as" in said and "none of 1 signature" in said
+
+
+def test_files_by_their_place(lab: Lab) -> None:
+    write(lab, REJECT, docker={"registry:5000": [ACCEPT]})
+    lab.run(["penroot", "import", "-o", "x.sqsh", f"docker://{MINIMAL}"])
+    for name in ("./x.sqsh", "bcast:./x.sqsh"):
+        assert f"is rejected by {POLICY}:3 (default)" in refused(lab, f"--container-image={name}", "true")
+    write(lab, REJECT, squashfs={"/home/alice": [ACCEPT]})
+    assert srun(lab, "--container-image=./x.sqsh", "echo", "ran") == "ran\n"
+    assert "is rejected" in refused(lab, "--container-image=bcast:./x.sqsh", "true")
+    write(lab, REJECT, squashfs={"": [ACCEPT]})
+    assert srun(lab, "--container-image=bcast:./x.sqsh", "echo", "ran") == "ran\n"
+    lab.run(["rm", "x.sqsh"])
+
+
+def test_a_container_with_a_name_is_verified_when_it_is_used_again(lab: Lab) -> None:
+    write(lab, ACCEPT)
+    srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")
+    write(lab, REJECT)
+    said = refused(lab, "--container-name=kept", "true")
+    assert f"registry:5000/minimal:1 is rejected by {POLICY}:3 (default)" in said
+    lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
+
+
+def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
+    write(lab, REJECT)
+    elsewhere = {"ENROOT_SYSCONF_PATH": "/home/alice", "ENROOT_CONFIG_PATH": "/home/alice", "HOME": "/home/alice"}
+    assert f"by {POLICY}" in refused(lab, f"--container-image={MINIMAL}", "true", env=elsewhere)
+    done = lab.run(["penroot", "start", f"docker://{MINIMAL}", "true"], env=elsewhere, check=False)
+    assert done.returncode == 1 and f"is rejected by {POLICY}:3 (default)" in done.stderr
+
+
+def test_what_an_importer_brings_is_of_its_place(lab: Lab) -> None:
+    lab.run(
+        "mkdir -p imported; cat > importer; chmod +x importer",
+        input="#!/bin/sh\n[ $1 = release ] || echo $HOME/x.sqsh\n",
+    )
+    write(lab, ACCEPT)
+    lab.run(["penroot", "import", "-o", "x.sqsh", f"docker://{MINIMAL}"])
+    with plugin_argument(lab, "importer=/home/alice/importer"):
+        write(lab, ACCEPT, docker={"registry:5000": [REJECT]})
+        assert "is rejected by" in refused(lab, f"--container-image={MINIMAL}", "true")
+        write(lab, REJECT, docker={"registry:5000": [WANTED]}, squashfs={"/home/alice": [ACCEPT]})
+        assert srun(lab, f"--container-image={MINIMAL}", "echo", "ran") == "ran\n"
+        write(lab, ACCEPT, squashfs={"/home/alice": [REJECT]})
+        assert "is rejected by" in refused(lab, f"--container-image={MINIMAL}", "true")
+    lab.run(["rm", "-rf", "importer", "imported", "x.sqsh"])

@@ -1,0 +1,260 @@
+"""Policies: what is in one, whom a scope is of, and which name a signature has to have."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pathlib
+import random
+from typing import Any
+
+import pytest
+
+from enroot_py.base.errors import ConfigError, PolicyError
+from enroot_py.config import lined
+from enroot_py.registry import identities, policy, reference
+from enroot_py.registry.identities import DockerName, Identity
+from enroot_py.registry.policy import Policy
+from tests.unit.test_fuzz import mutate
+
+ACCEPT, REJECT = {"type": "insecureAcceptAnything"}, {"type": "reject"}
+KEYED = {"type": "sigstoreSigned", "keyPath": "/etc/keys/cosign.pub"}
+D = "sha256:" + "a" * 64
+
+
+def read(document: object) -> Policy:
+    return Policy("P", json.dumps(document, indent=1).encode())
+
+
+def rule(document: object, uri: str) -> policy.Rule:
+    return read(document).rule(*policy.scopes_of(reference.parse(uri)))
+
+
+@pytest.mark.parametrize(
+    "uri, scope",
+    [
+        ("docker://reg.site:5000#team/box:1", "docker: reg.site:5000/team/box:1"),
+        ("docker://reg.site:5000#team/box:2", "docker: reg.site:5000/team/box"),
+        (f"docker://reg.site:5000#team/box@{D}", f"docker: reg.site:5000/team/box@{D}"),
+        ("docker://reg.site:5000#team/other", "docker: reg.site:5000/team"),
+        ("docker://REG.site:5000#teams/other", "docker: reg.site:5000"),
+        ("docker://reg.site#team/box:1", "docker: *.site"),
+        ("docker://a.b.reg.site:80#team/box:1", "docker: *.reg.site"),
+        ("docker://busybox", "docker: docker.io/library/busybox"),
+        ("docker://docker.io#library/busybox:2", "docker: docker.io/library/busybox"),
+        ("docker://other.example#x", "docker: all"),
+        ("oci:/images/one:tag", "oci: /images/one:tag"),
+        ("oci:/images/one:other", "oci: /images"),
+        ("oci-archive:/images/one.tar", "default"),
+        ("podman://localhost/x", "containers-storage: all"),
+    ],
+)
+def test_the_narrowest_scope_counts(uri: str, scope: str) -> None:
+    words = [
+        *("reg.site:5000/team/box:1", "reg.site:5000/team/box", f"reg.site:5000/team/box@{D}", "reg.site:5000/team"),
+        *("reg.site:5000", "*.site", "*.reg.site", "docker.io/library/busybox", ""),
+    ]
+    transports = {
+        "docker": {word: [ACCEPT] for word in words},
+        "oci": {"/images/one:tag": [ACCEPT], "/images": [ACCEPT]},
+        "containers-storage": {"": [ACCEPT]},
+    }
+    assert rule({"default": [REJECT], "transports": transports}, uri).scope == scope
+
+
+def test_all_requirements_of_a_scope_count() -> None:
+    its = rule({"default": [ACCEPT, KEYED, REJECT]}, "docker://x")
+    assert [each.kind for each in its.requirements] == ["insecureAcceptAnything", "sigstoreSigned", "reject"]
+    assert [each.where for each in its.requirements] == ["P:3", "P:6", "P:10"]
+    error = its.refusal("x")
+    assert isinstance(error, PolicyError) and str(error) == "x is rejected by P:10 (default)" and error.hint
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"},
+        {"type": "sigstoreSigned", "fulcio": {"caPath": "/x"}, "rekorPublicKeyPath": "/y"},
+        {**KEYED, "rekorPublicKeyPath": "/y"},
+        {"type": "sigstoreSigned", "pki": {"caRootsPath": "/x"}},
+    ],
+)
+def test_what_is_not_checked_here_lets_nothing_in(more: dict[str, Any]) -> None:
+    document = {"default": [ACCEPT], "transports": {"docker": {"reg.site": [more]}}}
+    error = rule(document, "docker://reg.site#x").refusal("x")
+    assert error and "is to have" in str(error) and "(docker: reg.site)" in str(error) and "keyPath" in error.hint
+    assert rule(document, "docker://other.site#x").refusal("x") is None
+
+
+SLIPS: list[tuple[object, str]] = [
+    ([], "P:1: a policy is to be an object"),
+    ({}, "P:1: a policy needs default"),
+    ({"default": [ACCEPT], "x": 1}, "P:7: unknown key 'x'"),
+    ({"default": ACCEPT}, "P:2: what a policy asks for is to be an array, and not empty"),
+    ({"default": [{}]}, "P:3: the type of a requirement is to be a string"),
+    ({"default": [{**REJECT, "keyPath": "/x"}]}, "P:5: unknown key 'keyPath' of reject"),
+    ({"default": [{**KEYED, "keyData": "eA=="}]}, "P:3: sigstoreSigned has keyPath and keyData"),
+    ({"default": [{**KEYED, "keypath": "/x"}]}, "P:6: unknown key 'keypath'"),
+    ({"default": [{"type": "sigstoreSigned", "keyData": "?"}]}, "P:5: keyData is not base64"),
+    ({"default": [{"type": "sigstoreSigned", "keyPaths": []}]}, "P:5: keyPaths is to be an array, and not empty"),
+    ({"default": [{**KEYED, "signedIdentity": {"type": "match"}}]}, "P:6: unknown signedIdentity 'match'"),
+    ({"default": [{**KEYED, "signedIdentity": {"type": "exactReference"}}]}, "exactReference needs dockerReference"),
+    (
+        {"default": [{**KEYED, "signedIdentity": {"type": "exactReference", "dockerReference": "reg.site/x"}}]},
+        "reg.site/x has neither tag nor digest",
+    ),
+    (
+        {"default": [{**KEYED, "signedIdentity": {"type": "exactRepository", "dockerRepository": "reg.site/x:1"}}]},
+        "reg.site/x:1 has a tag or digest",
+    ),
+    (
+        {"default": [{**KEYED, "signedIdentity": {"type": "matchRepository", "prefix": "x"}}]},
+        "unknown key 'prefix' of matchRepository",
+    ),
+    ({"default": [REJECT], "transports": {"dockr": {}}}, "P:8: unknown key 'dockr'"),
+    ({"default": [REJECT], "transports": {"docker": {"index.docker.io/x": [REJECT]}}}, "in the scope index.docker.io"),
+    ({"default": [REJECT], "transports": {"docker": {"Reg.site": [REJECT]}}}, "no image is in the scope 'Reg.site'"),
+    ({"default": [REJECT], "transports": {"docker": {"reg.site/": [REJECT]}}}, "no image is in the scope 'reg.site/'"),
+    ({"default": [REJECT], "transports": {"docker": {"a*.site": [REJECT]}}}, "no image is in the scope 'a*.site'"),
+    ({"default": [REJECT], "transports": {"docker": {"https://x": [REJECT]}}}, "no image is in the scope 'https://x'"),
+    ({"default": [REJECT], "transports": {"squashfs": {"images": [REJECT]}}}, "scope 'images' of squashfs"),
+    ({"default": [REJECT], "transports": {"dir": {"/": [REJECT]}}}, "scope '/' of dir"),
+]
+
+
+@pytest.mark.parametrize("document, why", SLIPS)
+def test_a_slip_is_told_with_its_line(document: object, why: str) -> None:
+    with pytest.raises(ConfigError) as said:
+        read(document)
+    assert why in str(said.value) and str(said.value).startswith("P:") and said.value.hint
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("", "P:1: Expecting value"),
+        ('{\n"a": 1,\n"a": 2}', "P:3: 'a' comes twice"),
+        ('{"a": 1,\n}', "P:2: a name in double quotes expected"),
+        ('{"a" 1}', "':' expected, not '1'"),
+        ("[1\n2]", "P:2: ',' or ']' expected, not '2'"),
+        ("[1", "the file ends where ',' or ']' is due"),
+        ("{} {}", "'{' after the end"),
+        ('"\x01"', "Invalid control character"),
+        ("[" * 1000, "too deep"),
+    ],
+)
+def test_json_that_is_none(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as said:
+        lined.parse("P", text.encode())
+    assert why in str(said.value)
+
+
+def plain(node: lined.Lined) -> object:
+    value = node.value
+    if isinstance(value, dict):
+        return {key: plain(member) for key, member in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def test_whatever_is_read_is_what_pythons_reader_reads(rng: random.Random) -> None:
+    text = json.dumps({"a": [1, 2.5, None, True, {"b": "c\n€"}], "d": {}, "e": []}, indent=1).encode()
+    for data in [text, *(mutate(text.decode(), rng).encode("utf-8", "surrogateescape") for _ in range(300))]:
+        try:
+            read = plain(lined.parse("P", data))
+        except ConfigError:
+            continue
+        assert read == json.loads(data)
+
+
+IMAGES = {
+    "tag": DockerName("reg.site/team/box", "1"),
+    "digest": DockerName("reg.site/team/box", "", D),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, words, image, good, bad",
+    [
+        ("matchRepoDigestOrExact", (), "tag", ["reg.site/team/box:1"], ["reg.site/team/box", "reg.site/team/box:2"]),
+        ("matchRepoDigestOrExact", (), "digest", ["reg.site/team/box", "reg.site/team/box:2"], ["reg.site/box"]),
+        ("matchExact", (), "tag", ["reg.site/team/box:1"], ["reg.site/team/box", f"reg.site/team/box@{D}"]),
+        ("matchExact", (), "digest", [f"reg.site/team/box@{D}"], ["reg.site/team/box", "reg.site/team/box:1"]),
+        ("matchRepository", (), "tag", ["reg.site/team/box", "reg.site/team/box:2"], ["reg.site/team", "team/box"]),
+        ("exactReference", ("x.io/a:2",), "tag", ["x.io/a:2"], ["x.io/a", "x.io/a:1", "reg.site/team/box:1"]),
+        ("exactRepository", ("x.io/a",), "tag", ["x.io/a", "x.io/a:7"], ["x.io/a/b", "reg.site/team/box:1"]),
+        ("remapIdentity", ("reg.site/team", "x.io"), "tag", ["x.io/box:1"], ["x.io/box", "reg.site/team/box:1"]),
+        ("remapIdentity", ("reg.site", "x.io"), "digest", ["x.io/team/box", "x.io/team/box:9"], ["reg.site/team/box"]),
+        ("remapIdentity", ("reg.site/te", "x.io"), "tag", ["reg.site/team/box:1"], ["x.ioam/box:1"]),
+    ],
+)
+def test_which_name_a_signature_has_to_have(
+    kind: str, words: tuple[str, ...], image: str, good: list[str], bad: list[str]
+) -> None:
+    identity = Identity(kind, words)
+    for names, matches in ((good, True), (bad, False)):
+        for name in names:
+            assert identity.matches(IMAGES[image], identities.read(name)) == matches, name
+
+
+@pytest.mark.parametrize("text", ["busybox:1", "library/busybox:1", "docker.io/busybox:1", "index.docker.io/busybox:1"])
+def test_names_of_docker_hub_are_one(text: str) -> None:
+    assert identities.read(text) == identities.of(reference.parse("docker://busybox:1"))  # type: ignore[arg-type]
+
+
+def test_names_with_ports() -> None:
+    assert identities.read("reg:5000/box") == DockerName("reg:5000/box")
+    assert identities.read("localhost/box:1") == DockerName("localhost/box", "1")
+    assert str(identities.read(f"reg:5000/a/b:1@{D}")) == f"reg:5000/a/b:1@{D}"
+
+
+def put(path: pathlib.Path, data: bytes, mode: int = 0o644, owner: int = 0) -> None:
+    path.write_bytes(data)
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, owner, owner)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664])
+def test_a_policy_or_key_that_others_write_is_not_believed(tmp_path: pathlib.Path, mode: int) -> None:
+    path, key = tmp_path / "policy.json", tmp_path / "key.pub"
+    put(key, b"key", mode)
+    put(path, json.dumps({"default": [{"type": "sigstoreSigned", "keyPath": str(key)}]}).encode())
+    loaded = policy.load(str(path))
+    assert loaded
+    (source,) = loaded.rule("docker", []).requirements[0].keys
+    for read in (source.content, lambda: policy.load(str(path))):
+        with pytest.raises(ConfigError) as said:
+            read()
+        assert f"can be written by others (mode {mode:o})" in str(said.value) and "chmod 644" in said.value.hint
+        put(path, path.read_bytes(), mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path) -> None:
+    path, key = tmp_path / "policy.json", tmp_path / "key.pub"
+    put(key, b"key", owner=4711)
+    put(path, json.dumps({"default": [{"type": "sigstoreSigned", "keyPath": str(key)}]}).encode())
+    loaded = policy.load(str(path))
+    assert loaded
+    with pytest.raises(ConfigError, match=f"P?{path}:1: {key} belongs to uid 4711"):
+        loaded.rule("docker", []).requirements[0].keys[0].content()
+    put(path, path.read_bytes(), owner=4711)
+    with pytest.raises(ConfigError, match="belongs to uid 4711"):
+        policy.load(str(path))
+
+
+def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
+    """As to that of podman; one that leads nowhere is not as if there were none."""
+    (tmp_path / "policy.json").symlink_to("other.json")
+    with pytest.raises(ConfigError, match="is a link that leads nowhere"):
+        policy.load(str(tmp_path / "policy.json"))
+    put(tmp_path / "other.json", json.dumps({"default": [REJECT]}).encode())
+    assert policy.load(str(tmp_path / "policy.json"))
+    assert policy.load(str(tmp_path / "none.json")) is None
+
+
+def test_a_key_within_the_policy() -> None:
+    data = base64.b64encode(b"PEM").decode()
+    its = rule({"default": [{"type": "sigstoreSigned", "keyDatas": [data, data]}]}, "docker://x")
+    assert [key.content() for key in its.requirements[0].keys] == [b"PEM", b"PEM"]

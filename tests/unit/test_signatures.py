@@ -1,0 +1,254 @@
+"""Signatures: keys of each kind, what payloads say, and what a hostile registry may send."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pathlib
+import random
+import subprocess
+from typing import Any
+
+import pytest
+
+from enroot_py.base.errors import ConfigError, ImageError
+from enroot_py.registry import identities, signatures
+from enroot_py.registry.manifests import Descriptor
+from enroot_py.registry.policy import KeySource, Requirement
+from enroot_py.registry.signatures import MOST, Evidence, Key, Signature
+from tests import images
+from tests.images import OCI, digest
+from tests.signing import ANNOTATION, ARTIFACT, PAYLOAD, Signer, payload
+from tests.unit.test_fuzz import mutate
+
+IMAGE = identities.read("reg.site/box:1")
+D, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+KINDS = ["p256", "p384", "p384-sha384", "ed25519", "rsa2048", "rsa3072"]
+
+
+def source(signer: Signer) -> KeySource:
+    return KeySource("P:1", data=signer.public)
+
+
+def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Signature:
+    data = payload(reference, of)
+    return Signature(data, signer.sign(data))
+
+
+def why(*there: Signature, keys: list[Signer]) -> str:
+    requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys))
+    return signatures.met(requirement, IMAGE, {D}, there)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_each_kind(kind: str) -> None:
+    signer, other = Signer(kind), Signer(kind)
+    good = signed(signer)
+    assert why(good, keys=[signer]) == why(good, keys=[other, signer]) == ""
+    assert why(good, keys=[other]) == "none of 1 signature is by the key in P:1"
+    assert why(keys=[signer]) == "it has no signature"
+    for bad in (
+        Signature(good.payload + b" ", good.signature),
+        Signature(good.payload, good.signature[:-1] + bytes([good.signature[-1] ^ 1])),
+    ):
+        assert why(bad, keys=[signer]) == "none of 1 signature is by the key in P:1"
+    for empty in (b"", b"\0" * len(good.signature)):
+        assert why(Signature(good.payload, empty), keys=[signer])
+
+
+def test_why_a_signature_is_not_good() -> None:
+    signer = Signer()
+    assert why(signed(signer, "reg.site/box:2"), keys=[signer]).startswith("its signature is for reg.site/box:2")
+    assert why(signed(signer, of=OTHER), keys=[signer]) == f"its signature is for {OTHER}"
+    assert why(signed(signer, of=OTHER), signed(Signer()), signed(signer), keys=[signer]) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["critical"].update(type="atomic container signature"),
+        lambda d: d["critical"].update(more=1),
+        lambda d: d["critical"].pop("identity"),
+        lambda d: d["critical"]["image"].update({"docker-manifest-digest": "sha256:x"}),
+        lambda d: d["critical"]["identity"].update({"docker-reference": 7}),
+        lambda d: d.update(critical=[]),
+    ],
+)
+def test_what_a_key_has_signed_for_another_purpose_is_no_signature(change: Any) -> None:
+    signer = Signer()
+    document = json.loads(payload("reg.site/box:1", D))
+    change(document)
+    data = json.dumps(document).encode()
+    said = why(Signature(data, signer.sign(data)), keys=[signer])
+    assert said == "what the key has signed is no signature of an image"
+
+
+@pytest.mark.parametrize(
+    "make, said, hint",
+    [
+        ("openssl genpkey -algorithm ed25519", "a private key, no public key", "keep that one to yourself"),
+        (
+            "openssl req -x509 -newkey ed25519 -nodes -days 1 -subj /CN=x -keyout /dev/null 2>/dev/null",
+            "a certificate, no public key",
+            "openssl x509 -pubkey",
+        ),
+        ("echo nothing", "no public key", "cosign public-key"),
+        (
+            "openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 2>/dev/null | openssl pkey -pubout",
+            "RSA of 1024 bits",
+            "RSA of 2048",
+        ),
+        (
+            "openssl ecparam -name secp256k1 -genkey -noout | openssl pkey -pubout",
+            "is no key that penroot takes",
+            "P-256",
+        ),
+        ("openssl genpkey -algorithm x25519 | openssl pkey -pubout", "is no key that penroot takes", "Ed25519"),
+    ],
+)
+def test_what_is_no_key_is_told(make: str, said: str, hint: str) -> None:
+    data = subprocess.run(make, shell=True, capture_output=True, check=True).stdout
+    with pytest.raises(ConfigError) as error:
+        Key(KeySource("P:3", "", data))
+    assert said in str(error.value) and str(error.value).startswith("P:3: ") and hint in error.value.hint
+
+
+def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
+    """Another program's: a key, and a signature over a payload."""
+    data = payload("reg.site/box:1", D)
+    (tmp_path / "payload").write_bytes(data)
+    script = """
+        openssl ecparam -name prime256v1 -genkey -noout -out key
+        openssl dgst -sha256 -sign key -out signature payload
+        openssl pkey -in key -pubout -out key.pub
+    """
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
+    key = Key(KeySource("P:1", data=(tmp_path / "key.pub").read_bytes()))
+    assert key.has_signed(Signature(data, (tmp_path / "signature").read_bytes()))
+
+
+def test_an_index_that_was_signed_covers_what_it_lists() -> None:
+    one, two = images.busybox(), images.busybox(architecture="arm64")
+    index = images.index([(one, {"os": "linux", "architecture": "amd64"})])
+    assert Evidence((), index).covers(one.digest()) == {one.digest(), digest(index)}
+    assert Evidence((), index).covers(two.digest()) == {two.digest()}
+    both = b'{"manifests": [{"digest": "%s"}], "layers": []}' % D.encode()  # to another reader it is an image
+    for wrong in (b"", b"[]", b"{", b'{"manifests": 1}', b'{"manifests": [1, {"digest": 1}]}', both):
+        assert Evidence((), wrong).covers(D) == {D}
+
+
+def test_what_is_kept_is_read_again(rng: random.Random) -> None:
+    evidence = Evidence((signed(Signer()), signed(Signer("ed25519"))), b'{"manifests": []}')
+    written = evidence.dumps()
+    assert signatures.loads(written) == evidence
+    for _ in range(300):
+        try:
+            signatures.loads(mutate(written.decode(), rng).encode("utf-8", "surrogateescape")).covers(D)
+        except ValueError:
+            continue
+
+
+class Registry:
+    """A repository that has what it is given; ``blobs`` by digest, ``tags`` by name."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.tags: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.at = 0
+
+    def named(self, digest: str) -> bytes:
+        return self.blobs[digest]
+
+    def tagged(self, tag: str) -> bytes | None:
+        return self.tags.get(tag)
+
+    def referrers(self, digest: str) -> bytes | None:
+        return self.tags.get("referrers")
+
+    def blob(self, descriptor: Descriptor) -> Any:
+        self.asked.append(descriptor.digest)
+        return _Stream(self.blobs[descriptor.digest])
+
+    def layer(self, signature: Signature, **changes: object) -> dict[str, Any]:
+        name = digest(signature.payload)
+        self.blobs[name] = signature.payload
+        annotations = {ANNOTATION: base64.b64encode(signature.signature).decode()}
+        layer = {"mediaType": PAYLOAD, "size": len(signature.payload), "digest": name, "annotations": annotations}
+        return {**layer, **changes}
+
+    def manifest(self, *layers: dict[str, Any], **more: object) -> bytes:
+        return json.dumps({"schemaVersion": 2, "mediaType": OCI["manifest"], "layers": layers, **more}).encode()
+
+
+class _Stream:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def read(self, size: int, /) -> bytes:
+        data, self._data = self._data[:size], self._data[size:]
+        return data
+
+
+def found_in(registry: Registry) -> list[Signature]:
+    return [signature for more in signatures.of(registry, D) for signature in more]
+
+
+SIG = D.replace(":", "-") + ".sig"
+
+
+def test_the_last_signatures_are_looked_at_and_no_more() -> None:
+    registry, good = Registry(), signed(Signer())
+    layers = [registry.layer(good)] * (3 * MOST)
+    layers[-1] = registry.layer(signed(Signer(), of=OTHER))
+    registry.tags[SIG] = registry.manifest(*layers)
+    found = found_in(registry)
+    assert len(found) == MOST and found[1:] == [good] * (MOST - 1)
+    assert len(registry.asked) == 2  # equal payloads once
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 1 << 40},
+        {"mediaType": "text/plain"},
+        {"annotations": {}},
+        {"annotations": {ANNOTATION: "?"}},
+        {"annotations": {ANNOTATION: "A" * 8000}},
+        {"annotations": 7},
+        {"digest": "sha256:x"},
+    ],
+)
+def test_what_is_no_signature_is_passed_by(changes: dict[str, object]) -> None:
+    registry, good = Registry(), signed(Signer())
+    registry.tags[SIG] = registry.manifest(registry.layer(good), registry.layer(good, **changes), 7)  # type: ignore[arg-type]
+    assert found_in(registry) == [good]
+
+
+def test_a_payload_that_is_another_is_an_error() -> None:
+    registry, good = Registry(), signed(Signer())
+    registry.tags[SIG] = registry.manifest(registry.layer(good))
+    registry.blobs[digest(good.payload)] = b"other"
+    with pytest.raises(ImageError, match="has the digest"):
+        list(signatures.of(registry, D))
+
+
+def test_referrers_of_this_image_alone_count() -> None:
+    registry, good = Registry(), signed(Signer())
+    entries = []
+    for subject in (D, OTHER, None):
+        more = {"subject": {"digest": subject}} if subject else {}
+        manifest = registry.manifest(registry.layer(good), **more)
+        registry.blobs[digest(manifest)] = manifest
+        entries.append({"digest": digest(manifest), "artifactType": ARTIFACT})
+    entries.append({"digest": "sha256:none", "artifactType": "application/spdx+json"})
+    registry.tags["referrers"] = json.dumps({"manifests": [7, *entries]}).encode()
+    assert found_in(registry) == [good]
+    registry.tags["referrers"] = json.dumps({"manifests": entries[:1] * 1000}).encode()
+    assert 1 < len(found_in(registry)) < 100
