@@ -1,0 +1,136 @@
+"""What keeps an ordinary user from starting containers: the machine's settings, or those of the pod that this is.
+
+Imported only where a start has failed, and by ``penroot doctor``: both then say the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from enroot_py import LIBRARY
+from enroot_py.base import filesystems
+
+# An overlay takes no other one's directories to write to, and makes no whiteouts: the kernel's filesystems/overlayfs.
+ON_OVERLAY = "is on an overlay, as the root file system of a pod is"
+MACHINE = "on the machine of this pod"
+
+_FILTERED = "2"  # Seccomp in proc_pid_status(5)
+
+
+def advice(error: OSError, proc: str = "/proc") -> str:
+    """Who has to change what, where namespaces or mounts were refused with ``error``, by what ``proc`` says."""
+    node = os.uname().nodename
+    # Where a runtime has made /proc/sys read-only, root of the pod cannot help.
+    here = f"{MACHINE} ({node})" if is_read_only(f"{proc}/sys") else f"on {node}"
+    for path, bad, command in (
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            f"install -m 644 {_apparmor_profile()} /etc/apparmor.d/penroot && "
+            "apparmor_parser --replace /etc/apparmor.d/penroot; "
+            "or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        if _text(f"{proc}/sys/{path}") == bad:
+            return f"{here}, as root: {command}"
+    if error.errno in (errno.ENOSPC, errno.EUSERS):
+        return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
+    if error.errno == errno.EACCES:
+        profile = _profile(proc)
+        named = f"AppArmor's profile {profile}" if profile else "a security module, as AppArmor or SELinux,"
+        return f"{named} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
+    if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
+        return (
+            f"a seccomp filter refuses it on {node}: seccompProfile: {{type: Unconfined}} in the securityContext of a "
+            "pod, or a profile that allows unshare, setns, pivot_root and the calls that mount"
+        )
+    if error.errno == errno.EPERM:
+        return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
+    return ""
+
+
+def too_revealing() -> str:
+    """What to do where parts of /proc are covered, so that the kernel refuses a new one: mount_namespaces(7).
+
+    "" where none are: what the kernel has empty directories for, as binfmt_misc, covers nothing.
+    """
+    covers = ("tmpfs", "devtmpfs", "proc")
+    if not any(words[4].startswith("/proc/") and _type(words) in covers for words in _mounts("/proc/self/mountinfo")):
+        return ""
+    return (
+        "parts of /proc are covered here, as in a pod: procMount: Unmasked with hostUsers: false, or privileged: true, "
+        "in its securityContext"
+    )
+
+
+def is_made() -> bool:
+    """Whether a runtime has made /dev, not the kernel."""
+    return filesystems.kind("/dev") != "devtmpfs"
+
+
+def without_fuse(instead: str) -> str:
+    """What to do where /dev/fuse cannot be opened; ``instead`` is what needs none."""
+    if not is_made():
+        return f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: {instead}"
+    return f"this pod needs the device /dev/fuse, of a device plugin or with privileged: true; or, without: {instead}"
+
+
+def volume(setting: str) -> str:
+    """What to do instead of storing on an overlay."""
+    return f"a volume of the pod, as an emptyDir, for {setting}"
+
+
+def is_on_overlay(path: str) -> bool:
+    return filesystems.kind(path) == "overlay"
+
+
+def cgroups_are_read_only(mountinfo: str = "/proc/self/mountinfo") -> bool:
+    """Whether this process can make no control group in any hierarchy: proc_pid_mountinfo(5)."""
+    options = [words[5].split(",") for words in _mounts(mountinfo) if _type(words) in ("cgroup", "cgroup2")]
+    return bool(options) and all("ro" in words for words in options)
+
+
+def _mounts(mountinfo: str) -> list[list[str]]:
+    with open(mountinfo, errors="surrogateescape") as f:
+        return [line.split() for line in f]
+
+
+def _type(words: list[str]) -> str:
+    return words[words.index("-") + 1]
+
+
+def is_read_only(path: str) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _text(path: str) -> str:
+    """What a file of /proc says; "" where it cannot be read."""
+    try:
+        with open(path, errors="replace") as f:
+            return f.read().strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def _status(proc: str, key: str) -> str:
+    fields = (line.partition(":") for line in _text(f"{proc}/self/status").splitlines())
+    return next((value.strip() for name, _, value in fields if name == key), "")
+
+
+def _profile(proc: str) -> str:
+    """The profile of AppArmor that confines this process: apparmor(7)."""
+    text = _text(f"{proc}/self/attr/apparmor/current") or _text(f"{proc}/self/attr/current")
+    return text.removesuffix(" (enforce)") if text.endswith(" (enforce)") else ""
+
+
+def _apparmor_profile() -> str:
+    """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
+    prefix = os.path.dirname(os.path.dirname(LIBRARY))
+    installed = f"{prefix}/share/penroot/apparmor/penroot"
+    return installed if os.path.exists(installed) else f"{LIBRARY}/configs/apparmor/penroot"

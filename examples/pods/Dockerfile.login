@@ -1,0 +1,19 @@
+# syntax=docker/dockerfile:1
+# A login pod, in which srun has the options of containers and penroot is there: docs/pods.md. In the directory with the
+# packages, which `make packages` makes:
+#   docker build -f Dockerfile.login -t registry.example.com/login-penroot:1 .
+ARG LOGIN=ghcr.io/slinkyproject/login:25.11-ubuntu24.04
+
+FROM scratch AS packages
+COPY penroot_*.deb penroot-slurm-plugin_*.deb /
+
+FROM ${LOGIN}
+# The package of the plugin takes the one for the Slurm that it finds here. Versions of the others are the release's.
+# hadolint ignore=DL3008
+RUN --mount=type=bind,from=packages,target=/packages \
+    apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates fuse3 squashfs-tools squashfuse /packages/*.deb \
+    && rm -rf /var/lib/apt/lists/* \
+    && mkdir -p /etc/enroot /var/lib/penroot
+COPY enroot.conf /etc/enroot/enroot.conf

@@ -1,0 +1,224 @@
+"""Containers in pods, as tests/pod.py makes them: the table of docs/pods.md, and what is behind its cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pyxis_py import plugstack
+from tests import images
+from tests.images import entry
+from tests.kernel.conftest import PREFIX, User, require
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs/pods.md"
+EXAMPLES = ROOT / "examples/pods"
+HIDDEN = "cannot mount proc on /proc: Operation not permitted"
+# What stands in the first column, and the options of tests/pod.py that make such a pod.
+PODS = {
+    "without a `securityContext`": (),
+    "`/dev/fuse` of a device plugin": ("--device", "fuse"),
+    "`/dev/fuse` as a `hostPath`": ("--host-path", "fuse"),
+    "`allowPrivilegeEscalation: false`": ("--no-new-privileges",),
+    "`readOnlyRootFilesystem: true`": ("--read-only-root",),
+    "`hostUsers: false`": ("--own-users",),
+    "`hostUsers: false`, `procMount: Unmasked`": ("--own-users", "--proc-unmasked"),
+    "`privileged: true`": ("--privileged", "--device", "fuse"),
+    "`seccompProfile: {type: RuntimeDefault}`": ("--seccomp",),
+    "the same, and `capabilities: {add: [SYS_ADMIN]}`": ("--seccomp", "--sys-admin"),
+    "AppArmor's profile of the runtime": ("--apparmor",),
+    "`user.max_user_namespaces=0` on its machine": ("--no-users",),
+    "no volume for the store": (),
+}
+
+
+def rows() -> list[list[str]]:
+    """The cells of the table of the page."""
+    table = PAGE.read_text().partition("\n| the pod |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def pod(*options: str, volumes: tuple[os.PathLike[str], ...] = ()) -> tuple[str, ...]:
+    """Begins a command, as root, that runs in a pod."""
+    require(os.geteuid() == 0, "only root can make a pod")
+    places = [f"--volume={place}" for place in (PREFIX, *map(os.fspath, volumes))]
+    return ("env", f"--chdir={ROOT}", sys.executable, "-m", "tests.pod", *options, *places, "--")
+
+
+@pytest.fixture
+def layout(user: User) -> pathlib.Path:
+    """An image as an OCI layout, of whose layers one deletes a file of another."""
+    place = user.home / "layout"
+    image = images.busybox(entry("data/old", b"1"), entry("data/kept", b"2"), kinds=images.OCI)
+    image.layers.append(images.Layer(images.tar([entry("data/.wh.old")])))
+    blobs = [*(layer.blob for layer in image.layers), image.config(), image.manifest()]
+    images.write_layout(place, blobs, images.index([(image, {"os": "linux", "architecture": "amd64"})]))
+    (place / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    user.own(place)
+    return place
+
+
+def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = False) -> tuple[bool, str]:
+    """Whether penroot does something in a pod, and what it says: one error, where it has not just ``ended``."""
+    command = [*prefix, *user.command("penroot", *arguments)]
+    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, timeout=100, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not ended)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def fixes(told: str, message: str) -> list[str]:
+    """How what ``penroot doctor`` says with these words is to be mended."""
+    lines = told.splitlines()
+    return [after.strip() for line, after in zip(lines, lines[1:], strict=False) if message in line]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: str(row[0]))
+def test_table_of_the_documentation(user: User, layout: pathlib.Path, image: pathlib.Path, row: list[str]) -> None:
+    name, *cells, message = row[0], *row[1:4], row[4].strip("`")
+    if "--host-path" in PODS[name] and not os.path.isdir("/sys/fs/cgroup/devices"):
+        pytest.skip("the device cgroup of this machine is made of eBPF")
+    prefix = pod(*PODS[name], volumes=() if name == "no volume for the store" else (user.home,))
+    of_store, out = works(user, prefix, "start", f"oci:{layout}", "ls", "/data")
+    of_file, failed = works(user, prefix, "start", str(image), "true")
+    of_its_own, refused = works(user, prefix, "start", "--pid", f"oci:{layout}", "sh", "-c", "exit $(($$ - 1))")
+    assert ["yes" if cell else "no" for cell in (of_store, of_file, of_its_own)] == cells
+    good, told = works(user, prefix, "doctor", ended=True)
+    assert message in told
+    assert good == of_store
+    if of_store:
+        assert out.splitlines()[0] == "kept"
+        assert ("cannot open /dev/fuse: " in failed) == ("this pod needs the device" in failed) == (not of_file)
+        assert (HIDDEN in refused, HIDDEN in told) == (not of_its_own, not of_its_own)
+        assert of_its_own or fixes(told, HIDDEN)[0].removeprefix("fix: ") in refused
+    else:
+        assert message in out
+        hint = out.partition("[HINT] ")[2].strip()
+        assert any(fix.removeprefix("fix: ") in hint for fix in fixes(told, message)), told
+
+
+def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Path) -> None:
+    prefix = pod(volumes=(user.home,))
+    done, out = works(user, prefix, "start", str(image), "true")
+    assert not done
+    assert "or, without: penroot create IMAGE; ENROOT_UNPACK=yes" in out
+    assert user.start(str(image), "echo", "it runs", prefix=prefix, env={"ENROOT_UNPACK": "yes"}) == "it runs\n"
+    user.penroot("create", "--name", "made", str(image), prefix=prefix)
+    assert user.start("--rw", "made", "sh", "-c", "echo x > /new; cat /new", prefix=prefix) == "x\n"
+
+
+def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
+    """The one who starts is root, and has none of CAP_SYS_ADMIN; what the runtime has covered stays covered."""
+    user.uid = user.gid = 0
+    user.own(user.home)
+    prefix = pod(volumes=(user.home,))
+    script = "id -u; cat /proc/keys /proc/timer_list; echo x > /proc/sys/kernel/domainname"
+    done = user.penroot("start", "box", "sh", "-c", script, prefix=prefix, status=1)
+    assert done.stdout == "0\n"
+    assert "can't create /proc/sys/kernel/domainname: Read-only file system" in done.stderr
+
+
+def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path) -> None:
+    prefix = pod(volumes=(user.home,))
+    done = user.penroot("start", "--net", "box", "sh", "-c", "ls /sys/class/net; cat /proc/net/dev", prefix=prefix)
+    assert done.stdout.split()[0] == "lo"
+    assert "[WARN] --net: /sys shows the network devices of" in done.stderr
+    done = user.penroot("start", "--net", "box", "touch", "/sys/x", prefix=prefix, status=1)
+    assert "Read-only file system" in done.stderr
+    quiet = user.penroot("start", "--net", "box", "true", prefix=pod("--proc-unmasked", volumes=(user.home,)))
+    assert quiet.stderr == ""
+
+
+def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -> None:
+    """As NVIDIA's toolkit gives pods that of nvidia-persistenced: no user namespace can mount it otherwise."""
+    place = user.home / "nvidia-persistenced"
+    place.mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "socket"))
+        prefix = pod(f"--read-only-volume={place}", volumes=(user.home,))
+        target = f"{place}/socket:/run/nvidia-persistenced/socket:x-create=file,bind,rw,nosuid,noexec,nodev,private"
+        script = "test -S /run/nvidia-persistenced/socket && echo there"
+        assert user.start("--mount", target, "box", "sh", "-c", script, prefix=prefix) == "there\n"
+
+
+def test_what_is_refused_where_fuse_overlayfs_makes_overlays(user: User, rootfs: pathlib.Path) -> None:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
+    done, out = works(user, pod(volumes=(user.home,)), "start", "box", "true")
+    assert not done
+    assert "cannot open /dev/fuse: No such file or directory" in out
+    assert "or, without: ENROOT_NATIVE_OVERLAYFS=yes" in out
+
+
+def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) -> None:
+    """The store is on a volume, and containers are not."""
+    user.environ["ENROOT_CACHE_PATH"] = str(user.home / "volume/cache")
+    (user.home / "volume").mkdir()
+    user.own(user.home)
+    prefix = pod(volumes=(user.home / "volume",))
+    script = f"penroot create --name box oci:{layout} && penroot start --rw box touch /new"
+    done = user.run("sh", "-c", script, prefix=prefix, status=1)
+    assert f"{user.data}/box/upper is on an overlay, as the root file system of a pod is" in done.stderr
+    assert "a volume of the pod, as an emptyDir, for ENROOT_DATA_PATH" in done.stderr
+    user.environ["ENROOT_DATA_PATH"] = str(user.home / "volume/data")
+    user.run("sh", "-c", script, prefix=prefix)
+
+
+def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
+    """Kubernetes makes it with mode 0777, in which every user of the pod could swap what others keep there."""
+    require(os.geteuid() == 0, "only root can make a pod")
+    os.chown(user.home, 0, 0)
+    user.home.chmod(0o777)
+    prefix = pod(volumes=(user.home,))
+    why = f"lies in {user.home}, where others can swap it (mode 777, not sticky)"
+    assert why in user.penroot("start", "box", "true", prefix=prefix, status=1).stderr
+    told = user.penroot("doctor", prefix=prefix, status=1).stdout
+    assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in told
+    assert f"bad  images are stored in {user.home}/cache, which {why}\n     fix: chmod 1777" in told
+    user.home.chmod(0o1777)
+    user.start("box", "true", prefix=prefix)
+    user.penroot("doctor", prefix=prefix)
+
+
+def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
+    """enroot.conf with the volume of values.yaml as Kubernetes makes it, after its initContainer."""
+    values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
+    for specification, container in (
+        (values["nodesets"]["slinky"], "slurmd"),
+        (values["loginsets"]["slinky"], "login"),
+    ):
+        [init] = specification["podSpec"]["initContainers"]
+        mount = specification[container]["volumeMounts"][0]
+        assert init["volumeMounts"] == [mount]
+        assert {"name": mount["name"], "emptyDir": {}} in specification["podSpec"]["volumes"]
+        assert init["image"] == ":".join(specification[container]["image"].values())
+    volume = user.home / "volume"
+    volume.mkdir(mode=0o777)
+    subprocess.run([*init["command"][:-1], str(volume)], check=True)
+    assert init["command"][-1] == mount["mountPath"]
+    (user.home / "etc").mkdir()
+    conf = (EXAMPLES / "enroot.conf").read_text()
+    assert conf.count(mount["mountPath"]) == 4
+    (user.home / "etc/enroot.conf").write_text(conf.replace(mount["mountPath"], str(volume)))
+    for name in ("RUNTIME", "CACHE", "DATA"):
+        del user.environ[f"ENROOT_{name}_PATH"]
+    prefix = pod(volumes=(volume,))
+    script = f"penroot create --name box oci:{layout} && penroot start --rw box ls /data && penroot doctor"
+    done = user.run("sh", "-c", script, prefix=prefix)
+    assert done.stdout.splitlines()[0] == "kept"
+    assert sorted(path.name.partition("-")[0] for path in volume.iterdir()) == ["cache", "data", "run"]
+
+
+def test_plugstack_of_the_examples(tmp_path: pathlib.Path) -> None:
+    values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
+    (tmp_path / "plugstack.conf").write_text(values["configFiles"]["plugstack.conf"])
+    [line] = plugstack.stack(str(tmp_path / "plugstack.conf"))
+    assert (line.path, line.arguments) == ("/usr/lib/penroot/spank_pyxis.so", ())

@@ -1,0 +1,89 @@
+"""slurmd in a pod, as tests/pod.py makes one: docs/pods.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import pod
+from tests.slurm.lab import Lab
+from tests.slurm.lab.cluster import DAEMONS
+from tests.slurm.steps import IMAGE, refused, sh, srun
+
+PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+CHECK = f"{PREFIX}/bin/pyxis-py check || true"
+VOLUMES = ("/etc", "/home", "/run", "/tmp", "/var/tmp", "/var/spool", "/var/log", PREFIX)
+
+
+@contextmanager
+def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iterator[None]:
+    """Let the slurmd of n1 run in a pod with the node's files and network, and other words in slurm.conf."""
+    gpus = [f"--device=tty{number}" for number in range(4)]  # as gres.conf of the lab has them
+    words = (*options, *gpus, "--host-network", *(f"--volume={place}" for place in VOLUMES), "--", "slurmd", "-D")
+    program = Path(lab.root, "home/pod.py")  # nodes have a /tmp of their own, where this checkout may be
+    program.write_text(Path(pod.__file__).read_text())
+    script = f'PYTHONPATH={PREFIX}/lib/penroot /usr/bin/python3 /home/pod.py "$@" &'
+    before = Path(lab.root, "etc/slurm/slurm.conf").read_text()
+    text = before
+    for old, new in conf.items():
+        assert old in text
+        text = text.replace(old, new)
+    lab.stop_daemon("n1", "slurmd")
+    lab.configure("slurm.conf", text)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(DAEMONS, "slurmd", ["sh", "-c", script, "sh", *words])
+            lab.restart_daemon("n1", "slurmd")
+        if conf:
+            lab.restart_daemon("ctl", "slurmctld")
+        yield
+    finally:
+        program.unlink()
+        lab.configure("slurm.conf", before)
+        lab.restart_daemon("n1", "slurmd")
+        if conf:
+            lab.restart_daemon("ctl", "slurmctld")
+
+
+def test_steps_of_a_privileged_pod(lab: Lab) -> None:
+    with slurmd_in_pod(lab, "--privileged", "--device", "fuse"):
+        assert srun(lab, "cat", "/proc/1/comm") == "slurmd\n"
+        assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
+
+
+# With neither CAP_SYS_ADMIN, CAP_SYS_NICE nor control groups to write to.
+ORDINARY = {"proctrack/cgroup": "proctrack/linuxproc", "task/affinity,task/cgroup": "task/none"}
+
+
+def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
+    """Its root has no CAP_SYS_ADMIN, its control groups are read-only, and it has no /dev/fuse."""
+    with slurmd_in_pod(lab, conf=ORDINARY):
+        assert srun(lab, "grep", "CapBnd", "/proc/self/status").split()[1] == "00000000a80425fb"
+        assert srun(lab, IMAGE, *sh("echo $IMAGE_NAME")) == "minimal\n"
+        assert srun(lab, IMAGE, "-n2", "--container-writable", *sh("echo x > /x; cat /x")) == "x\nx\n"
+        assert srun(lab, IMAGE, "--container-remap-root", "id", "-u") == "0\n"
+        assert srun(lab, IMAGE, "--container-unshare=net", "ls", "/sys/class/net")
+        told = srun(lab, "sh", "-c", CHECK)
+        assert "bad " not in told
+        assert "warn ProctrackType=proctrack/linuxproc loses the helper of a step" in told
+        assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--seccomp", "cannot create a user namespace: Operation not permitted"),
+        ("--apparmor", "in a user namespace: Permission denied"),
+    ],
+)
+def test_what_a_pod_forbids_is_told_by_step_and_check(lab: Lab, option: str, said: str) -> None:
+    with slurmd_in_pod(lab, option, conf=ORDINARY):
+        told = srun(lab, "sh", "-c", CHECK)
+        [line] = [line for line in told.splitlines() if "an ordinary user cannot start a container" in line]
+        assert line.startswith("bad ")
+        assert line.endswith(said)
+        assert said in refused(lab, IMAGE, "true")
