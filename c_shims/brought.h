@@ -1,0 +1,11 @@
+/* Where a container has Slurm of its node, if it has it: enroot_py/runtime/slurm.py. */
+#ifndef PENROOT_BROUGHT_H
+#define PENROOT_BROUGHT_H
+
+#define SLURM_HERE "/run/penroot/slurm"
+
+/* Before the names of variables that the launcher keeps from the loader, or from Slurm, for what runs after it: the
+ * plugin gives them their names back. */
+#define SLURM_KEPT "PENROOT_KEPT_"
+
+#endif

@@ -1,0 +1,3 @@
+"""penroot as packages: README.md beside this shows how they are made and of what."""
+
+from __future__ import annotations

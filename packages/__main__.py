@@ -1,0 +1,83 @@
+"""Makes packages, and with --release all that a release has: make packages, make release."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from packages import deb, place, rpm, sbom, tarball, tree, vendored
+from packages.place import PROJECT, PackageError
+
+
+def wheel(root: Path, work: Path, to: Path) -> list[Path]:
+    """For pip install penroot, which gives the command line to one user, without the helpers of bundles."""
+    return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
+
+
+def sdist(root: Path, work: Path, to: Path) -> list[Path]:
+    directory = tree.sdist(work / "source", work)
+    return [tarball.pack(directory, to / f"{directory.name}.tar.gz")]
+
+
+def bill(root: Path, work: Path, to: Path) -> list[Path]:
+    output = to / f"penroot-{place.version()}.cdx.json"
+    output.write_text(sbom.text())
+    return [output]
+
+
+KINDS = {"deb": deb.build, "rpm": rpm.build, "tarball": tarball.build}
+RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill}
+
+
+def check_release() -> None:
+    """Raise PackageError for what nobody could make again."""
+    if place.commit().endswith("+"):
+        raise PackageError("the working tree has changes: commit them first, or `make packages`, which is no release")
+    changes = (PROJECT / "CHANGELOG.md").read_text()
+    if not re.search(rf"^## {re.escape(place.version())} ", changes, re.MULTILINE):
+        raise PackageError(f"CHANGELOG.md has no part `## {place.version()} (DATE)`")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m packages", description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(RELEASE))
+    parser.add_argument("--output", type=Path, default=PROJECT / "dist/packages", metavar="DIRECTORY")
+    parser.add_argument("--release", action="store_true", help="all kinds, of a commit, with checksums")
+    given = parser.parse_args()
+    if given.release:
+        check_release()
+    work = tree.place_of(place.version())
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{work}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        make(given, work)
+
+
+def make(given: argparse.Namespace, work: Path) -> None:
+    """Make what was asked for, and say how large it is."""
+    given.output.mkdir(parents=True, exist_ok=True)
+    for old in (*given.output.glob("penroot[-_]*"), *given.output.glob("SHA256SUMS")):
+        old.unlink()
+    root = tree.build(work)
+    made = [
+        path
+        for kind in given.kinds or (RELEASE if given.release else KINDS)
+        for path in RELEASE[kind](root, work, given.output)
+    ]
+    sums = [f"{vendored.sha256(path)}  {path.name}\n" for path in sorted(made)]
+    (given.output / "SHA256SUMS").write_text("".join(sums))
+    for path in made:
+        print(f"{path.stat().st_size / 1e6:7.2f} MB  {path}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PackageError as e:
+        sys.exit(f"packages: {e}")

@@ -1,0 +1,89 @@
+"""The packages, of which deb.py and rpm.py write what dpkg-deb(1) and rpmbuild(8) read: one table for both."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+from packages.vendored import PYTHONS
+
+MAINTAINER = "penroot maintainers <maintainers@penroot.invalid>"
+LICENCE = "Apache-2.0"
+
+LIBRARY = "usr/lib/penroot"
+SETUP = "/usr/libexec/penroot/packaged"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One package. ``files`` are patterns of fnmatch(3) without a leading slash: the first package has a file.
+
+    ``on`` are calls of scripts/packaged: when it is installed, upgraded or triggered, and before it is removed.
+    ``watches`` are files of other packages: who installs, replaces or removes one of them is a reason to call again.
+    """
+
+    name: str
+    summary: str
+    text: str
+    files: tuple[str, ...]
+    deb: dict[str, str]
+    rpm: dict[str, str]
+    native: bool = True
+    on: str = ""
+    watches: tuple[str, ...] = ()
+
+    def owns(self, path: str) -> bool:
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.files)
+
+
+PLUGIN = Package(
+    name="penroot-slurm-plugin",
+    summary="container options for srun, sbatch and salloc",
+    text="""\
+The SPANK plugin of penroot, compiled for each release of Slurm; that of the
+Slurm on the machine is taken, again whenever Slurm is upgraded. It gives srun,
+sbatch and salloc the options that NVIDIA pyxis has, --container-image and
+others. Slurm loads it once `pyxis-py install` has written its line.""",
+    files=(f"{LIBRARY}/plugins/*", "usr/share/man/man7/penroot-srun.7*"),
+    deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)", "Enhances": "slurmd, slurm-client"},
+    rpm={"Requires": "penroot = {version}"},
+    on="plugin",
+    watches=("/usr/bin/srun", "/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm"),  # Debian has a link to the last
+)
+NAMES = Package(
+    name="penroot-enroot-names",
+    summary="penroot under the names of enroot's programs",
+    text="""\
+Links by which scripts that call enroot, enroot-mount and others find penroot,
+which has their commands and options.""",
+    files=("usr/bin/enroot*", "usr/share/man/man1/enroot.1*", "usr/share/bash-completion/completions/enroot"),
+    deb={"Depends": "penroot (>= {version})", "Conflicts": "enroot, enroot+caps, enroot-hardened"},
+    rpm={"Requires": "penroot >= {version}", "Conflicts": "enroot, enroot+caps, enroot-hardened"},
+    native=False,
+)
+MAIN = Package(
+    name="penroot",
+    summary="unprivileged containers for Slurm clusters, from Docker images",
+    text="""\
+Imports images from registries and runs them as containers of ordinary users,
+without a daemon and without root: the commands of NVIDIA enroot, rebuilt as a
+Python core over small C shims. What it needs of Python beside the standard
+library is in the package, for Python 3.10 to 3.14.""",
+    files=("*",),
+    deb={
+        "Depends": f"python3 (>= {PYTHONS[0]}), python3 (<< 3.15), libc6 (>= 2.34)",
+        "Recommends": "ca-certificates, fuse3, squashfs-tools, squashfuse",
+        "Suggests": "fuse-overlayfs, penroot-slurm-plugin",
+    },
+    rpm={
+        "Requires": "libc.so.6(GLIBC_2.34)(64bit), (" + " or ".join(f"python(abi) = {each}" for each in PYTHONS) + ")",
+        "Recommends": "squashfs-tools, squashfuse, fuse3",
+    },
+    on="library",
+    watches=("/usr/bin/python3", "/etc/apparmor.d/abi/4.0"),
+)
+PACKAGES = (PLUGIN, NAMES, MAIN)  # in the order in which they are asked for a file
+
+
+def owner(path: str) -> Package:
+    return next(package for package in PACKAGES if package.owns(path))

@@ -1,0 +1,110 @@
+"""Packages for Red Hat's, SUSE's and other distributions, by rpmbuild(8): one spec file, written from the table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from packages import place, tree
+from packages.description import LICENCE, MAINTAINER, PACKAGES, SETUP, Package
+from packages.place import ARCHITECTURE, run
+
+# Directories that other packages have, or filesystem.rpm.
+SHARED = {"usr", "usr/bin", "usr/lib", "usr/libexec", "usr/lib/tmpfiles.d", "usr/share", "usr/share/doc"}
+SHARED |= {f"usr/share/man{kind}" for kind in ("", "/man1", "/man5", "/man7")}
+SHARED |= {f"usr/share/bash-completion{kind}" for kind in ("", "/completions")}
+# What rpmbuild would do to the files, and what makes two builds differ.
+MACROS = {
+    "_buildhost": "localhost",
+    "_binary_payload": "w9.xzdio",
+    "_build_id_links": "none",
+    "__os_install_post": "%{nil}",
+    "debug_package": "%{nil}",
+    "clamp_mtime_to_source_date_epoch": "1",
+    "use_source_date_epoch_as_buildtime": "1",
+    "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+}
+
+
+def build(root: Path, work: Path, to: Path) -> list[Path]:
+    """One file for each package, of the tree ``root``."""
+    top = work / "rpm"
+    whole = top / "files"
+    parts = {package.name: tree.part(package, root, top / package.name, "rpm") for package in PACKAGES}
+    for part in parts.values():
+        shutil.copytree(part, whole, dirs_exist_ok=True, symlinks=True)
+    tree.touch(whole)
+    sections = [section(package, parts[package.name]) for package in sorted(PACKAGES, key=lambda each: each.name)]
+    spec = top / "penroot.spec"
+    spec.write_text(preamble(whole) + "\n".join(sections) + changes())
+    macros = [word for name, value in MACROS.items() for word in ("--define", f"{name} {value}")]
+    macros += ["--define", f"_topdir {top}/build", "--define", f"_rpmdir {top}/made"]
+    environ = {"SOURCE_DATE_EPOCH": str(place.epoch()), "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(top)}
+    run("rpmbuild", "-bb", "--quiet", "--target", ARCHITECTURE, *macros, spec, **environ)
+    made = sorted((top / "made").glob("*.rpm"))
+    return [Path(shutil.move(path, to / path.name)) for path in made]
+
+
+def preamble(whole: Path) -> str:
+    return f"""\
+Name: penroot-packages
+Version: {place.packaged_version()}
+Release: 1
+Summary: the source of penroot's packages
+License: {LICENCE}
+AutoReqProv: no
+
+%description
+Of this nothing is built.
+
+%install
+cp -a {whole}/. %{{buildroot}}/
+
+"""
+
+
+def section(package: Package, files: Path) -> str:
+    """What a spec file says of one package."""
+    name = package.name
+    relations = "".join(
+        f"{field}: {value.format(version=place.packaged_version())}\n" for field, value in package.rpm.items()
+    )
+    arch = "" if package.native else "BuildArch: noarch\n"
+    text = f"""\
+%package -n {name}
+Summary: {package.summary[0].upper()}{package.summary[1:]}
+Group: System/Management
+Packager: {MAINTAINER}
+AutoReqProv: no
+{arch}{relations}
+%description -n {name}
+{package.text}
+
+%files -n {name}
+%defattr(-,root,root,-)
+{listed(files)}
+"""
+    if package.on:
+        text += f"%post -n {name}\n{SETUP} {package.on}\n\n"
+        text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {package.on}; fi\n\n'
+        text += f"%transfiletriggerin -n {name} -- {' '.join(package.watches)}\n{SETUP} {package.on}\n\n"
+    return text
+
+
+def listed(files: Path) -> str:
+    """The paths of a package, those that rpm knows a kind of with it."""
+    lines = []
+    for directory, names, _ in os.walk(files):
+        inside = [os.path.relpath(os.path.join(directory, name), files) for name in names]
+        lines += [f"%dir /{path}" for path in inside if path not in SHARED]
+    for path in tree.files(files):
+        kind = "%license " if path.endswith("/copyright") else "%doc " if path.startswith("usr/share/doc/") else ""
+        lines.append(f"{kind}/{path}")
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def changes() -> str:
+    date = time.strftime("%a %b %d %Y", time.gmtime(place.epoch()))
+    return f"%changelog\n* {date} {MAINTAINER} - {place.packaged_version()}-1\n- Commit {place.commit()}\n"

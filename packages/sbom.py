@@ -1,0 +1,133 @@
+"""What is in the packages and whose it is: an SBOM as CycloneDX has it, and the licences for share/doc."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import Any
+
+from packages import place, vendored
+from packages.description import LICENCE
+from packages.vendored import Wheel
+
+# Linked into the static helpers: by what name Debian knows each, and under which licence it comes.
+STATIC = {
+    "musl-dev": ("musl", "MIT"),
+    "zlib1g-dev": ("zlib", "Zlib"),
+    "libzstd-dev": ("zstd", "BSD-3-Clause"),
+    "liblz4-dev": ("lz4", "BSD-2-Clause"),
+}
+# Where a wheel says in words what SPDX has an identifier for.
+IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
+
+
+def licence(wheel: Wheel) -> str:
+    metadata = wheel.metadata()
+    said = metadata.get("License-Expression") or metadata.get("License") or ""
+    return IDENTIFIERS.get(said, said)
+
+
+def component(name: str, files: list[Wheel]) -> dict[str, Any]:
+    """One distribution, with a hash for each of its wheels."""
+    first = files[0]
+    purl = f"pkg:pypi/{name}@{first.version}"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": first.version,
+        "purl": purl,
+        "licenses": [{"expression": licence(first)}],
+        "components": [
+            {
+                "type": "file",
+                "bom-ref": f"{purl}#{wheel.path.name}",
+                "name": wheel.path.name,
+                "hashes": [{"alg": "SHA-256", "content": wheel.sha256}],
+            }
+            for wheel in files
+        ],
+    }
+
+
+def static(package: str, name: str, expression: str) -> dict[str, Any]:
+    """A library of this machine's that is in the helpers."""
+    version = place.run("dpkg-query", "--show", "--showformat=${Version}", package)
+    purl = f"pkg:deb/debian/{package}@{version}?arch=amd64"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "licenses": [{"expression": expression}],
+    }
+
+
+def by_name() -> dict[str, list[Wheel]]:
+    found: dict[str, list[Wheel]] = {}
+    for wheel in vendored.wheels():
+        found.setdefault(wheel.name, []).append(wheel)
+    return found
+
+
+def document() -> dict[str, Any]:
+    version = place.version()
+    ours = f"pkg:pypi/penroot@{version}"
+    parts = [component(name, files) for name, files in by_name().items()]
+    parts += [static(package, *row) for package, row in STATIC.items()]
+    seconds = place.epoch()
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{ours}#{place.commit()}')}",
+        "version": 1,
+        "metadata": {
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)),
+            "component": {
+                "type": "application",
+                "bom-ref": ours,
+                "name": "penroot",
+                "version": version,
+                "purl": ours,
+                "licenses": [{"expression": LICENCE}],
+                "properties": [{"name": "penroot:commit", "value": place.commit()}],
+            },
+        },
+        "components": parts,
+        "dependencies": [{"ref": ours, "dependsOn": [part["bom-ref"] for part in parts]}]
+        + [{"ref": part["bom-ref"]} for part in parts],
+    }
+
+
+def text() -> str:
+    return json.dumps(document(), indent=2, sort_keys=True) + "\n"
+
+
+def copyright() -> str:
+    """Machine-readable as Debian has it, DEP 5, with the texts that came in the wheels."""
+    stanzas = [
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
+        f"Upstream-Name: penroot\nSource: penroot-{place.version()}.tar.gz, of the same release",
+        f"Files: *\nCopyright: the penroot authors\nLicense: {LICENCE}",
+    ]
+    texts: dict[str, str] = {}
+    for name, files in by_name().items():
+        known = licence(files[0]).replace(" ", "-")
+        label = f"{known}-of-{name}"
+        kept = " ".join(f"usr/lib/penroot/{pattern}" for pattern in vendored.KEPT[name])
+        stanzas.append(f"Files: {kept}\nCopyright: as its licence says\nLicense: {label}")
+        texts[label] = "\n\n".join(words for _, words in files[0].licences())
+    for name, expression in STATIC.values():
+        label = f"{expression}-of-{name}"
+        stanzas.append(f"Files: usr/libexec/penroot/*\nCopyright: the authors of {name}\nLicense: {label}")
+        texts[label] = f"{name} is linked into the static programs, under the licence that SPDX calls {expression}."
+    texts[LICENCE] = "On Debian, the text is in /usr/share/common-licenses/Apache-2.0.\n\n" + (
+        "It is also at https://www.apache.org/licenses/LICENSE-2.0."
+    )
+    for label, words in texts.items():
+        lines = [f" {line.rstrip()}" if line.strip() else " ." for line in words.strip().splitlines()]
+        stanzas.append(f"License: {label}\n" + "\n".join(lines))
+    return "\n\n".join(stanzas) + "\n"

@@ -1,0 +1,62 @@
+"""penroot-VERSION-x86_64.tar.xz: the tree once more, to be unpacked anywhere, also where several machines see it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+from packages import place, tree
+from packages.description import NAMES
+from packages.place import ARCHITECTURE, run
+
+
+def build(root: Path, work: Path, to: Path) -> list[Path]:
+    """Of the tree, less what is about packages, and the names of enroot, which may be another one's in PATH."""
+    name = f"penroot-{place.version()}-{ARCHITECTURE}"
+    top = work / "tarball" / name
+    shutil.copytree(root / "usr", top, symlinks=True)
+    shutil.rmtree(top / "lib/tmpfiles.d")
+    (top / "libexec/penroot/packaged").unlink()
+    for path in tree.files(top):
+        if NAMES.owns(f"usr/{path}"):
+            (top / path).unlink()
+    for program in (*top.glob("bin/*"), *top.glob("libexec/penroot/*")):
+        if not program.is_symlink():
+            relocate(program, top)
+    profile = top / "share/penroot/apparmor/penroot"
+    profile.write_bytes((work / "source/configs/apparmor/penroot").read_bytes())
+    tree.tell(top, "tarball")
+    tree.touch(top)
+    return [pack(top, to / f"{name}.tar.xz")]
+
+
+def relocate(program: Path, top: Path) -> None:
+    """Have a launcher look for the modules from where it is itself."""
+    data = program.read_bytes()
+    up = "/.." * len(program.relative_to(top).parts)
+    new = rf'library = __import__("os").path.realpath(__file__ + "{up}/lib/penroot")'.encode()
+    changed = re.sub(rb'^library = "/usr/lib/penroot"$', new, data, flags=re.MULTILINE)
+    if changed != data:
+        program.write_bytes(changed)
+
+
+def pack(top: Path, output: Path) -> Path:
+    """A tar file of root's, in order, of one time, compressed as its name says."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        member.mtime = place.epoch()
+        return member
+
+    paths = sorted([top, *(Path(directory, name) for directory, *names in os.walk(top) for name in sum(names, []))])
+    plainly = output.with_suffix("")
+    with tarfile.open(plainly, "w", format=tarfile.PAX_FORMAT) as archive:
+        for path in paths:
+            archive.add(path, arcname=str(path.relative_to(top.parent)), recursive=False, filter=plain)
+    program = {".xz": ("xz", "-9", "--threads=1"), ".gz": ("gzip", "--best", "--no-name")}[output.suffix]
+    run(*program, "--force", plainly)
+    return output

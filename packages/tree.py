@@ -1,0 +1,236 @@
+"""The tree that all packages are cut from: what `make install PREFIX=/usr` would put there, and what others made.
+
+It is made of a copy of what git knows, in one place, with the time of the commit, so that two trees of one commit are
+equal bytes: tests/packages/test_reproducible.py compares two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+
+from packages import place, vendored
+from packages.description import Package, owner
+from packages.place import CACHE, PROJECT, PackageError, run
+
+# Each loads a plugin of its own alone. The headers of one do for all: plugins().
+SLURMS = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
+HEADERS = Path("/usr/include/slurm")
+# Of glibc: no module of ours asks for a later one, nor does a wheel, see vendored.PLATFORMS.
+WHEELS_FOR = "manylinux_2_34_x86_64"
+CONSTRAINTS = PROJECT / "packages/constraints.txt"
+# The program that Debian has; another one in PATH may be of any version.
+PYTHON = "/usr/bin/python3"
+FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
+DOC = "usr/share/doc/penroot"
+
+
+def checkout(to: Path) -> None:
+    """What git knows of the working tree, each file with the time of the commit."""
+    listed = run("git", "-C", PROJECT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listed.split("\0")):
+        if not (PROJECT / name).is_file():
+            continue
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, to / name, follow_symlinks=False)
+        os.chmod(to / name, 0o755 if os.access(to / name, os.X_OK) else 0o644)
+    touch(to)
+
+
+def touch(top: Path) -> None:
+    """Give all of a tree the one time, and modes that do not depend on who made it."""
+    for directory, names, files in os.walk(top):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            if not path.is_symlink():
+                executable = path.is_dir() or path.stat().st_mode & 0o100
+                path.chmod(0o755 if executable else 0o644)
+            os.utime(path, (place.epoch(), place.epoch()), follow_symlinks=False)
+    top.chmod(0o755)
+    os.utime(top, (place.epoch(), place.epoch()))
+
+
+def environment(source: Path) -> dict[str, str]:
+    """What the programs that build are told, so that they write the same each time."""
+    return {
+        "SOURCE_DATE_EPOCH": str(place.epoch()),
+        "PENROOT_COMMIT": place.commit(),
+        "CFLAGS": FLAGS.format(source=source),
+        "LDFLAGS": "-Wl,--build-id=none",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PENROOT_BUILD": "wheel",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+    }
+
+
+def builder() -> Path:
+    """A Python with what constraints.txt pins, which is all that builds the wheel."""
+    text = CONSTRAINTS.read_bytes()
+    place = CACHE / f"builder-{hashlib.sha256(text).hexdigest()[:8]}"
+    if not place.exists():
+        new = place.with_name(f"{place.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        run(PYTHON, "-m", "venv", new)
+        run(new / "bin/python", "-m", "pip", "install", "--quiet", "--requirement", CONSTRAINTS)
+        new.rename(place)
+    return place / "bin/python"
+
+
+def wheel(source: Path, to: Path) -> Path:
+    """Our own wheel: of any CPython from 3.10 on, since its module keeps to the stable interface."""
+    words = ("setup.py", "--quiet", "bdist_wheel", f"--plat-name={WHEELS_FOR}", f"--dist-dir={to}")
+    run(builder(), *words, cwd=source, **environment(source))
+    (made,) = to.glob("penroot-*.whl")
+    return made
+
+
+def sdist(source: Path, work: Path) -> Path:
+    """The directory of a source distribution, which setup.py fills and whoever packs it gives a time."""
+    words = ("setup.py", "--quiet", "sdist", "--formats=tar", f"--dist-dir={work}")
+    run(builder(), *words, cwd=source, **environment(source))
+    (made,) = work.glob("penroot-*.tar")
+    run("tar", "--extract", "--file", made, "--directory", work)
+    directory = made.with_suffix("")
+    touch(directory)
+    return directory
+
+
+def library(to: Path, ours: Path) -> None:
+    """The directory of modules: ours from the wheel, and all that vendored.txt pins."""
+    with zipfile.ZipFile(ours) as archive:
+        for name in archive.namelist():
+            if ".dist-info/" not in name:
+                put(to / name, archive.read(name))
+    for each in vendored.wheels():
+        for name, data, compiled in each.kept():
+            put(to / name, data, strip=compiled)
+    for path in sorted(to.rglob("*.so")):
+        if path.parent.name == "base":
+            run("strip", "--strip-unneeded", path)
+
+
+def put(path: Path, data: bytes, *, strip: bool = False) -> None:
+    """Write a file, which others may bring too, if it is the same. Raises PackageError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    if strip:
+        run("strip", "--strip-unneeded", new)
+    if path.exists() and path.read_bytes() != new.read_bytes():
+        raise PackageError(f"{path}: two wheels have it, and with different bytes")
+    new.rename(path)
+
+
+def plugins(to: Path, source: Path, work: Path) -> None:
+    """spank_pyxis.so for each of SLURMS, with the headers of this machine's Slurm under the number of that release.
+
+    They differ in nothing that the plugin uses: enumerators are added at the end, and no function that we call has
+    changed; tests/packages/test_reproducible.py compares those of each Debian.
+    """
+    code = "import sys; from pyxis_py.cli import compile_plugin as c; c(*sys.argv[1:3], *sys.argv[3].split())"
+    for release in SLURMS:
+        include = work / f"include-{release}"
+        headers(include, release)
+        output = to / "plugins" / release / "spank_pyxis.so"
+        output.parent.mkdir(parents=True)
+        flags = FLAGS.format(source=source)
+        run(PYTHON, "-c", code, output, include, flags, cwd=work, PYTHONPATH=str(to), CC="gcc", LC_ALL="C.UTF-8")
+        run("strip", "--strip-unneeded", output)
+
+
+def headers(to: Path, release: str) -> None:
+    """This machine's slurm/, as that of the first version of another release."""
+    if not (HEADERS / "spank.h").exists():
+        raise PackageError(f"{HEADERS}/spank.h does not exist: apt-get install libslurm-dev")
+    shutil.copytree(HEADERS, to / "slurm")
+    year, month = map(int, release.split("."))
+    path = to / "slurm/slurm_version.h"
+    text = re.sub(r"(#define SLURM_VERSION_NUMBER) .*", rf"\1 {year << 16 | month << 8:#x}", path.read_text())
+    path.write_text(text)
+
+
+def around(source: Path, to: Path, *options: str) -> None:
+    """Programs, manual pages, completion and profile, also those under enroot's names, around the modules."""
+    words = ("make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", *options)
+    environ = environment(source)
+    del environ["CFLAGS"], environ["LDFLAGS"]
+    run(*words, "around", "enroot-names", cwd=source, **environ)
+
+
+def documents(source: Path, to: Path) -> None:
+    """Licences, changes, what packages add."""
+    from packages import sbom
+
+    put(to / DOC / "copyright", sbom.copyright().encode())
+    put(to / DOC / "sbom.cdx.json", sbom.text().encode())
+    for name in ("README.md", "CHANGELOG.md"):
+        put(to / DOC / name, (source / name).read_bytes())
+    shutil.copytree(source / "docs", to / DOC / "docs")
+
+
+def build(work: Path) -> Path:
+    """The tree, in ``work``, which is empty; beside it are its source and the wheel. Raises PackageError."""
+    source, tree = work / "source", work / "tree"
+    checkout(source)
+    library(tree / "usr/lib/penroot", wheel(source, work))
+    plugins(tree / "usr/lib/penroot", source, work)
+    around(source, tree)
+    documents(source, tree)
+    put(tree / "usr/lib/tmpfiles.d/penroot.conf", (source / "packages/files/tmpfiles.conf").read_bytes())
+    setup = tree / "usr/libexec/penroot/packaged"
+    put(setup, (source / "packages/scripts/packaged").read_bytes())
+    setup.chmod(0o755)
+    for directory in list(tree.rglob("__pycache__")):
+        shutil.rmtree(directory)
+    for page in (tree / "usr/share/man").rglob("*.[0-9]"):
+        compress(page)
+    touch(tree)
+    return tree
+
+
+def compress(page: Path) -> None:
+    """gzip without a name and a time, as both formats have manual pages; of a link, the link."""
+    if page.is_symlink():
+        page.with_name(page.name + ".gz").symlink_to(os.readlink(page) + ".gz")
+        page.unlink()
+    else:
+        subprocess.run(["gzip", "--best", "--no-name", str(page)], check=True)
+
+
+def part(package: Package, tree: Path, to: Path, kind: str) -> Path:
+    """Copy what a package has of the tree, to be packed as ``kind``."""
+    to.mkdir(parents=True)
+    for name in files(tree):
+        if owner(name) is package:
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, to / name, follow_symlinks=False)
+    tell(to, kind)
+    return to
+
+
+def tell(tree: Path, kind: str) -> None:
+    """Write what `penroot --version` reads, where a tree has the modules."""
+    told = next(tree.glob("**/enroot_py/BUILD"), None)
+    if told:
+        date = time.strftime("%Y-%m-%d", time.gmtime(place.epoch()))
+        told.write_text(f"{place.commit()} {date} {kind}\n")
+
+
+def files(tree: Path) -> list[str]:
+    """Each file and link of a tree, sorted, without a leading slash."""
+    found = [Path(directory, name) for directory, _, names in os.walk(tree) for name in names]
+    found += [path for path in tree.rglob("*") if path.is_symlink() and path.is_dir()]
+    return sorted({str(path.relative_to(tree)) for path in found})
+
+
+def place_of(version: str) -> Path:
+    """Where the work of a version is done: always the same, since some programs write down where they ran."""
+    return CACHE / "work" / hashlib.sha256(f"{PROJECT} {version}".encode()).hexdigest()[:8]

@@ -1,0 +1,137 @@
+"""Packages as a release has them, and Debians to install them in, without a compiler and without pip."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from packages import place
+from tests.matrix import roots
+from tests.slurm.lab import images
+
+PROJECT = Path(__file__).parents[2]
+# Slurm, and what the lab has beside it.
+SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "docker-registry", "openssl")
+# Slurm's PMIx, which has its name since trixie end in t64, and which bookworm's Slurm opens by that of the other.
+TOOLS = ("'libpmix2*'", "libpmix-dev", "procps", "util-linux-extra", "busybox-static", "git")
+# The releases of Debian, and that of the Slurm of each.
+PLUGINS = {"bookworm": "22.05", "trixie": "24.11"}
+# What penroot runs where image files are used.
+NEEDS = "fuse3 squashfs-tools squashfuse"
+# What apt, dpkg and the tests keep for themselves.
+KEPT = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/tmp", "/root", "/srv", "/usr/src")
+CHECKOUT = "/usr/src/penroot"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A fresh Debian in a directory."""
+
+    release: str
+    path: Path
+
+    def run(self, script: str, *, check: bool = True, **environ: str) -> subprocess.CompletedProcess[str]:
+        """A command of sh(1) as root there, in namespaces of its own."""
+        root = roots.Root(self.release, self.path, environ={"DEBIAN_FRONTEND": "noninteractive", **environ})
+        command = root.command("sh", "-ec", script)
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, "OVER": ""}
+        )
+        assert not check or done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done
+
+    def files(self) -> dict[str, str]:
+        """Each file, link and directory, and what it is; without those that apt and dpkg keep for themselves."""
+        found = {}
+        for directory, names, files in os.walk(self.path):
+            for name in (*names, *files):
+                path = Path(directory, name)
+                inside = f"/{path.relative_to(self.path)}"
+                if not inside.startswith(KEPT):
+                    found[inside] = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else "file"
+        return found
+
+    def put(self, file: Path) -> str:
+        """Copy a file into it; its path there."""
+        (self.path / "srv").mkdir(exist_ok=True)
+        shutil.copy(file, self.path / "srv")
+        return f"/srv/{file.name}"
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All kinds of packages, made once for the tests, and what that printed: their sizes."""
+    if given := os.environ.get("PENROOT_PACKAGES_MADE"):
+        return Path(given)
+    to = tmp_path_factory.mktemp("packages")
+    done = subprocess.run(
+        [sys.executable, "-m", "packages", "--output", to], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    return to
+
+
+@contextlib.contextmanager
+def machine(release: str, name: str, *, slurm: bool) -> Iterator[Machine]:
+    """A copy of a Debian that is made once; with Slurm as its packages have it, and the lab to run it."""
+    base = base_of(release, slurm=slurm)
+    path = place.CACHE / f"machine-{name}-{os.getpid()}"
+    shutil.rmtree(path, ignore_errors=True)
+    subprocess.run(["cp", "-a", "--reflink=auto", base, path], check=True)
+    roots.settle(path)
+    try:
+        yield Machine(release, path)
+    finally:
+        shutil.rmtree(path)
+
+
+def base_of(release: str, *, slurm: bool) -> Path:
+    """A directory with a release, made by debootstrap(8), and by apt(8) where it is to have Slurm."""
+    log = place.CACHE / f"{release}.log"
+    fresh = place.CACHE / "roots" / release
+    fresh.parent.mkdir(parents=True, exist_ok=True)
+    if not fresh.exists():
+        roots.bootstrap(release, fresh, ("ca-certificates",), log)
+    if not slurm:
+        return fresh
+    path = fresh.with_name(f"{release}-slurm")
+    if not path.exists():
+        new = path.with_name(f"{path.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        subprocess.run(["cp", "-a", fresh, new], check=True)
+        roots.settle(new)
+        (new / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
+        (new / "usr/sbin/policy-rc.d").chmod(0o755)
+        install = f"apt-get -qq update; apt-get -qq install --yes --no-install-recommends {' '.join(SLURM + TOOLS)}"
+        Machine(release, new).run(install)
+        new.rename(path)
+    return path
+
+
+def bring_lab(machine: Machine) -> dict[str, str]:
+    """The lab, its images and what it needs of Python, where there is no index; the variables that say where."""
+    roots.copy_checkout(machine.path / CHECKOUT[1:])
+    cache = "/var/cache/penroot-lab"
+    subprocess.run(["cp", "-al", Path(images.build()), machine.path / "srv/images"], check=True)
+    (machine.path / cache[1:]).mkdir(parents=True)
+    (machine.path / "srv/images").rename(machine.path / cache[1:] / Path(images.storage()).name)
+    (site,) = (PROJECT / ".venv/lib").glob("python3*/site-packages/pyroute2")
+    shutil.copytree(site, machine.path / "srv/python/pyroute2")
+    lab = f"/srv/lab-{machine.path.name}"
+    return {"PYTHONPATH": "/srv/python", "PENROOT_LAB": lab, "PENROOT_LAB_CACHE": cache, "PENROOT_PREFIX": "/usr"}
+
+
+def demo(machine: Machine, environ: dict[str, str]) -> None:
+    """Run the job of make demo, and the rest of its tour, there."""
+    shown = machine.run(f"cd {CHECKOUT}; python3 -B examples/demo.py", **environ).stdout
+    assert "sum 6" in shown
+    assert "No mount, process, cgroup or file is left on the nodes." in shown

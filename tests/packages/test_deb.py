@@ -1,0 +1,89 @@
+"""Debian packages: installed by apt in fresh Debians without a compiler, used, and purged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packages.conftest import NEEDS, PLUGINS, Machine, bring_lab, demo, machine
+
+
+@pytest.fixture(params=PLUGINS)
+def debian(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with machine(request.param, f"deb-{request.param}", slurm=True) as made:
+        yield made
+
+
+def install(debian: Machine, packages: Path, *names: str) -> str:
+    files = " ".join(debian.put(path) for name in names for path in packages.glob(f"{name}_*.deb"))
+    done = debian.run(f"apt-get -qq install --yes --no-install-recommends {files} 2>&1")
+    return done.stdout
+
+
+def test_two_commands_and_a_job_of_mpi_runs_and_purge_leaves_nothing(debian: Machine, packages: Path) -> None:
+    assert debian.run("command -v cc gcc pip pip3", check=False).stdout == ""
+    environ = bring_lab(debian)
+    debian.run(f"apt-get -qq install --yes --no-install-recommends python3 {NEEDS}")
+    before = debian.files()
+    said = install(debian, packages, "penroot", "penroot-slurm-plugin")
+    assert f"[INFO] the plugin is that for Slurm {PLUGINS[debian.release]}\n" in said
+    debian.run("pyxis-py install")
+    demo(debian, environ)
+    debian.run("apt-get -qq purge --yes penroot penroot-slurm-plugin")
+    after = debian.files()
+    assert {path: after[path] for path in after.keys() - before.keys()} == {}
+    assert before.keys() - after.keys() == set()
+
+
+@pytest.mark.parametrize("debian", ["trixie"], indirect=True)
+def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
+    debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")
+    said = install(debian, packages, "penroot", "penroot-slurm-plugin", "penroot-enroot-names")
+    assert "[INFO] there is no Slurm on this machine; the plugin is chosen when there is\n" in said
+    assert debian.run("enroot version; penroot --version").stdout.splitlines()[1].endswith(", deb)")
+    said = debian.run("apt-get -qq install --yes --no-install-recommends slurmd 2>&1").stdout
+    assert "[INFO] the plugin is that for Slurm 24.11\n" in said
+    fake = "printf '#!/bin/sh\\necho slurm 27.02.1\\n' > /usr/local/bin/slurmd; chmod 755 /usr/local/bin/slurmd"
+    done = debian.run(f"{fake}; /usr/libexec/penroot/packaged plugin")
+    assert done.stderr.splitlines() == [
+        "[ERROR] Slurm 27.02.1 is another one than those that plugins came for: "
+        "22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11, 26.05",
+        "[HINT] with gcc and slurm/spank.h: pyxis-py build --output /usr/lib/penroot/spank_pyxis.so",
+    ]
+    # Debian has no enroot; the package conflicts with NVIDIA's.
+    shown = debian.run("dpkg-query --show --showformat='${Conflicts}' penroot-enroot-names").stdout
+    assert shown == "enroot, enroot+caps, enroot-hardened"
+
+
+@pytest.mark.parametrize("debian", ["trixie"], indirect=True)
+def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: Path) -> None:
+    install(debian, packages, "penroot")
+    profile = debian.path / "etc/apparmor.d/penroot"
+    assert not profile.exists()
+    debian.run("apt-get -qq install --yes --no-install-recommends apparmor")
+    assert "profile penroot /usr/bin/penroot flags=(unconfined) {" in profile.read_text()
+    debian.run("apparmor_parser --skip-kernel-load --skip-cache /etc/apparmor.d/penroot")
+    debian.run("apt-get -qq remove --yes penroot")
+    assert not profile.exists()
+
+
+@pytest.mark.parametrize("debian", ["trixie"], indirect=True)
+def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
+    """A trigger of python3's makes anew what is compiled; dpkg has it, whoever replaces that file."""
+    install(debian, packages, "penroot")
+    pack = next((debian.path / "usr/lib/penroot/enroot_py/__pycache__").glob("pack.*"))
+    pack.unlink()
+    debian.run("apt-get -qq install --yes --reinstall python3-minimal")
+    assert pack.exists()
+
+
+def test_lintian_has_nothing_to_say(packages: Path) -> None:
+    import subprocess
+
+    debs = sorted(packages.glob("*.deb"))
+    assert len(debs) == 3
+    command = ["lintian", "--allow-root", "--tag-display-limit", "0", "--fail-on", "warning,error", *debs]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout

@@ -1,0 +1,116 @@
+"""What a release has beside packages: a source distribution, a wheel, an SBOM and checksums, of one commit."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py import __version__
+from packages import vendored
+from tests.packages.conftest import PROJECT
+
+pytestmark = pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="a release is of a commit")
+
+
+@pytest.fixture(scope="module")
+def release() -> Iterator[Path]:
+    """Made of a clone, since the tree that is tested may have changes."""
+    with tempfile.TemporaryDirectory(prefix="penroot-release-", dir="/var/tmp") as place:
+        subprocess.run(["git", "clone", "--quiet", PROJECT, f"{place}/clone"], check=True)
+        command = [sys.executable, "-m", "packages", "--release", "--output", f"{place}/release"]
+        done = subprocess.run(command, cwd=f"{place}/clone", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        print(done.stdout)
+        yield Path(place, "release")
+
+
+def test_it_has_all_kinds_and_their_checksums(release: Path) -> None:
+    names = {path.name for path in release.iterdir()}
+    version, packaged = __version__, __version__.replace("rc", "~rc")
+    assert names == {
+        "SHA256SUMS",
+        f"penroot-{version}.cdx.json",
+        f"penroot-{version}.tar.gz",
+        f"penroot-{version}-cp310-abi3-manylinux_2_34_x86_64.whl",
+        f"penroot-{version}-x86_64.tar.xz",
+        *(f"{name}_{packaged}_amd64.deb" for name in ("penroot", "penroot-slurm-plugin")),
+        *(f"{name}-{packaged}-1.x86_64.rpm" for name in ("penroot", "penroot-slurm-plugin")),
+        f"penroot-enroot-names_{packaged}_all.deb",
+        f"penroot-enroot-names-{packaged}-1.noarch.rpm",
+    }
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=release, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == len(names) - 1
+
+
+def test_no_module_asks_for_a_later_glibc_than_the_wheel_says(release: Path, tmp_path: Path) -> None:
+    subprocess.run(["tar", "-xf", *release.glob("*.tar.xz"), "-C", tmp_path], check=True)
+    modules = sorted(tmp_path.rglob("*.so"))
+    assert len(modules) > 30
+    asked = set()
+    for module in modules:
+        shown = subprocess.run(["objdump", "-T", module], capture_output=True, text=True, check=True).stdout
+        asked |= {tuple(map(int, each.split("."))) for each in re.findall(r"GLIBC_(2\.\d+)", shown)}
+    assert max(asked) <= (2, 34)
+
+
+def test_the_sbom_names_each_file_of_others(release: Path, tmp_path: Path) -> None:
+    (path,) = release.glob("*.cdx.json")
+    document = json.loads(path.read_text())
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    parts = {part["name"]: part for part in document["components"]}
+    assert set(parts) == {*vendored.KEPT, "musl", "zlib", "zstd", "lz4"}
+    assert all(part["licenses"][0]["expression"] and part["version"] for part in parts.values())
+    hashes = {file["hashes"][0]["content"] for part in parts.values() for file in part.get("components", ())}
+    assert hashes == set(re.findall(r"sha256:([0-9a-f]{64})", vendored.PINNED.read_text()))
+    references = [part["bom-ref"] for part in parts.values()]
+    assert document["dependencies"][0] == {"ref": f"pkg:pypi/penroot@{__version__}", "dependsOn": references}
+
+    subprocess.run(["tar", "-xf", *release.glob("*.tar.xz"), "-C", tmp_path], check=True)
+    (library,) = tmp_path.glob("*/lib/penroot")
+    patterns = [pattern for kept in vendored.KEPT.values() for pattern in kept]
+    for file in filter(Path.is_file, library.rglob("*")):
+        name = str(file.relative_to(library))
+        if not name.startswith(("enroot_py/", "pyxis_py/", "plugins/")):
+            assert any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), name
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*[0-9].tar.gz"])
+def test_pip_installs_the_command_line_without_root(release: Path, tmp_path: Path, kind: str) -> None:
+    (path,) = release.glob(f"penroot-{kind}")
+    venv.create(tmp_path / "venv", with_pip=True)
+    command = [tmp_path / "venv/bin/pip", "install", "--quiet", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for words, said in (
+        ("--version", f"penroot {__version__} (commit "),
+        ("version", __version__),
+        ("info", "penroot v"),
+    ):
+        shown = subprocess.run([tmp_path / "venv/bin/penroot", words], capture_output=True, text=True, env=environ)
+        assert shown.stdout.startswith(said), shown.stderr
+    built = subprocess.run([tmp_path / "venv/bin/penroot", "--version"], capture_output=True, text=True).stdout
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
+    assert f"(commit {commit.stdout.strip()} of " in built
+
+
+def test_a_tree_with_changes_is_no_release(tmp_path: Path) -> None:
+    subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "clone"], check=True)
+    (tmp_path / "clone/README.md").write_text("changed")
+    command = [sys.executable, "-m", "packages", "--release", "--output", tmp_path / "release"]
+    done = subprocess.run(command, cwd=tmp_path / "clone", capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("packages: the working tree has changes: commit them first")
+    assert not os.path.exists(tmp_path / "release")

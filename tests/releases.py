@@ -1,0 +1,55 @@
+"""Files of other releases of Debian, for images: from their packages, which apt fetches once, with keys of Debian.
+
+Nothing of them is installed, and no script of theirs runs. For whole roots in which tests run there is tests/matrix.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import pathlib
+import platform
+import subprocess
+
+from tests.matrix.roots import mirror
+from tests.slurm.lab.images import cache_directory
+
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def newer() -> str:
+    """The release after this machine's."""
+    known = ("bullseye", "bookworm", "trixie", "forky")
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return known[known.index(codename) + 1] if codename in known[:-1] else "sid"
+
+
+def unpack(root: pathlib.Path, release: str, *packages: str) -> None:
+    """Put what packages of a release hold into the directory ``root``."""
+    place = pathlib.Path(cache_directory(), "releases", release)
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        archives = [_archive(place, release, package) for package in packages]
+    root.mkdir(parents=True, exist_ok=True)
+    for archive in archives:
+        subprocess.run(["dpkg-deb", "--extract", archive, root], check=True)
+    for name in ("lib", "lib64"):  # since Debian 12 no package has them
+        if not (root / name).exists():
+            (root / name).symlink_to(f"usr/{name}")
+
+
+def _archive(place: pathlib.Path, release: str, package: str) -> pathlib.Path:
+    """The file of a package, of the release as it was when the first one was asked for."""
+    if not list(place.glob(f"{package}_*.deb")):
+        for name in ("state/lists/partial", "cache/archives/partial"):
+            (place / name).mkdir(parents=True, exist_ok=True)
+        (place / "status").touch()
+        (place / "sources.list").write_text(f"deb [signed-by={KEYS}] {mirror()} {release} main\n")
+        options = [f"Dir::State={place}/state", f"Dir::State::status={place}/status", f"Dir::Cache={place}/cache"]
+        options += [f"Dir::Etc::sourcelist={place}/sources.list", "Dir::Etc::sourceparts=-", "APT::Sandbox::User=root"]
+        apt = ["apt-get", "-qq", *(word for option in options for word in ("-o", option))]
+        if not list(place.glob("state/lists/*Packages*")):
+            subprocess.run([*apt, "update"], check=True)
+        subprocess.run([*apt, "download", package], cwd=place, check=True)
+    [archive] = place.glob(f"{package}_*.deb")
+    return archive

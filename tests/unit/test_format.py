@@ -1,0 +1,48 @@
+"""The format of a store: that it is marked, and what a penroot says of one that it does not know."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.errors import ImageError
+from enroot_py.store import format
+from enroot_py.store.store import Store
+
+
+def test_a_store_is_marked_when_it_is_made_and_so_is_one_of_before(tmp_path: Path) -> None:
+    root = str(tmp_path / "store")
+    Store(root, create=True)
+    assert os.readlink(f"{root}/format") == str(format.FORMAT)
+    os.unlink(f"{root}/format")
+    format.check(root, mark=False)  # as the stores of the first versions are
+    assert not os.path.lexists(f"{root}/format")
+    Store(root, create=True)
+    assert os.readlink(f"{root}/format") == str(format.FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "nobody knows")]
+)
+def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, given: str, said: str) -> None:
+    root = str(tmp_path / "store")
+    os.makedirs(root, 0o700)
+    os.symlink(given, f"{root}/format")
+    with pytest.raises(
+        ImageError, match=f"store {root} has format {given}, which {said}: penroot .* reads 1"
+    ) as caught:
+        Store(root, create=True)
+    assert "ENROOT_CACHE_PATH" in caught.value.hint
+    assert os.listdir(root) == ["format"]
+
+
+def test_a_store_that_cannot_be_marked_is_used_as_before(tmp_path: Path) -> None:
+    format.check(str(tmp_path / "none"), mark=True)
+
+
+def test_what_is_no_link_is_no_mark(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("1")
+    with pytest.raises(ImageError, match="nobody knows"):
+        format.check(str(tmp_path), mark=False)

@@ -1,0 +1,139 @@
+"""What is said of packages agrees with itself, without building one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from enroot_py import __version__
+from packages import deb, description, place, rpm, tarball, tree, vendored
+from packages.description import MAIN, NAMES, PACKAGES, PLUGIN
+from pyxis_py import prebuilt
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_file_is_of_one_package() -> None:
+    owners = {
+        "usr/lib/penroot/plugins/24.11/spank_pyxis.so": PLUGIN,
+        "usr/share/man/man7/penroot-srun.7.gz": PLUGIN,
+        "usr/bin/enroot": NAMES,
+        "usr/bin/enroot-mount": NAMES,
+        "usr/libexec/penroot/enroot-mount": MAIN,  # by which hooks find it
+        "usr/lib/penroot/enroot_py/main.py": MAIN,
+        "usr/bin/pyxis-py": MAIN,
+    }
+    assert {path: description.owner(path) for path in owners} == owners
+
+
+def test_what_is_vendored_is_what_is_declared_each_with_a_hash() -> None:
+    text = vendored.PINNED.read_text()
+    pinned = re.findall(r"^(\S+)==\S+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert {name for name, _ in pinned} == set(vendored.KEPT) == {*vendored.declared(), *vendored.INDIRECT}
+    assert [name for name, _ in pinned] == sorted(vendored.KEPT)
+    for name, hashes in pinned:
+        assert hashes.count("--hash") in (1, len(vendored.PYTHONS)), name
+
+
+def test_pythons_are_the_same_everywhere() -> None:
+    first, last = vendored.PYTHONS[0], vendored.PYTHONS[-1]
+    minor = int(last.partition(".")[2])
+    assert f'requires-python = ">={first}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"python3 (>= {first}), python3 (<< 3.{minor + 1})" in MAIN.deb["Depends"]
+    script = (ROOT / "packages/scripts/packaged").read_text()
+    assert f"({first.replace('.', ', ')}) <= sys.version_info < (3, {minor + 1})" in script
+    launcher = (ROOT / "configs/launcher").read_text()
+    for version in vendored.PYTHONS:
+        assert f"python{version}" in script
+        assert re.search(rf"\b{version.partition('.')[2]}[,)]", launcher)
+    assert f"Python {first} to {last}" in (ROOT / "docs/install.md").read_text()
+
+
+def test_slurms_are_the_same_everywhere() -> None:
+    assert list(tree.SLURMS) == sorted(tree.SLURMS)
+    said = ", ".join(tree.SLURMS[:-1]) + f" and {tree.SLURMS[-1]}"
+    for page in ("docs/install.md", "docs/developing.md"):
+        assert said in " ".join((ROOT / page).read_text().split()), page
+
+
+@pytest.mark.parametrize(("version", "packaged"), [("1.0.0rc1", "1.0.0~rc1"), ("1.0.0", "1.0.0"), ("2.1b2", "2.1~b2")])
+def test_a_candidate_comes_before_its_version(monkeypatch: pytest.MonkeyPatch, version: str, packaged: str) -> None:
+    monkeypatch.setattr(place, "version", lambda: version)
+    assert place.packaged_version() == packaged
+    compared = subprocess.run(["dpkg", "--compare-versions", "1.0.0~rc1", "lt", "1.0.0"])
+    assert compared.returncode == 0
+
+
+def test_the_version_has_its_changes() -> None:
+    assert place.version() == __version__
+    assert re.search(rf"^## {re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert (ROOT / "CHANGELOG.md").read_text().startswith("# Changelog\n\n## Unreleased\n")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_control_and_spec_say_the_same(package: description.Package, tmp_path: Path) -> None:
+    control = deb.control_file(package, 1)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    spec = rpm.section(package, tmp_path)
+    assert f"Package: {package.name}\nVersion: {place.packaged_version()}\n" in control
+    assert f"%package -n {package.name}\n" in spec
+    for line in package.text.splitlines():
+        assert f" {line}\n" in control and f"{line}\n" in spec
+        assert len(line) < 80
+    calls = [*deb.scripts(package).values()], re.findall(rf"{description.SETUP} .*", spec)
+    assert bool(package.on) is bool(calls[0]) is bool(calls[1])
+    assert all(path in spec for path in package.watches)
+
+
+def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "b").mkdir(parents=True)
+    (top / "b/c").write_text("c")
+    (top / "a").symlink_to("b/c")
+    first = tarball.pack(top, tmp_path / "first.tar.xz").read_bytes()
+    (top / "b/c").touch()
+    assert tarball.pack(top, tmp_path / "second.tar.xz").read_bytes() == first
+    with tarfile.open(tmp_path / "first.tar.xz") as archive:
+        members = archive.getmembers()
+    assert [member.name for member in members] == ["top", "top/a", "top/b", "top/b/c"]
+    assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, place.epoch())}
+
+
+def test_the_plugin_in_use_is_that_which_came_unless_one_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = str(tmp_path)
+    for release, number in (("22.05", "0x160500"), ("24.11", "0x180b00")):
+        path = tmp_path / "plugins" / release / "spank_pyxis.so"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(f"penroot plugin for Slurm {number}".encode())
+    used = tmp_path / "spank_pyxis.so"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+    def slurm(version: str) -> None:
+        (programs / "slurmd").write_text(f"#!/bin/sh\necho slurm {version}\n")
+        (programs / "slurmd").chmod(0o755)
+
+    slurm("22.05.8")
+    assert prebuilt.take(library) == "22.05"
+    slurm("24.11.5")
+    assert prebuilt.take(library) == "24.11"
+    assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")
+    assert (tmp_path / "python3").exists()
+    slurm("27.02.0-0rc1")
+    assert prebuilt.take(library) is None
+    assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")  # what Slurm has loaded stays until there is another
+    used.unlink()
+    used.write_bytes(b"penroot plugin for Slurm 0x180b05")
+    slurm("24.11.5")
+    assert prebuilt.take(library) == "24.11"
+    assert not used.is_symlink()
+    slurm("22.05.8")
+    assert prebuilt.take(library) == "22.05"
+    assert used.is_symlink()
