@@ -1,0 +1,104 @@
+"""How Sphinx makes a site of the Markdown files as they lie in the repository: ``make docs``.
+
+The lists in docs/README.md are the navigation, and those of a page that they name may have pages below it. All that
+a page needs is in the site: no font, no script and no search comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.docs import messages, slug  # noqa: E402 the repository is no package of Python's
+
+project = "penroot"
+copyright = "the authors of penroot, Apache-2.0"
+extensions = ["myst_parser"]
+root_doc = "README"
+include_patterns = [
+    *("README.md", "CHANGELOG.md", "docs/**.md"),
+    *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
+]
+exclude_patterns = [".venv", "build", "site"]
+myst_heading_anchors = 3  # of GitHub's names
+highlight_language = "none"
+html_theme = "furo"
+html_title = "penroot"
+html_static_path = ["static"]
+html_css_files = ["penroot.css"]
+html_copy_source = False
+html_show_search_summary = False  # a browser lets no script read another file
+smartquotes = False  # an option has two hyphens, and no dash
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+# What contents of a page says where, in the order of navigation.
+_LISTS = ("docs/README", "docs/troubleshooting", "docs/manual/README")
+_ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)
+
+
+def _entries(page: str, text: str) -> list[str]:
+    """The lines of a toctree: what the list items of ``text`` begin with, as names of pages for the page ``page``."""
+    folder = Path(page).parent
+    return [f"{title} </{_flat(folder / target)}>" for title, target in _ITEM.findall(text)]
+
+
+def _flat(path: Path) -> str:
+    return str((ROOT / path).resolve().relative_to(ROOT))
+
+
+def _toctree(entries: list[str], caption: str = "") -> str:
+    about = [f":caption: {caption}"] if caption else []
+    return "\n".join(("\n\n```{toctree}", ":hidden:", *about, "", *entries, "```\n"))
+
+
+def _add_navigation(app: Any, page: str, content: list[str]) -> None:
+    """Give the first page a list of all, and pages of pages a list of those."""
+    if page == root_doc:
+        content[0] += _toctree(["All pages </docs/README>"])
+        sections = re.split(r"^## (.*)\n", (ROOT / "docs/README.md").read_text(), flags=re.M)[1:]
+        for caption, text in zip(sections[::2], sections[1::2], strict=True):
+            content[0] += _toctree(_entries("docs/README", text), caption)
+    elif page in _LISTS[1:]:
+        content[0] += _toctree(_entries(page, content[0]))
+
+
+def _write_index(app: Any, failure: Exception | None) -> None:
+    """The first page under the name that servers and people look for."""
+    if not failure and app.builder.name == "html":
+        shutil.copyfile(f"{app.outdir}/{root_doc}.html", f"{app.outdir}/index.html")
+
+
+def _keep_anchors(app: Any, document: Any) -> None:
+    """Let a heading have the anchor that it has in the repository beside that of Sphinx."""
+    anchors = app.env.metadata[app.env.docname].get("myst_slugs", {})
+    of_ours = {of_sphinx: anchor for anchor, (_, of_sphinx, _) in anchors.items()}
+    for section in document.findall(lambda node: node.tagname == "section"):
+        section["ids"] += {of_ours.get(name, name) for name in section["ids"]} - {*section["ids"]}
+
+
+def _write_messages(app: Any, failure: Exception | None) -> None:
+    """What find.js looks through: a script, as a browser lets none read another file."""
+    if not failure and app.builder.name == "html":
+        pages = messages.by_page().items()
+        rows = [(m.text, f"errors/{name}.html#{slug(m.text)}") for name, on_page in pages for m in on_page]
+        Path(app.outdir, "_static/messages.js").write_text(f"const messages = {json.dumps(rows)};\n")
+
+
+def _add_finder(app: Any, page: str, template: str, context: Any, document: Any) -> None:
+    if page == "docs/troubleshooting":
+        for name in ("messages.js", "find.js"):
+            app.add_js_file(name)
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _add_navigation)
+    app.connect("doctree-read", _keep_anchors)
+    app.connect("html-page-context", _add_finder)
+    app.connect("build-finished", _write_index)
+    app.connect("build-finished", _write_messages)

@@ -1,0 +1,33 @@
+"""Pages of docs/ that are made of the source: ``.venv/bin/python -m tests.docs``, which ``make docs`` runs.
+
+docs/errors has each error that we print, docs/manual each manual page. A test fails when one of them is stale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NOTE = "<!-- Made by .venv/bin/python -m tests.docs: do not edit. -->"
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+def anchors(titles: list[str]) -> Iterator[str]:
+    """The anchors of a page's headings: GitHub puts a number behind those that there are already."""
+    seen: Counter[str] = Counter()
+    for title in titles:
+        anchor = slug(title)
+        yield f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor
+        seen[anchor] += 1
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown that shows it as it is."""
+    return re.sub(r"[\\`*<$]|(?<!\w)_|_(?!\w)|(?<=\])(?=\()", r"\\\g<0>", text)

@@ -1,0 +1,44 @@
+"""Examples of a page: blocks ``console`` with what is typed behind a prompt, and what is printed below it.
+
+``$`` is a user and ``#`` is root; ``>`` goes on with a command. In what is printed, … is anything within a line, and a
+line of its own is any lines, or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Example:
+    """What is typed at which prompt, and the lines that the page shows below."""
+
+    def __init__(self, prompt: str, command: str) -> None:
+        self.prompt = prompt
+        self.command = command
+        self.shown: list[str] = []
+
+    def fits(self, printed: str) -> bool:
+        """Whether the page shows what was printed."""
+        parts = ["(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in self.shown]
+        return re.fullmatch("".join(parts), printed) is not None
+
+
+def examples(page: Path) -> Iterator[Example]:
+    """The examples of a page, in their order."""
+    for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.M | re.S):
+        example = None
+        for line in block.splitlines():
+            if line[:2] in ("$ ", "# "):
+                if example:
+                    yield example
+                example = Example(line[0], line[2:])
+            elif example and line[:2] == "> " and not example.shown:
+                example.command += "\n" + line[2:]
+            elif example:
+                example.shown.append(line)
+            else:
+                raise ValueError(f"{page.name}: no prompt before {line!r}")
+        if example:
+            yield example

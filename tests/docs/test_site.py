@@ -1,0 +1,127 @@
+"""The site in a browser: ``make docs-test``. Pages fit phones and desks, nothing comes from elsewhere, search works."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.docs import ROOT
+from tests.docs.conftest import BUILT, Browser
+
+PAGES = sorted(str(path.relative_to(BUILT)) for path in BUILT.rglob("*.html"))
+SHOTS = ROOT / "build/docs"
+
+
+class Page(HTMLParser):
+    """Anchors of a page, what it links to and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {key: value or "" for key, value in attrs}
+        self.anchors |= {values["id"]} if "id" in values else set()
+        if tag == "a" and "href" in values:
+            self.links.add(values["href"])
+        elif tag == "link" or "src" in values:
+            self.loads.add(values.get("src") or values.get("href", ""))
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, Page]:
+    return {BUILT / path: Page(BUILT / path) for path in PAGES}
+
+
+def test_links_and_anchors_of_the_site_are_there(pages: dict[Path, Page]) -> None:
+    wrong = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if parts.scheme:
+                continue
+            if not there.is_file() or parts.fragment and unquote(parts.fragment) not in pages[there].anchors:
+                wrong.append(f"{path.relative_to(BUILT)}: {link}")
+    assert not wrong
+    assert sum(len(page.links) for page in pages.values()) > 3000
+
+
+def test_nothing_comes_from_elsewhere(pages: dict[Path, Page]) -> None:
+    loads = {load for page in pages.values() for load in page.loads}
+    assert loads and not [load for load in loads if urlsplit(load).netloc]
+    styles = "".join(path.read_text() for path in BUILT.rglob("*.css"))
+    assert not re.findall(r"""(?:url\(|@import )["']?(?:https?:)?//[^)"']*""", styles)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 390, 1440])
+def test_pages_fit(browser: Browser, width: int, theme: str) -> None:
+    script = f"""
+      for (const path of {json.dumps(PAGES)}) {{
+        const [page, close] = await open(path, {width}, "{theme}");
+        const root = page.documentElement;
+        if (root.scrollWidth > root.clientWidth) print(`${{path}} is ${{root.scrollWidth}} pixels wide`);
+        const light = getComputedStyle(page.body).backgroundColor.match(/\\d+/g)[0] > 127;
+        if (light !== ("{theme}" === "light")) print(`${{path}} is not {theme}`);
+        close();
+      }}
+      print({len(PAGES)});
+    """
+    assert browser.look(script) == [str(len(PAGES)), "end"]
+
+
+def test_search_needs_no_server(browser: Browser) -> None:
+    document = browser.show(f"file://{browser.site}/search.html?q=flock", "--dump-dom")
+    results = re.findall(r'<a href="([^"]*)"', document.partition('id="search-results"')[2])
+    assert any(result.startswith("docs/clusters.html") for result in results), document
+
+
+@pytest.mark.parametrize(
+    ("pasted", "found"),
+    [
+        ("[ERROR] no such container: box in /home/jane/.local/share/enroot", "container.html"),
+        (
+            "slurmstepd-n1: error: pyxis: n1: failed to import docker image: debian:1: "
+            "registry-1.docker.io/library/debian has no tag 1 (--container-image)",
+            "registry.html#registryrepository-has-no-tag-tag",
+        ),
+        ("[ERROR] /etc/enroot/penroot.yaml:3: unknown key 'cash_path'", "config.html#pathline-unknown-key-name"),
+        ("srun: error: pyxis: --container-mounts=/x:/y:rox: 'rox' is not a mount flag", "value.html"),
+        ("Segmentation fault", ""),
+    ],
+)
+def test_a_message_that_is_pasted_is_found(browser: Browser, pages: dict[Path, Page], pasted: str, found: str) -> None:
+    script = f"""
+      const [page] = await open("docs/troubleshooting.html", 1000);
+      const field = page.querySelector("#find textarea");
+      field.value = {json.dumps(pasted)};
+      field.dispatchEvent(new Event("input"));
+      for (const link of page.querySelectorAll("#find a")) print(link.href);
+    """
+    *links, end = browser.look(script)
+    assert end == "end"
+    assert bool(links) == bool(found)
+    assert any(found in link for link in links) or not found
+    for link in map(urlsplit, links):
+        assert unquote(link.fragment) in pages[BUILT / link.path.lstrip("/")].anchors
+
+
+@pytest.mark.parametrize("page", ["index", "docs/first-hour-user", "docs/errors/image", "docs/clusters"])
+def test_pictures_for_people(browser: Browser, page: str) -> None:
+    """Into build/docs: somebody should look at them."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    shot = browser.directory / "profile/shot.png"
+    for size in ("1440,1000", "500,900"):
+        browser.show(f"file://{browser.site}/{page}.html", f"--window-size={size}", f"--screenshot={shot}")
+        data = shot.read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 20_000
+        (SHOTS / f"{page.replace('/', '-')}-{size.partition(',')[0]}.png").write_bytes(data)
