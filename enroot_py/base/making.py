@@ -47,11 +47,10 @@ class Directory:
             trees.make(path, self._mode)
             try:
                 with Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)) as fd:
-                    _lock(fd)
-                    if locks.is_at(fd, path):
+                    if _is_ours(fd, path):
                         self.path, self._fd = path, fd.keep()
             except FileNotFoundError:
-                continue  # swept away this moment, as it was not locked yet
+                continue
         return self
 
     def publish(self) -> None:
@@ -104,11 +103,17 @@ class File:
         try:
             self.fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError:
-            name = hidden(self._path, MAKING)
-            self.fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            self._hidden = name
-        _lock(self.fd)
+            self._create_hidden()
+        else:
+            _lock(self.fd)
         return self
+
+    def _create_hidden(self) -> None:
+        while not self._hidden:
+            path = hidden(self._path, MAKING)
+            with Fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)) as fd:
+                if _is_ours(fd, path):
+                    self._hidden, self.fd = path, fd.keep()
 
     def publish(self, *, replace: bool) -> None:
         """Raises FileExistsError where there is one of the name that is not to be replaced, and OSError."""
@@ -116,22 +121,32 @@ class File:
         if replace and os.path.lexists(self._path) or filesystems.kind(self._directory) in filesystems.NETWORK:
             os.fsync(self.fd)
         source = self._hidden or f"/proc/self/fd/{self.fd}"
-        # With a directory descriptor, for only then os.link() is linkat(2), which can follow /proc/self/fd.
-        with Fd(os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
-            if not replace:
-                os.link(source, self._name, dst_dir_fd=at)
-                return
-            if not self._hidden:
-                new = hidden(self._path, MAKING)
-                os.link(source, os.path.basename(new), dst_dir_fd=at)
-                self._hidden = new
-            os.rename(os.path.basename(self._hidden), self._name, src_dir_fd=at, dst_dir_fd=at)
-            self._hidden = ""
+        if not replace:
+            _link(source, self._path)
+            return
+        if not self._hidden:
+            new = hidden(self._path, MAKING)
+            _link(source, new)
+            self._hidden = new
+        os.rename(self._hidden, self._path)
+        self._hidden = ""
 
     def __exit__(self, *_: object) -> None:
         with Fd(self.fd):
             if self._hidden:
                 os.unlink(self._hidden)
+
+
+def link(fd: int, path: str) -> None:
+    """Give a file without a name one. Raises OSError, where its file system knows no such files too."""
+    _link(f"/proc/self/fd/{fd}", path)
+
+
+def _link(source: str, path: str) -> None:
+    """linkat(2), which follows the symbolic links of /proc/self/fd: os.link() is that with a directory descriptor."""
+    directory, name = os.path.split(path)
+    with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
+        os.link(source, name, dst_dir_fd=at)
 
 
 def hold(path: str) -> Fd | None:
@@ -154,6 +169,11 @@ def _lock(fd: int) -> bool | None:
         if e.errno not in locks.NONE:
             raise
         return None
+
+
+def _is_ours(fd: int, path: str) -> bool:
+    """Lock what was just made. False where sweep() of another process had it before it was locked. Raises OSError."""
+    return _lock(fd) is not False and locks.is_at(fd, path)
 
 
 def sweep(place: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base import making
+from enroot_py.base.fds import Fd
 
 
 def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
@@ -90,3 +91,33 @@ def test_what_a_maker_on_another_node_left_is_swept_where_locks_hold_for_all(tmp
     (tmp_path / ".x.elsewhere.1-abcd.making").mkdir()
     making.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_what_was_swept_before_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
+) -> None:
+    """Between mkdir(2) or open(2) and flock(2) it looks as if a killed process had left it."""
+    swept: list[Fd] = []
+    lock = making._lock
+
+    def late(fd: int) -> bool | None:
+        if not swept:  # another process holds it, and will remove it when this one goes on
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            swept.append(Fd(os.open(path, os.O_RDONLY)))
+            assert lock(swept[0])
+        return lock(fd)
+
+    monkeypatch.setattr(making, "_lock", late)
+    target = str(tmp_path / "made")
+    if directory:
+        with making.Directory(target, 0o755) as new:
+            os.rmdir(os.readlink(f"/proc/self/fd/{swept[0]}"))
+            new.publish()
+    else:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL: there are none
+        with making.File(target) as file:
+            os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
+            file.publish(replace=True)
+    os.close(swept[0])
+    assert os.listdir(tmp_path) == ["made"]
