@@ -9,7 +9,7 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test unit kernel slurm attack lint repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: packages packages-test release around help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -25,11 +25,22 @@ test: prerequisites lint ## all checks and the three tiers of tests
 unit kernel slurm attack: $(VENV)/done ## one tier of tests
 	$(PYTEST) tests/$@
 
-lint: $(VENV)/done ## ruff, mypy, shellcheck
+lint: $(VENV)/done ## ruff, mypy, hadolint, shellcheck
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/hadolint $$(git ls-files '*Dockerfile*')
 	shellcheck $$(git ls-files '*.sh'; git ls-files | xargs awk 'FNR == 1 && /^#!.*[\/ ](ba)?sh( |$$)/ { print FILENAME } { nextfile }')
+
+# -W: a link that leads nowhere and a page that no list names fail.
+docs: $(VENV)/docs ## the pages of docs/ that are made of the source, and a site of all in site/index.html
+	$(VENV)/bin/python -m tests.docs
+	rm -rf site
+	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . site
+
+docs-test: docs ## looks at the site in a browser without a network
+	@tests/prerequisites chromium fonts-dejavu-core
+	$(PYTEST) tests/docs
 
 repeat: $(VENV)/done ## TIMES=3 runs of TESTS=tests (all): which depend on luck
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
@@ -64,27 +75,20 @@ $(VENV)/done: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/
 	$(VENV)/bin/pip install --quiet --editable '.[test]'
 	@touch $@
 
+$(VENV)/docs: $(VENV)/done
+	$(VENV)/bin/pip install --quiet --editable '.[docs]'
+	@touch $@
+
 # Python takes one argument on a #! line: -IS leaves out the caller's
 # environment and site-packages, and with them most of the start-up time.
-define SCRIPT
-#!$(PYTHON) -IS
-import sys
-
-sys.path.insert(0, "$(LIBDIR)")
-try:
-    from $(1) import main
-except (ImportError, OSError) as e:
-    sys.exit(f"[ERROR] cannot load penroot from $(LIBDIR): {e}\n[HINT] let it be read: chmod -R a+rX; or make install")
-
-main()
-endef
-export PENROOT_SCRIPT := $(call SCRIPT,enroot_py.main)
-export PYXIS_SCRIPT := $(call SCRIPT,pyxis_py.cli)
-export LAYERS_SCRIPT := $(call SCRIPT,enroot_py.cli.ovlfs)
+launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2) && chmod 755 $(2)
+# Where files are put before a package takes them to PREFIX; what runs here runs from there.
+ROOT := $(DESTDIR)$(PREFIX)
+run = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(DESTDIR)$(LIBDIR)"); sys.argv[0] = "$(2)"; from $(1) import main; main()'
 
 install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plugin where slurm/spank.h is
 	rm -rf $(LIBDIR).new build
-	$(PYTHON) -m pip install --quiet --no-warn-script-location --target $(LIBDIR).new .
+	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-warn-script-location --target $(LIBDIR).new .
 	rm -rf $(LIBDIR).new/bin
 	mkdir -p $(PREFIX)/bin
 	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
@@ -92,32 +96,32 @@ install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plu
 	rm -rf $(LIBDIR).old
 	if test -e $(LIBDIR); then mv $(LIBDIR) $(LIBDIR).old; fi; mv $(LIBDIR).new $(LIBDIR)
 	rm -rf $(LIBDIR).old
-	@printf '%s\n' "$$PENROOT_SCRIPT" > $(PREFIX)/bin/penroot
-	@printf '%s\n' "$$PYXIS_SCRIPT" > $(PREFIX)/bin/pyxis-py
-	chmod 755 $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
 	$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(LIBDIR)"); from enroot_py.base import pack; pack.write()'
-	mkdir -p $(PREFIX)/share/bash-completion/completions
-	$(PREFIX)/bin/penroot completion bash > $(PREFIX)/share/bash-completion/completions/penroot
-	mkdir -p $(PREFIX)/share/penroot/apparmor
-	$(PREFIX)/bin/penroot manual $(PREFIX)/share/man > $(PREFIX)/share/penroot/penroot.yaml
-	$(PREFIX)/bin/pyxis-py manual $(PREFIX)/share/man
-	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(PREFIX)/share/penroot/apparmor/penroot
-	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(PREFIX)/libexec/penroot
-	cd $(PREFIX)/libexec/penroot && for name in $(LAYERS); do rm -f penroot-$$name && \
-		printf '%s\n' "$$LAYERS_SCRIPT" > penroot-$$name && chmod 755 penroot-$$name && \
-		ln -sf penroot-$$name enroot-$$name || exit 1; done
-	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(PREFIX)/bin/penroot-$$name || exit 1; done
+	@$(MAKE) --no-print-directory around
 	chmod -R a+rX $(PREFIX)
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
 	elif test -e $(LIBDIR)/$(PLUGIN); then echo '$(PLUGIN) is the old one: pyxis-py install --slurm-include DIR'; fi
 
+around: # LIBDIR, which is there: programs, manual pages, completion, the AppArmor profile
+	mkdir -p $(ROOT)/bin $(ROOT)/libexec/penroot $(ROOT)/share/bash-completion/completions $(ROOT)/share/penroot/apparmor
+	@$(call launcher,enroot_py.main,$(ROOT)/bin/penroot)
+	@$(call launcher,pyxis_py.cli,$(ROOT)/bin/pyxis-py)
+	@$(call run,enroot_py.main,penroot) completion bash > $(ROOT)/share/bash-completion/completions/penroot
+	@$(call run,enroot_py.main,penroot) manual $(ROOT)/share/man > $(ROOT)/share/penroot/penroot.yaml
+	@$(call run,pyxis_py.cli,pyxis-py) manual $(ROOT)/share/man
+	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(ROOT)/share/penroot/apparmor/penroot
+	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(ROOT)/libexec/penroot
+	@for name in $(LAYERS); do tool=$(ROOT)/libexec/penroot/penroot-$$name && rm -f $$tool && \
+		$(call launcher,enroot_py.cli.ovlfs,$$tool) && ln -sf penroot-$$name $(ROOT)/libexec/penroot/enroot-$$name || exit 1; done
+	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(ROOT)/bin/penroot-$$name || exit 1; done
+
 enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
-	ln -sf penroot $(PREFIX)/bin/enroot
-	for name in $(TOOLS); do ln -sf penroot-$$name $(PREFIX)/bin/enroot-$$name || exit 1; done
-	ln -sf penroot-unshare $(PREFIX)/bin/enroot-nsenter
-	mkdir -p $(PREFIX)/share/man/man1 $(PREFIX)/share/bash-completion/completions
-	ln -sf penroot.1 $(PREFIX)/share/man/man1/enroot.1
-	$(PREFIX)/bin/enroot completion bash > $(PREFIX)/share/bash-completion/completions/enroot
+	ln -sf penroot $(ROOT)/bin/enroot
+	for name in $(TOOLS); do ln -sf penroot-$$name $(ROOT)/bin/enroot-$$name || exit 1; done
+	ln -sf penroot-unshare $(ROOT)/bin/enroot-nsenter
+	mkdir -p $(ROOT)/share/man/man1 $(ROOT)/share/bash-completion/completions
+	ln -sf penroot.1 $(ROOT)/share/man/man1/enroot.1
+	@$(if $(DESTDIR),$(call run,enroot_py.main,enroot),$(PREFIX)/bin/enroot) completion bash > $(ROOT)/share/bash-completion/completions/enroot
 
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
 	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/$(PLUGIN)
@@ -136,5 +140,17 @@ uninstall: ## remove what install put there, and this node's line in plugstack.c
 	rm -f $(PREFIX)/share/bash-completion/completions/penroot
 	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
+packages: $(VENV)/done ## deb, rpm and archive, in dist/packages
+	@tests/prerequisites packages
+	@$(VENV)/bin/python -m packages
+
+packages-test: $(VENV)/done ## packages installed in fresh Debians, and built twice: a quarter of an hour
+	@tests/prerequisites packages
+	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
+
+release: $(VENV)/done ## all that a release has, in dist/release: a commit, with its part in CHANGELOG.md
+	@tests/prerequisites packages
+	@$(VENV)/bin/python -m packages --release --output dist/release
+
 clean:
-	rm -rf build c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c
+	rm -rf build dist site c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c

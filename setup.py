@@ -1,7 +1,46 @@
-"""Only what pyproject.toml cannot say: the cffi module."""
+"""Only what pyproject.toml cannot say: the cffi module, and the file that says of which commit a build is."""
 
 from __future__ import annotations
 
-from setuptools import setup
+import os
+import subprocess
+import time
 
-setup(cffi_modules=["c_shims/linux_build.py:ffibuilder"])
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+BUILD = "enroot_py/BUILD"
+
+
+def build() -> str:
+    """COMMIT DATE KIND: as the environment says, as the source distribution was told, or as git says."""
+    kind = os.environ.get("PENROOT_BUILD", "pip")
+    if commit := os.environ.get("PENROOT_COMMIT"):
+        date = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
+    elif os.path.exists(BUILD):
+        with open(BUILD) as file:
+            commit, date, _ = file.read().split(" ", 2)
+    else:
+        command = ["git", "log", "-1", "--format=%h %cd", "--abbrev=12", "--date=format:%Y-%m-%d"]
+        done = subprocess.run(command, capture_output=True, text=True) if os.path.exists(".git") else None
+        commit, date = done.stdout.split() if done and done.returncode == 0 else ("unknown", "unknown")
+    return f"{commit} {date} {kind}\n"
+
+
+class Modules(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            with open(os.path.join(self.build_lib, BUILD), "w") as file:
+                file.write(build())
+
+
+class Source(sdist):
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        with open(os.path.join(base_dir, BUILD), "w") as file:
+            file.write(build())
+
+
+setup(cffi_modules=["c_shims/linux_build.py:ffibuilder"], cmdclass={"build_py": Modules, "sdist": Source})

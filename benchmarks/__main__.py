@@ -14,6 +14,8 @@ from benchmarks.images import bench_images
 from benchmarks.reading import bench_reading
 from benchmarks.start import bench_devices, bench_start
 from benchmarks.step import bench_step
+from benchmarks.swarm.lab import bench_swarm
+from benchmarks.swarm.tracker import bench_tracker
 
 BENCHMARKS = {
     "start": (bench_start, 60),
@@ -22,6 +24,8 @@ BENCHMARKS = {
     "images": (bench_images, 2),
     "first": (bench_first, 3),
     "reading": (bench_reading, 20),
+    "swarm": (bench_swarm, 1),
+    "tracker": (bench_tracker, 1),
 }
 
 

@@ -18,11 +18,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are: scripts compare it
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on sys.path
 PACK = f"{LIBRARY}/enroot_py/__pycache__/pack.{sys.implementation.cache_tag}"
-HEAD = 1 << 14  # bytes
+HEAD = 1 << 15  # bytes: room for a few hundred modules
 
 
 def version() -> str:

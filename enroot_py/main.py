@@ -42,7 +42,7 @@ def main() -> None:
     except ImportError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        _say(PenrootError(f"penroot is not whole: {e}", hint=f"make install again; see {os.path.dirname(__file__)}"))
+        _say(PenrootError(f"penroot is not whole: {e}", hint=f"install it again; see {os.path.dirname(__file__)}"))
         sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):

@@ -9,7 +9,6 @@ import contextlib
 import os
 import pwd
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 
 import yaml
@@ -19,11 +18,11 @@ from enroot_py.base.run import Program, find
 from enroot_py.cli import doctor
 from enroot_py.cli.doctor import Finding
 from enroot_py.config import settings as enroot_settings
-from pyxis_py import plugstack, settings
+from enroot_py.runtime import pods
+from pyxis_py import plugstack, prebuilt, settings
 from pyxis_py.plugstack import Line
 from pyxis_py.settings import PLUGIN
 
-_MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
 # Plugins that give a job a /tmp of its own. One that does so after ours changes what the mounts meant.
 _PRIVATE_TMP = ("auto_tmpdir", "private-tmpdir", "private_tmpdir", "spank-private-tmp", "spank_private_tmp", "tmpdir")
 _PATIENCE = 10  # seconds with a program of Slurm: without a slurm.conf, or a slurmctld, each tries for a minute
@@ -40,19 +39,38 @@ def findings(given: str | None) -> Iterator[Finding]:
             "scontrol cannot tell the configuration of Slurm: proctrack and private directories are not looked at",
             "is slurmctld up, and this node one of its cluster? scontrol show config",
         )
-    paths = [given] if given else plugstack.files(slurm)
-    stacks = {path: list(plugstack.stack(path)) for path in paths}
+    stacks = _stacks(given, slurm)
     for path, lines in stacks.items():
         yield from _loaded(path, lines)
-    if not paths:
+    if not stacks:
         yield _fetched()
-    ours = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
     yield from doctor.machine()
-    yield from _slurm(slurm, settings.load(ours[-1].arguments if ours else ()))
+    yield from _slurm(slurm, _plugin(stacks))
     loaded = enroot_settings.load()
     yield doctor.data_path(loaded.data_path)
+    yield from doctor.cache_path(loaded)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
+    yield from doctor.policies(loaded)
     yield from root_squash(users_home())
+
+
+def findings_of_nodes(given: str | None, nodes: str) -> Iterator[Finding]:
+    """Whether these nodes reach each other, and this host. Raises PenrootError."""
+    from pyxis_py import reach
+
+    slurm = slurm_configuration()
+    yield from reach.findings(nodes, _plugin(_stacks(given, slurm)), slurm)
+
+
+def _stacks(given: str | None, slurm: Mapping[str, str]) -> dict[str, list[Line]]:
+    paths = [given] if given else plugstack.files(slurm)
+    return {path: list(plugstack.stack(path)) for path in paths}
+
+
+def _plugin(stacks: Mapping[str, list[Line]]) -> settings.PluginSettings:
+    """What the plugin is told, as far as that is good."""
+    ours = [line for lines in stacks.values() for line in lines if _is_ours(line) and not _bad_arguments(line)]
+    return settings.load(ours[-1].arguments if ours else ())
 
 
 def slurm_configuration() -> dict[str, str]:
@@ -63,31 +81,6 @@ def slurm_configuration() -> dict[str, str]:
         return {}
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs if value.strip() != "(null)"}
-
-
-def built_for(plugin: str) -> int | None:
-    """The SLURM_VERSION_NUMBER of the headers that a plugin was built with. Raises OSError."""
-    with open(plugin, "rb") as file:
-        mark = re.search(_MARK, file.read())
-    return int(mark[1], 16) if mark else None
-
-
-def _installed() -> str:
-    """The version of the Slurm on this machine, as 22.05.8; empty where there is none.
-
-    Raises PenrootError where none tells it: before it does, srun wants a slurm.conf, and slurmd does not.
-    """
-    error = None
-    for program in ("slurmd", "srun"):
-        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin")
-        if path:
-            try:
-                return Program([path, "-V"], timeout=_PATIENCE).run().split()[-1]
-            except PenrootError as e:
-                error = e
-    if error:
-        raise error
-    return ""
 
 
 def _is_ours(line: Line) -> bool:
@@ -156,11 +149,11 @@ def _fetched() -> Finding:
 def _built(line: Line) -> Finding:
     """Whether the file of the plugin is there, and for the Slurm of this machine."""
     try:
-        number = built_for(line.path)
+        number = prebuilt.built_for(line.path)
     except OSError as e:
         return Finding("bad", f"{line.origin}: {line.path}: {e.strerror}", "pyxis-py install, on this node too")
     try:
-        version = _installed()
+        version = prebuilt.installed()
     except PenrootError as e:
         return Finding("bad", f"the version of Slurm is not known: {e}", "is there a slurm.conf? " + e.hint)
     has = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -179,10 +172,12 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
     if tracking == "proctrack/cgroup":
         yield Finding("ok", f"ProctrackType={tracking}")
     elif tracking:
-        fix = "ProctrackType=proctrack/cgroup in slurm.conf"
-        yield Finding(
-            "bad", f"ProctrackType={tracking} loses the helper of a step: what it holds may outlive jobs", fix
-        )
+        verdict, fix = "bad", "ProctrackType=proctrack/cgroup in slurm.conf"
+        if pods.cgroups_are_read_only():  # then it is the only one that starts
+            verdict = "warn"
+            fix = "control groups are read-only in this pod: privileged: true, then proctrack/cgroup"
+        what = f"ProctrackType={tracking} loses the helper of a step: what it holds may outlive jobs"
+        yield Finding(verdict, what, fix)
     kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
     if not kind.endswith(("tmpfs", "linux")):
         return

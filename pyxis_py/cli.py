@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from enroot_py import __version__
-from enroot_py.base import log
+from enroot_py import PACK
+from enroot_py.base import log, pack
+from enroot_py.base.build import line as build_line
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
-from pyxis_py import plugstack, settings
+from pyxis_py import plugstack, prebuilt, settings
 from pyxis_py.header import c_header
 from pyxis_py.settings import PLUGIN
 
@@ -82,6 +83,14 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
             raise ConfigError(f"{purpose} {path}: not an absolute path that the plugin can hold")
         check_for_users(path, purpose)
+    compile_plugin(output, include, f'-DPENROOT_PYTHON="{python}"', f'-DPENROOT_LIB="{library}"')
+
+
+def compile_plugin(output: str, include: str, *flags: str) -> None:
+    """Compile it with more flags of the compiler; without a place of the packages in them it looks for them itself.
+
+    Raises PenrootError with the compiler's last words.
+    """
     directory = os.path.dirname(os.path.abspath(output))
     if os.path.isdir(output) or not os.path.isdir(directory):
         raise ConfigError(f"{output} is no file that can be written", hint="name a file in a directory that there is")
@@ -94,8 +103,7 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
             [
                 compiler,
                 *CFLAGS,
-                f'-DPENROOT_PYTHON="{python}"',
-                f'-DPENROOT_LIB="{library}"',
+                *flags,
                 *(f"-I{directory}" for directory in (work, sources, os.path.dirname(sources), include)),
                 *sources_in(sources),
                 *("-o", f"{work}/{PLUGIN}"),
@@ -121,7 +129,7 @@ def compiling(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group()
-@click.version_option(__version__, prog_name="penroot")
+@click.version_option(build_line(), message="%(version)s")
 def commands() -> None:
     """Install penroot's SPANK plugin, which gives srun, sbatch and salloc their --container options."""
 
@@ -143,16 +151,29 @@ def build_command(output: str, slurm_include: str | None, python: str, prefix: s
 def install_command(
     plugstack_dir: str, arguments: tuple[str, ...], slurm_include: str | None, python: str, prefix: str | None
 ) -> None:
-    """Build the plugin beside the packages and tell Slurm to load it."""
+    """Tell Slurm to load the plugin: that which came for its release, or one that is built now, beside the packages."""
     settings.load(arguments)
     main = plugstack.main_file(plugstack_dir)
     if not plugstack.is_copy(main):
         plugstack.check_place(plugstack_dir)
     library = library_directory(prefix)
     plugin = f"{library}/{PLUGIN}"
-    build(plugin, python=python, library=library, include=find_slurm(slurm_include))
-    log.info(f"built {plugin}")
+    if slurm_include or not (release := _took(library, python)):
+        build(plugin, python=python, library=library, include=find_slurm(slurm_include))
+        log.info(f"built {plugin}")
+    else:
+        log.info(f"{plugin} is that for Slurm {release}")
     _load(main, plugstack_dir, plugin, arguments)
+
+
+def _took(library: str, python: str) -> str | None:
+    """The release of the plugin that came with a package and is in use now; None where it has to be compiled."""
+    if python != sys.executable or not prebuilt.releases(library):
+        return None
+    check_for_users(library, "the packages' directory")
+    if not os.path.exists(PACK):  # of an archive that is unpacked, and has been run by nobody who may write there
+        pack.write()
+    return prebuilt.take(library)
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
@@ -173,15 +194,17 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> N
 
 @commands.command("check")
 @click.option("--plugstack", metavar="FILE", help="The plugstack.conf to look at; default: what Slurm says it reads.")
-def check_command(plugstack: str | None) -> None:
+@click.option("--nodes", metavar="LIST", help="Look only whether these nodes reach each other and this host.")
+def check_command(plugstack: str | None, nodes: str | None) -> None:
     """Look whether this node can run container steps, and say how to mend what is wrong.
 
-    Exit status 1 where something is.
+    With --nodes a step on those tries the connections by which nodes give an image to each other, as swarm_network
+    and SrunPortRange say. Exit status 1 where something is wrong.
     """
     from enroot_py.cli import doctor
     from pyxis_py import check
 
-    if not doctor.report(check.findings(plugstack)):
+    if not doctor.report(check.findings_of_nodes(plugstack, nodes) if nodes else check.findings(plugstack)):
         sys.exit(1)
 
 
@@ -194,7 +217,7 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     plugstack.check_unused(plugin, plugstack_dir)
     main = plugstack.main_file(plugstack_dir)
     removed = [*plugstack.unconfigure(plugstack_dir, plugin), *plugstack.unconfigure_sent(main, plugin)]
-    if os.path.exists(plugin):
+    if os.path.lexists(plugin):
         os.unlink(plugin)
         removed.append(plugin)
     for path in removed:
@@ -203,6 +226,37 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
         log.hint("scontrol reconfigure: the nodes have a copy of plugstack.conf")
     if not removed:
         log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
+
+
+@commands.command("ssh-server", hidden=True)
+@click.argument("job", type=int)
+@click.argument("keys")
+@click.argument("container")
+def ssh_server_command(job: int, keys: str, container: str) -> None:
+    """Be the server of one ssh connection, on stdin and stdout, in a step that penroot ssh-proxy starts.
+
+    CONTAINER is a step or a name, "" where the job has but one.
+    """
+    hint = ""
+    try:
+        from pyxis_py import sshd
+
+        sshd.serve(job, container, keys)
+    except ModuleNotFoundError as e:
+        log.error(f"{os.uname().nodename}: {e.name} is not installed")
+        hint = "make install brings it, where pip has an index"
+    except PenrootError as e:
+        log.error(str(e))
+        hint = e.hint
+    if hint:
+        log.hint(hint)
+    sys.exit(0)  # else srun adds a line of its own
+
+
+@commands.command("choose", hidden=True)
+def choose_command() -> None:
+    """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages."""
+    prebuilt.choose(library_directory(None))
 
 
 @commands.command("manual", hidden=True)

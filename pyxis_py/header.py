@@ -20,6 +20,8 @@ def c_header() -> str:
 #define PENROOT_OPTIONS_H
 
 #define OPTION_COUNT {len(OPTIONS)}
+#define ENVIRONMENT_OPTION {[o.name for o in OPTIONS].index("environment")}
+#define ENVIRONMENT_VARIABLE {_c_string(next(o.variable for o in OPTIONS if o.name == "environment"))}
 #define DEFAULT_RUNTIME_PATH {_c_string(SETTINGS["runtime_path"].default)}
 
 static int option_given(int val, const char *optarg, int remote);

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import _signal
 import _socket
+import errno
 import os
 
-from enroot_py.base import cgroups, linux, log
+from enroot_py.base import cgroups, linux, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import processes
+from enroot_py.runtime import mounts, processes
 from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
 
 TYPE_CHECKING = False
@@ -41,6 +42,18 @@ class Lent:
         self.remap_root = "root" in single
         self.served = single.get("served", "")  # the step with the process that serves its squashfs image
 
+    @classmethod
+    def of(cls, peer: Peer) -> Lent:
+        """What a helper hands over when it is asked. Raises EOFError where it has ended, OSError, TimeoutError."""
+        channel = Channel(peer.socket)
+        channel.socket.settimeout(_PATIENCE)
+        channel.send((("verb", "attach"),))
+        lent = cls(*channel.receive_with_fds(peer.pid))
+        peer.check()
+        if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
+            raise PermissionError(errno.EPERM, "it hands over no container")
+        return lent
+
 
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
@@ -53,6 +66,7 @@ class Held:
         self.attached = running is not None and step.joins_running()
         if running is not None and self.attached:
             self._join(running)
+            recording.phase("attach")
         else:
             self._build(running.shared if running else -1)
         self.directory = step.directory_id()
@@ -83,28 +97,20 @@ class Held:
         """What the helper of the step ``other`` hands over; None where it has just ended. Raises ContainerError."""
         step = self.step
         try:
-            channel = Channel(peer.socket)
-            channel.socket.settimeout(_PATIENCE)
-            channel.send((("verb", "attach"),))
-            pairs, fds = channel.receive_with_fds(peer.pid)
-            peer.check()
+            return Lent.of(peer)
         except TimeoutError:
             raise _silent(step, other, cgroups.asleep(peer.pid) or "it does not answer") from None
         except (EOFError, ConnectionError, ProcessLookupError):
             return None  # its answer is worth nothing
         except OSError as e:
             raise _imposter(step, other, str(e.strerror)) from e
-        lent = Lent(pairs, fds)
-        if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
-            raise _imposter(step, other, "it hands over no container")
-        return lent
 
     def _join(self, running: Lent) -> None:
         """Raises ContainerError, ConfigError."""
         self.spaces, self.environ, self.workdir = running.spaces, running.environ, running.workdir
         self.remap_root, self.served = running.remap_root, running.served
         self.lent = self.environ
-        self.environ = {**self.environ, **self.step.pmix_stores()}
+        self.environ = self._with_file({**self.environ, **self.step.pmix_stores()})
         self.step.check_attached(self)
         self.step.bring(self.spaces, remap_root=self.remap_root)
 
@@ -112,8 +118,8 @@ class Held:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
         step = self.step
         source = step.prepare()
+        recording.phase("image")
         self.remap_root = step.settings.remap_root
-        self.served = step.job.step if source.image else ""
         source.shared = shared if step.settings.rootfs_writable else -1
         theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         with Fd(os.open("/proc", os.O_PATH | os.O_CLOEXEC)) as proc:
@@ -133,16 +139,28 @@ class Held:
                 f"the container could not be built: its process ended with status {os.waitstatus_to_exitcode(status)}",
                 hint="killed for memory? see --mem and dmesg" if os.WIFSIGNALED(status) else "",
             ) from None
-        self.environ, self.workdir = assignments(pairs, "environ"), dict(pairs)["workdir"]
+        if recording.event is not None:
+            for name, seconds in assignments(pairs, "phase").items():
+                recording.event.add(name, float(seconds))
+        single = dict(pairs)
+        self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
+        self.served = step.job.step if "served" in single else ""
         # What this job has chosen is not for the tasks of another one.
         below = assignments(pairs, "below")
         chosen = {name for name, value in step.chosen().items() if self.environ.get(name) == value}
+        chosen |= step.in_file()
         self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
         self.lent.update({name: value for name, value in below.items() if name in chosen})
         spaces = zip(_NAMESPACES, fds, strict=False)
         self.spaces = {name: fd for name, fd in spaces if not _is_ours(name, fd)}
         if len(fds) > len(_NAMESPACES):
             self.shared = fds[-1]
+
+    def _with_file(self, environ: dict[str, str]) -> dict[str, str]:
+        """The environment of a running container, with what this step's environment file sets and unsets."""
+        said = self.step.of_file(environ)
+        kept = {name: value for name, value in environ.items() if name not in said}
+        return {**kept, **{name: value for name, (value, _) in said.items() if value is not None}}
 
     def answer(self, channel: Channel, task: Job) -> None:
         """Let one task in."""
@@ -227,10 +245,16 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     # Else the task that waits would not see that the helper was killed.
     os.close(SOCKET)
     os.close(CONTROL)
+    if recording.event is not None:
+        recording.event.again()
     try:
         environ, below, workdir = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
         pairs += [("below", f"{name}={value}") for name, value in below.items()]
+        if recording.event is not None:
+            pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
+        if source.image or mounts.served:
+            pairs.append(("served", ""))
         # By the node's /proc, as an image may have none; nobody else may look at this process.
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
         if source.upper and step.settings.rootfs_writable:

@@ -14,10 +14,12 @@ import gc
 import os
 import sys
 
-from enroot_py.base import log, signals
+from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
-from pyxis_py.channel import SOCKET, Channel
+from pyxis_py.channel import SOCKET, Channel, tell
 from pyxis_py.job import REFUSED, Job
+
+_OFFER = 3.0  # seconds
 
 
 def main() -> None:
@@ -43,14 +45,27 @@ def check(job: Job, channel: Channel) -> None:
     """Look at what is submitted; then, while srun waits for its nodes, resolve the tag for all of them."""
     from pyxis_py import submit
 
-    request, tag = submit.check(job)
-    if tag is None:
-        channel.send((("ok", ""),))
+    request, wish = submit.check(job)
+    answer = [("ok", ""), *[("verbose", "")] * submit.is_verbose(job)]
+    if pinned := submit.pinned(job, request):
+        answer.append(("pinned", pinned))
+    if request.file:
+        answer.append(("environment", request.file.dumps()))
+    if wish is None:
+        channel.send(answer)
         return
-    channel.send((("ok", ""), ("later", "" if submit.learns_later(job) else "wait")))
+    answer.append(("later", "" if submit.learns_later(job) else "wait"))
+    channel.send(answer)
     log.sink = _nowhere
+    if not isinstance(wish, submit.Wish):
+        from pyxis_py import sent
+
+        sent.serve(wish, channel)
+        return
+    digest = wish.image.digest or wish.digest
     try:
-        digest = submit.resolve(job, tag)
+        if wish.resolve:
+            digest = submit.resolve(job, wish.image)
     except RefusedError as e:
         digest = ""
         if not request.name:  # else nodes that have the container need no image: they know, and say it
@@ -60,7 +75,21 @@ def check(job: Job, channel: Channel) -> None:
             channel.log("ERROR", line)
             if e.hint:
                 channel.log("ERROR", e.hint)
-    channel.send((("ok", ""), *((("resolved", f"{tag.uri()} {digest}"),) if digest else ())))
+    _signal.setitimer(_signal.ITIMER_REAL, 0)  # that of the tag; srun may be queued for long
+    answer = [("ok", ""), *([("resolved", f"{wish.image.uri()} {digest}")] if digest and not wish.image.digest else [])]
+    allocation = Job(channel.receive())
+    offer = None
+    if wish.swarm and allocation.numbers.get("nodes", 0) > 1 and digest not in ("", REFUSED):
+        from pyxis_py import swarm
+
+        _signal.setitimer(_signal.ITIMER_REAL, _OFFER)  # it looks into the store, whose disk may hang
+        offer = swarm.offer(job, wish, digest, allocation)
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
+    if offer is None:
+        channel.send(answer)
+        return
+    channel.send([*answer, ("swarm", offer.invitation)])
+    offer.serve(channel)
 
 
 def hold(job: Job, channel: Channel) -> None:
@@ -73,15 +102,23 @@ def hold(job: Job, channel: Channel) -> None:
     if not step.request.wants_container:
         channel.send((("ok", ""),))
         return
-    step.begin()
-    # Two steps with the same name at once: one makes the container, the other finds it.
-    with step.running.lock(step.name):
-        try:
-            container = Held(step)
-            listener = step.running.listen(step.name, job.step)
-        except BaseException:
-            step.running.forget(step.name, job.step)
-            raise
+    with step.recording() as event:
+        step.begin()
+        # Two steps with the same name at once: one makes the container, the other finds it.
+        with step.running.lock(step.name):
+            recording.phase("wait")
+            try:
+                container = Held(step)
+                listener = step.running.listen(step.name, job.step)
+            except BaseException:
+                step.running.forget(step.name, job.step)
+                raise
+    if step.plugin.show_image and job.is_batch and step.used:
+        from pyxis_py import comment
+
+        comment.add(job, step.used)
+    if event is not None and job.is_verbose:
+        tell(f"{job.node}: the container took {event.words()}")
     # A program that writes a checkpoint on SIGTERM still needs its root file system.
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)

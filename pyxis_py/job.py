@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from enroot_py.base.digests import is_digest
+from enroot_py.base.digests import Pin, is_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from enroot_py.config.edf import Environment
     from enroot_py.registry.reference import LocalImage, Reference
+    from pyxis_py.options import Request
 
 # Variables of the job that do not reach an import or the settings of a start:
 # they would change whose files are used, or belong to one task only.
@@ -24,7 +26,13 @@ _DENIED = frozenset(
 # "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
+VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: the step says how long its container took
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
+
+# What the environment file said where the step or its job was submitted: Environment.dumps().
+CARRIED = "PYXIS_EDF"
+# What tags were where the job was submitted, and its lock file: Pins.dumps().
+PINNED = "PYXIS_PINNED"
 
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
@@ -32,7 +40,10 @@ _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 class Job:
     """One request of the plugin; the protocol is in c_shims/spank/README.md."""
 
-    __slots__ = ("verb", "context", "arguments", "options", "environ", "cwd", "node", "numbers", "command")
+    __slots__ = (
+        *("verb", "context", "arguments", "options", "environ", "caller", "cwd", "node", "numbers", "command"),
+        *("swarm", "nodelist"),
+    )
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Raises KeyError where the message lacks what every request has."""
@@ -40,15 +51,17 @@ class Job:
         self.arguments: list[str] = []
         self.options: list[tuple[str, str]] = []
         self.environ: dict[str, str] = {}
+        self.caller: dict[str, str] = {}  # all of the submitter's, where an environment file is to be read
+        assigned = {"environ": self.environ, "caller": self.caller}
         for key, value in pairs:
             if key == "arg":
                 self.arguments.append(value)
             elif key == "option":
                 name, _, text = value.partition("=")
                 self.options.append((name, text))
-            elif key == "environ":
+            elif key in assigned:
                 name, _, text = value.partition("=")
-                self.environ[name] = text
+                assigned[key][name] = text
             else:
                 single[key] = value
         self.verb = single["verb"]
@@ -56,6 +69,8 @@ class Job:
         self.cwd = single.get("cwd", "")
         self.node = single.get("node", "")
         self.command = single.get("command", "")
+        self.nodelist = single.get("nodelist", "")
+        self.swarm = single.get("swarm", "")  # where srun's tracker is, and its key
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
 
     @property
@@ -86,6 +101,11 @@ class Job:
         return self.numbers.get("stepid") == _BATCH
 
     @property
+    def is_verbose(self) -> bool:
+        """Whether srun was told -v."""
+        return VERBOSE in self.environ
+
+    @property
     def tasks(self) -> int:
         """Tasks of the step on all its nodes; for a batch script Slurm gives those of the job, sbatch -n."""
         return 1 if self.is_batch else self.numbers.get("totaltasks", 0)
@@ -95,10 +115,64 @@ class Job:
         """The path of a batch script, "" in other steps. It lies where a container does not see it."""
         return self.command if self.is_batch else ""
 
+    @property
+    def carried(self) -> str:
+        return self.environ.get(CARRIED, "")
+
+    @property
+    def pinned(self) -> str:
+        return self.environ.get(PINNED, "")
+
+    @property
+    def lock(self) -> str:
+        """What a step's variables have for --container-lock: the setting of penroot."""
+        return self.environ.get("ENROOT_LOCK", "")
+
+    def environment(self, name: str, origin: str) -> Environment:
+        """What the environment file ``name`` says, for which ``origin`` asks. Raises UsageError, ConfigError."""
+        from pyxis_py import environments
+
+        read = environments.at_submit if self.verb == "check" else environments.on_node
+        return read(self, name, origin)
+
+    def pin(self, request: Request, image: Reference | LocalImage) -> Pin | None:
+        """The digest that a tag has for the step, if that is known. Raises UsageError, ConfigError.
+
+        On a node it is what srun says, if it does, of the job and lock files too; ImageError where it has to be known.
+        """
+        resolved = self.resolved(image)
+        if not self._may_pin(request):
+            return Pin(resolved) if is_digest(resolved) else None
+        if image.digest:
+            return None
+        from pyxis_py import pins
+
+        return pins.told(self, request, resolved) if is_digest(resolved) else pins.known(self, request, image)
+
+    def _may_pin(self, request: Request) -> bool:
+        return request.lock is not None or request.pin is True or bool(self.lock or self.pinned)
+
+    def uri(self, request: Request, image: str) -> str:
+        """An image for a site's importer: a tag by its digest, where that is known. Raises as pin()."""
+        if self._may_pin(request):
+            from pyxis_py import pins
+
+            if pinned := pins.uri(self, request, image):
+                return pinned
+        return image if "://" in image else f"docker://{image}"
+
     def resolved(self, image: Reference | LocalImage) -> str:
         """The digest of a tag that holds for all nodes of the step; REFUSED, or "" where srun could not tell."""
-        uri, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
-        return digest if uri == image.uri() and (digest == REFUSED or is_digest(digest)) else ""
+        return self.digest_of(image.uri())
+
+    def refused(self, image: Reference | LocalImage) -> bool:
+        """Whether srun has printed that the registry refuses an image."""
+        return self.resolved(image) == REFUSED
+
+    def digest_of(self, uri: str) -> str:
+        """The same of an image that is written so."""
+        resolved, _, digest = self.environ.get(RESOLVED, "").rpartition(" ")
+        return digest if uri == resolved and (digest == REFUSED or is_digest(digest)) else ""
 
     @property
     def is_first_of_several_nodes(self) -> bool:

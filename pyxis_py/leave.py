@@ -189,6 +189,7 @@ def clean_up(job: Job) -> None:
     failures = _Failures()
     trash: list[containers.Trash] = []
     places: set[str] = set()
+    keys = ""
     with failures:
         if job.context == "epilog":
             steps.forget_job(job.jobid)
@@ -197,6 +198,9 @@ def clean_up(job: Job) -> None:
     for note in notes.of_job(job.jobid):
         with failures:
             path = notes.directory(note)
+            if note == notes.of_keys(job.jobid):
+                keys = path
+                continue
             if path.startswith("/"):
                 data_path, container = os.path.split(path)
                 places.add(data_path)
@@ -215,6 +219,12 @@ def clean_up(job: Job) -> None:
     for data_path in places:
         with failures:
             making.sweep(data_path)
+    if keys:  # in the home directory, which may not answer
+        from enroot_py.cli import sshkeys
+
+        with failures:
+            sshkeys.remove(keys, str(job.jobid))
+            notes.erase(notes.of_keys(job.jobid))
     if failures.lines:
         raise PenrootError("\n".join(failures.lines[:_MOST]))
 

@@ -22,6 +22,15 @@ EXAMPLES = (
         "apt-get install -y git",
         "A container that stays on the node, with what is installed in it; then: srun --container-name=work git status",
     ),
+    ("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),
+    (
+        "srun --container-lock=./images.lock --container-image=ubuntu:24.04 ./program",
+        "The image that a team has locked the tag to.",
+    ),
+    (
+        "srun -N16 --container-image=bcast:./mine.sqsh ./program",
+        "A squashfs file that only this host has, on sixteen nodes.",
+    ),
     (
         "srun --container-image=./mine.sqsh --container-save=./changed.sqsh --container-writable ./change",
         "From one squashfs file to another.",
@@ -29,11 +38,13 @@ EXAMPLES = (
 )
 MEANING = f"""\
 Where Slurm loads the plugin of penroot, these options give the tasks of a step a container: one on each node, which
-they share. --container-image or --container-name says which; without one of them the others are ignored, and srun
-says so. What is wrong in an option is told before the job is queued.
+they share. --container-image, --container-name or --environment says which; without one of them the others are
+ignored, and srun says so. What is wrong in an option is told before the job is queued.
 
 An image is a reference to a registry, as penroot-import(1) takes it with or without docker://, or the path of a
-squashfs file on the node. As # begins a comment in a batch script, write REGISTRY/IMAGE there, or \\#.
+squashfs file on the node. As # begins a comment in a batch script, write REGISTRY/IMAGE there, or \\#. With bcast:
+before it the path is one on the host of srun, which sends the file to the nodes that do not have it in their stores;
+sbatch takes none of those, but an srun in its script does.
 
 NAME in --container-name may be followed by {", ".join(":" + mode for mode in NAME_MODES)}: use the container that
 there is, running or not, or make it; make it, and fail where it exists; go into a running one, and fail where none
@@ -41,10 +52,24 @@ runs; start one of one's own on its files.
 
 In --container-mounts a backslash before a comma, a colon or a space takes it as part of a path. $NAME and $${{NAME}}
 are replaced by the job's variables, relative sources begin with a dot, and flags are those of penroot-start(1):
---mount. The source umount unmounts what the image or the site mounts at DST.
+--mount. The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts what a squashfs file
+holds, read-only: data.sqsh:/data:sqsh.
+
+An environment file, --environment, says the same in a file that a team shares: penroot-env(1) has its keys. It is read
+where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
+was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
+
+With --container-slurm srun, sbatch, squeue and their like of the node are in the container, in /run/penroot/slurm/bin,
+whatever its distribution; a program in it can then do with Slurm what its user can.
+
+sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; where the registry
+cannot be asked they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a
+script that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch
+job has that file as it was, too.
 
 Variables of the job reach the tasks, but what the image sets wins; --container-env says for which it does not.
 """.replace("$$", "$")
+SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
 
 
 def write(commands: click.Group, directory: str) -> list[str]:
@@ -80,6 +105,6 @@ def _options_page() -> str:
             manual.section("OPTIONS", manual.entries(options)),
             manual.section("ENVIRONMENT", manual.entries(variables)),
             manual.section("EXAMPLES", manual.entries(EXAMPLES)),
-            manual.section("SEE ALSO", manual.text("penroot(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)")),
+            manual.section("SEE ALSO", manual.text(SEE)),
         )
     )

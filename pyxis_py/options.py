@@ -10,16 +10,17 @@ import os
 
 from enroot_py.base.errors import UsageError
 from enroot_py.base.frozen import Frozen
-from pyxis_py import mounts
-from pyxis_py.mounts import PATH_MAX, bounded, split
+from enroot_py.runtime import mountentries
+from enroot_py.runtime.mountentries import PATH_MAX, bounded, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from enroot_py.config.edf import Environment, FileEntry
+    from enroot_py.runtime.mountentries import MountEntry
     from enroot_py.runtime.mounts import Mount
-    from pyxis_py.mounts import MountEntry
 
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
 NAME_LIMIT = 255 - len("pyxis_4294967295_")
@@ -27,15 +28,20 @@ NAME_MODES = ("auto", "create", "exec", "no_exec")
 NAMESPACES = ("net", "ipc", "uts")
 YES = ("1", "true", "yes", "y")
 NO = ("0", "false", "no", "n")
+_SENT = "bcast:"  # before the path of a file on srun's host
+_DIGITS = "0123456789"
 
 
 class Request(Frozen):
     """What a step asks for; where an attribute is None, a setting decides.
 
-    ``origins`` has for messages the option or the variable that each of the others comes from.
+    ``origins`` has for messages the option, the variable or the line of an environment file that each of the others
+    comes from; ``file`` has what that file says beyond them.
     """
 
     origins: Mapping[str, str]
+    environment: str | None = None
+    file: Environment | None = None
     image: str | None = None
     mounts: tuple[MountEntry, ...] = ()
     workdir: str | None = None
@@ -49,6 +55,9 @@ class Request(Frozen):
     writable: bool | None = None
     env: tuple[str, ...] = ()
     unshare: tuple[str, ...] = ()
+    slurm: bool | None = None
+    pin: bool | tuple[str, ...] | None = None
+    lock: str | None = None
 
     @property
     def wants_container(self) -> bool:
@@ -63,13 +72,30 @@ class Request(Frozen):
         # One word is a file even if it is missing or not written yet: a registry's image is docker://x.sqsh.
         return image.endswith(".sqsh") and (not set(image) & set("/:#@") or os.path.isfile(f"{cwd}/{image}"))
 
+    def is_reference(self, cwd: str) -> bool:
+        """Whether the image is what a reference means, and no path."""
+        return self.image is not None and not self.sent and not self.is_file(cwd)
+
+    @property
+    def sent(self) -> str:
+        """The path of the image on srun's host, which sends it to the nodes; "" where it is another kind of image."""
+        return _sent(self.image or "")
+
     def fstab(self) -> list[Mount]:
         """The mounts as lines of fstab(5). Raises ConfigError for a flag that none has."""
-        return [mount.fstab(self.origins["mounts"]) for mount in self.mounts]
+        return [mount.fstab(self.origins.get("mounts", "")) for mount in self.mounts]
+
+
+def _sent(image: str) -> str:
+    path = image.removeprefix(_SENT)
+    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x, a host of that name
+    return "" if path == image or is_registry else path
 
 
 def _image(text: str) -> str:
-    if text.startswith(("/", ".", "~", "$")):
+    if path := _sent(text):
+        _image(path if path.startswith(("/", ".", "~", "$")) else f"./{path}")
+    elif text.startswith(("/", ".", "~", "$")):
         _path(text)
         if _is_directory_name(text):
             raise ValueError("is a directory", "give a squashfs file, or an image without a leading '.' or '/'")
@@ -78,6 +104,21 @@ def _image(text: str) -> str:
     elif any(c.isspace() or not c.isprintable() for c in text):
         raise ValueError("has characters that no image reference has")
     return text
+
+
+def _file_name(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a name has no control characters")
+    return _path(text)
+
+
+def _pin(text: str) -> bool | tuple[str, ...]:
+    if text.lower() in YES + NO:
+        return text.lower() in YES
+    images = text.split(",")
+    if not all(images):
+        raise ValueError("an image is empty", "separate images with one comma each")
+    return tuple(dict.fromkeys(_image(image) for image in images))
 
 
 def _path(text: str) -> str:
@@ -198,18 +239,22 @@ class Option:
         self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
 
     def from_command_line(self, text: str) -> object:
-        return self._read(f"--{self.name}", text) if self.parse else self.value
+        return self.read(f"--{self.name}", text) if self.parse else self.value
 
     def from_variable(self, text: str) -> object:
         if self.parse:
-            return self._read(self.variable, text)
+            return self.read(self.variable, text)
         if text.lower() not in YES + NO:
             raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=f"values are {', '.join(YES + NO)}")
         return self.value if text.lower() in YES else not self.value
 
-    def _read(self, origin: str, text: str) -> object:
+    def from_file(self, entry: FileEntry, text: str) -> object:
+        """The value of a line of an environment file, whose variables ``text`` has."""
+        return self.read(entry.where, text) if self.parse else (self.value is (text == YES[1]))
+
+    def read(self, origin: str, text: str) -> object:
         assert self.parse is not None
-        hint = f"for example {origin}={self.example}"
+        hint = f"for example {origin.rpartition(' ')[2]}={self.example}"
         if not text:
             raise UsageError(f"{origin}= needs a value", hint=hint)
         try:
@@ -221,19 +266,29 @@ class Option:
 
 OPTIONS = (
     Option(
+        "environment",
+        "environment",
+        "environment file that says what container this is: a path with a /, or a name that is looked up in EDF_PATH",
+        parse=_file_name,
+        arginfo="NAME|FILE",
+        example="ubuntu",
+        selects=True,
+    ),
+    Option(
         "container-image",
         "image",
-        "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .)",
+        "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .), "
+        "or with bcast: before it of one on the host of srun, which sends it to the nodes",
         parse=_image,
-        arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
+        arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|[bcast:]PATH",
         example="ubuntu:24.04",
         selects=True,
     ),
     Option(
         "container-mounts",
         "mounts",
-        "what to mount in the container; SRC is a path, tmpfs or umount; flags are those of fstab joined with '+'",
-        parse=mounts.parse,
+        "what to mount in the container; SRC is a path, tmpfs or umount; flags of fstab, or sqsh, are joined with '+'",
+        parse=mountentries.parse,
         arginfo="SRC[:DST[:FLAG+FLAG]][,SRC...]",
         example="/data:/data:ro,tmpfs:/scratch",
     ),
@@ -287,6 +342,25 @@ OPTIONS = (
         arginfo="NS[,NS...]",
         example="net",
     ),
+    Option("container-slurm", "slurm", "bring srun, sbatch, squeue and their like of the node", value=True),
+    Option("no-container-slurm", "slurm", "do not bring Slurm's programs of the node", value=False),
+    Option(
+        "container-pin",
+        "pin",
+        "no: each step of a job resolves the tag; yes: where sbatch or salloc cannot resolve it for all steps, it "
+        "fails instead of warning; images: the same of these, which steps of the job name",
+        parse=_pin,
+        arginfo="no|yes|IMAGE[,IMAGE...]",
+        example="no",
+    ),
+    Option(
+        "container-lock",
+        "lock",
+        "lock file, made by penroot lock, that says which digest each tag is; one that it does not name is an error",
+        parse=_file_name,
+        arginfo="FILE",
+        example="./images.lock",
+    ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -300,12 +374,17 @@ def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
         )
 
 
-def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str = "") -> Request:
-    """The request of one step: the options of the command line, then PYXIS_CONTAINER_* for what they leave unsaid.
+def parse(
+    given: Iterable[tuple[str, str]],
+    environ: Mapping[str, str],
+    cwd: str = "",
+    read: Callable[[str, str], Environment] | None = None,
+) -> Request:
+    """The request of one step: its options, then the environment file, then PYXIS_CONTAINER_*, each for what is unsaid.
 
     Where ``cwd`` is given, ``environ`` is the job's: relative mount sources are taken from
-    there and variables in mounts from here. Raises UsageError for a bad value and for two
-    options that contradict each other.
+    there and variables in mounts from here. ``read`` gives what an environment file says, of its name and where that
+    is from. Raises UsageError for a bad value and for two options that contradict each other.
     """
     asked: dict[str, tuple[Any, str]] = {}
     for name, text in given:
@@ -314,20 +393,77 @@ def parse(given: Iterable[tuple[str, str]], environ: Mapping[str, str], cwd: str
         option = _BY_NAME[name]
         _add(asked, option, option.from_command_line(text), f"--{name}")
     by_options = frozenset(asked)
+    file = _file(asked, environ, read)
+    job = environ if cwd else None
+    by_file = _of_file(file, job) if file else {}
     for option in OPTIONS:
-        if option.variable and option.variable in environ and option.sets not in by_options:
+        if option.variable and option.variable in environ and option.sets not in by_options | by_file.keys():
             _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
+    asked = {**({key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}), **by_file, **asked}
     values = {attribute: value for attribute, (value, _) in asked.items()}
     origins = {attribute: origin for attribute, (_, origin) in asked.items()}
     if "name" in values:
         values["name"], values["name_mode"] = values["name"]
+    if file:
+        values["mounts"] = tuple(dict.fromkeys((*_mounts(file, job), *values.get("mounts", ()))))
     if cwd and "mounts" in values:
+        values["mounts"] = tuple(_resolved(mount, cwd, environ, origins) for mount in values["mounts"])
+    request = Request(**values, file=file, origins=origins)
+    if file and not request.wants_container:
+        message = f"{origins['environment']}={file.name}: neither the file nor those that it is based on say an image"
+        raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
+    return request
+
+
+# Options that stand for keys of environment files, whose names are those of the attributes.
+_IN_FILES = tuple(
+    _BY_NAME[name] for name in ("container-image", "container-workdir", "container-entrypoint", "container-writable")
+)
+
+
+def _file(
+    asked: dict[str, tuple[Any, str]], environ: Mapping[str, str], read: Callable[[str, str], Environment] | None
+) -> Environment | None:
+    """What the environment file says that is asked for."""
+    option = _BY_NAME["environment"]
+    if "environment" not in asked and option.variable in environ:
+        _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
+    return read(*asked["environment"]) if read and "environment" in asked else None
+
+
+def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
+    """The attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
+    values = {}
+    for option in _IN_FILES:
+        entry = file.last(option.sets)
+        text = file.value(entry, job) if entry else ""
+        if entry and (job is not None or not file.waits(text)):
+            values[option.sets] = option.from_file(entry, text), entry.where
+        elif entry and option.sets == "image":
+            raise UsageError(f"{entry.where}: only the job knows {text}", hint="which image that is, is asked before")
+    for key in ("entrypoint_log", "slurm"):
+        if said := file.annotation(f"com.pyxis.{key}"):
+            values[key] = said.text == "true", said.where
+    return values
+
+
+def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
+    """The mounts of a file. Raises UsageError, ConfigError."""
+    for entry in file.all("mounts"):
         try:
-            values["mounts"] = tuple(mount.resolved(cwd, environ) for mount in values["mounts"])
+            yield mountentries.parse_one(file.mount(entry, job), entry.where)
         except ValueError as e:
-            why, hint = e.args
-            raise UsageError(f"{origins['mounts']}: {why}", hint=hint) from None
-    return Request(**values, origins=origins)
+            why, hint = e.args if len(e.args) == 2 else (e.args[0], 'for example mounts = ["/data:/data:ro"]')
+            raise UsageError(f"{entry.where}: {why}", hint=hint) from None
+
+
+def _resolved(mount: MountEntry, cwd: str, environ: Mapping[str, str], origins: Mapping[str, str]) -> MountEntry:
+    """A mount with the values of its variables. Raises UsageError."""
+    try:
+        return mount.resolved(cwd, environ)
+    except ValueError as e:
+        why, hint = e.args
+        raise UsageError(f"{mount.origin or origins['mounts']}: {why}", hint=hint) from None
 
 
 def _add(asked: dict[str, tuple[Any, str]], option: Option, value: object, origin: str) -> None:
@@ -351,4 +487,5 @@ def ignored(request: Request) -> list[str]:
     if request.wants_container:
         return []
     missing = "neither --container-image nor --container-name is given"
-    return [f"ignoring {origin}: {missing}" for origin in request.origins.values()]
+    of_steps = ("pin", "lock")  # whatever is given to sbatch and salloc
+    return [f"ignoring {origin}: {missing}" for name, origin in request.origins.items() if name not in of_steps]

@@ -289,6 +289,10 @@ class Notes:
         prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
         return [name for name in os.listdir(self.path) if name.startswith(prefixes)]
 
+    def of_keys(self, jobid: int) -> str:
+        """The name under which a job notes the keys by which ssh comes to it."""
+        return f"pyxis_{jobid}.ssh"
+
     def directory(self, name: str) -> str:
         """The directory that goes with a name, or ``-``. Raises PenrootError."""
         link = f"{self.path}/{name}"

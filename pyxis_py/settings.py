@@ -25,7 +25,7 @@ class PluginSetting:
         self.doc = doc
         self.kind = kind
 
-    def parse(self, text: str) -> str | bool | float:
+    def parse(self, text: str) -> str | bool | int | float:
         """Raises ValueError with what the value should have been."""
         if self.kind == "bool":
             if text.lower() not in YES + NO:
@@ -35,10 +35,24 @@ class PluginSetting:
             if not text.isdecimal() or not 0 < int(text) <= 3600:
                 raise ValueError("must be seconds, 1 to 3600")
             return float(text)
-        if self.kind == "path":
-            if text and not text.startswith("/"):
-                raise ValueError("must be an absolute path")
+        if self.kind.startswith("path"):
+            words = self.kind.split("|")[1:]
+            if text and not text.startswith("/") and text not in words:
+                raise ValueError(" or ".join(("must be an absolute path", *words)))
             return text.rstrip("/") or text[:1]
+        if self.kind == "size":
+            if text == "0":
+                return 0
+            from enroot_py.base import log  # rarely, too
+
+            return log.parse_size(text)
+        if self.kind == "networks":
+            if text:
+                import ipaddress  # rarely: it takes two milliseconds
+
+                for network in text.split(","):
+                    ipaddress.ip_network(network)
+            return text
         if text not in self.kind.split("|"):
             raise ValueError(f"must be one of {self.kind}")
         return text
@@ -53,7 +67,16 @@ SETTINGS = {
         PluginSetting("sbatch_support", "1", "let sbatch and salloc have the container options"),
         PluginSetting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
         PluginSetting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
+        PluginSetting("pin_tags", "1", "let sbatch and salloc resolve the tag of an image for all steps of their job"),
+        PluginSetting("show_image", "0", "add the image of a batch script, with its digest, to the comment of the job"),
+        PluginSetting("swarm", "1", "let the nodes of a step fetch an image once, and give it to each other"),
+        PluginSetting("swarm_network", "", "networks, as 10.1.0.0/16,fd00::/8, over which alone", kind="networks"),
+        PluginSetting("swarm_tls", "1", "by TLS, where Python has it with a key alone: 3.13"),
+        PluginSetting("swarm_keep", "0", "bytes of compressed layers that a node keeps to give them", kind="size"),
         PluginSetting("resolve_timeout", "5", "seconds that srun tries to, and 0.4 of it in silence", kind="seconds"),
+        PluginSetting(
+            "events", "", "where steps are recorded, whatever ENROOT_EVENTS says", kind="path|journald|syslog"
+        ),
         PluginSetting("importer", "", "program that imports images instead of penroot", kind="path"),
         PluginSetting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
     )
@@ -69,9 +92,26 @@ class PluginSettings(Frozen):
     sbatch_support: bool
     use_enroot_load: bool
     resolve_tags: bool
+    pin_tags: bool
+    show_image: bool
+    swarm: bool
+    swarm_network: str
+    swarm_tls: bool
+    swarm_keep: int
     resolve_timeout: float
+    events: str
     importer: str
     use_squashfuse: bool
+
+    @property
+    def resolve_silence(self) -> float:
+        """Seconds: a login node may not reach the registry, and then each node resolves the tag."""
+        return 0.4 * self.resolve_timeout
+
+    @property
+    def pins_tags(self) -> bool:
+        """Whether jobs get tags pinned that do not say it."""
+        return self.pin_tags and self.resolve_tags and not self.importer
 
 
 def load(arguments: Iterable[str]) -> PluginSettings:

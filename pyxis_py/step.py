@@ -6,13 +6,8 @@ import os
 
 from enroot_py import __version__
 from enroot_py.base import linux, log
-from enroot_py.base.errors import (
-    ContainerError,
-    ImageError,
-    MountError,
-    PenrootError,
-    RefusedError,
-)
+from enroot_py.base.errors import ContainerError, ImageError, MountError, PenrootError, RefusedError
+from enroot_py.base.recording import Recording
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
@@ -21,7 +16,7 @@ from enroot_py.store import claims, containers
 from pyxis_py import options
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
-from pyxis_py.job import REFUSED, RESOLVED
+from pyxis_py.job import CARRIED, PINNED, RESOLVED, VERBOSE
 from pyxis_py.running import Notes, RunningContainers
 
 TYPE_CHECKING = False
@@ -29,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from enroot_py.config.settings import Settings
+    from enroot_py.store.store import Image
+    from enroot_py.swarm.guest import Invitation
     from pyxis_py.held import Held
     from pyxis_py.importer import Importer
     from pyxis_py.job import Job
@@ -46,7 +43,7 @@ class Step:
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
         self.job = job
-        self.request = options.parse(job.options, job.environ, job.cwd)
+        self.request = options.parse(job.options, job.environ, job.cwd, job.environment)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
             options.check_switched_off(job.options, "sbatch")
@@ -54,6 +51,7 @@ class Step:
         # Hooks and importers of a site read these.
         self.host = {
             **job.host(),
+            **(self.request.file.for_hooks(job.environ) if self.request.file else {}),
             "PATH": os.environ.get("PATH", ""),
             "PYXIS_RUNTIME_PATH": self.plugin.runtime_path,
             "PYXIS_VERSION": __version__,
@@ -68,20 +66,32 @@ class Step:
         self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self._takes_over = False  # from a helper of this step that was killed
+        self.used = ""  # the image of a registry that it runs, with its digest
         self.name = f"pyxis_{scope}" + (self.request.name or job.step)
         # Its directory, which other nodes see too where homes are shared.
         self.container = claims.of_this_node(self.name, self.settings.data_path)
 
     def _settings(self) -> Settings:
-        asked = {
+        asked: dict[str, object] = {
             "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
+            "events": self.plugin.events or None,
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,
+            "slurm": self.request.slurm,
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
         changes = {name: value for name, value in asked.items() if value is not None}
-        return enroot_settings.load(self.host).replace("option", **changes)
+        settings = enroot_settings.load(self.host).replace("option", **changes)
+        file = self.request.file
+        return settings.with_devices(file.devices(self.job.environ), file.path) if file else settings
+
+    def recording(self) -> Recording:
+        """For a ``with``, in which the step gets its container."""
+        job, request = self.job, self.request
+        image = request.image if request.image and request.is_file(job.cwd) else ""
+        facts: dict[str, str | int] = {"job": job.jobid, "step": job.step, "container": request.name or ""}
+        return Recording("step", self.settings.events, image=image, timed=job.is_verbose, **facts)
 
     @property
     def directory(self) -> str:
@@ -123,8 +133,7 @@ class Step:
     @property
     def _leaves_a_directory(self) -> bool:
         """Whether a new container of this step takes room under the data path."""
-        request = self.request
-        return request.name is not None or bool(request.save) or self.settings.rootfs_writable
+        return self.request.name is not None or bool(self.request.save) or self.settings.rootfs_writable
 
     @property
     def goes_with_steps(self) -> bool:
@@ -162,16 +171,17 @@ class Step:
                     f"not in a separate {_KINDS[kind]} namespace",
                     hint=f"leave it out, or use another container: --container-name={self.request.name}:no_exec",
                 )
-        if self.request.mounts:
-            tell("ignoring --container-mounts when attaching to a running container")
+        said = [mount.origin or self.request.origins["mounts"] for mount in self.request.mounts]
+        for origin in dict.fromkeys(said + ([self.request.origins["slurm"]] if self.request.slurm else [])):
+            tell(f"ignoring {origin} when attaching to a running container")
         if self.request.remap_root not in (None, container.remap_root):
             origin = self.request.origins["remap_root"]
             tell(f"ignoring {origin} when attaching to a running container: it keeps the user that it was started with")
         if step := container.served:
             # Slurm kills it with its step, and a user cannot move a process into another one's cgroup.
             log.warn(
-                f"the files of the running container {self.request.name} come from a process of step {step} "
-                "and are gone when that one ends; a container with a name is unpacked, and stays"
+                f"files of the running container {self.request.name} come from a process of step {step} and are gone "
+                "when that one ends; a container with a name is unpacked, and :no_exec gives a step mounts of its own"
             )
 
     def bring(self, spaces: Mapping[str, int], *, remap_root: bool) -> None:
@@ -223,16 +233,23 @@ class Step:
         return self._existing() or self._create()
 
     def _check_sources(self) -> None:
-        """Raise MountError for a path in --container-mounts that is not there."""
+        """Raise MountError for a path in --container-mounts that is not there, or is no squashfs file where one is."""
         for mount in self.request.mounts:
             try:
-                if mount.source.startswith("/"):
+                if mount.is_squashfs:
+                    from enroot_py.runtime import data
+
+                    os.close(data.open_file(mount.source))
+                elif mount.source.startswith("/"):
                     os.stat(mount.source)
+            except MountError as e:
+                raise MountError(f"{self.request.origins['mounts']}: {e}", hint=e.hint) from e
             except OSError as e:
                 missing = isinstance(e, FileNotFoundError)
                 why = "source path does not exist" if missing else f"source path: {e.strerror}"
                 hint = f"it must exist on the node {self.job.node}" if missing else "give a path that you may read"
-                raise MountError(f"{self.request.origins['mounts']}: {why}: {mount.source}", hint=hint) from e
+                origin = mount.origin or self.request.origins["mounts"]
+                raise MountError(f"{origin}: {why}: {mount.source}", hint=hint) from e
 
     def _existing(self) -> rootfs.Source | None:
         """The container that has the name of --container-name. Raises ContainerError where it must not be used."""
@@ -297,7 +314,7 @@ class Step:
     @property
     def importer(self) -> Importer | None:
         """The site's own importer, if the image of this step comes from it."""
-        if not self.plugin.importer or self.request.image is None or self.request.is_file(self.job.cwd):
+        if not self.plugin.importer or not self.request.is_reference(self.job.cwd):
             return None
         from pyxis_py.importer import Importer
 
@@ -306,6 +323,8 @@ class Step:
     def _from_image(self, image: str) -> rootfs.Source:
         if importer := self.importer:
             return self._from_importer(importer, image)
+        if self.request.sent:
+            return self._from_srun(image)
         return self._from_file(image) if self.request.is_file(self.job.cwd) else self._from_reference(image)
 
     def _from_file(self, image: str) -> rootfs.Source:
@@ -316,6 +335,9 @@ class Step:
             # Kept containers do not depend on a file that their user may move.
             log.info(f"unpacking {path}")
             return containers.unpack(self.container, path, self.settings)
+        return self._of_file(path)
+
+    def _of_file(self, path: str) -> rootfs.Source:
         source = containers.find_file(path, self.settings)
         return containers.temporary(self.container, source, self.settings) if self._leaves_a_directory else source
 
@@ -327,37 +349,67 @@ class Step:
         # Of several tasks one looks at the last line only; a batch step has none.
         if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
-        resolved = self.job.resolved(ref)
-        if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (resolved or ref.digest):
+        pin, refused = self.job.pin(self.request, ref), self.job.refused(ref)
+        if self.plugin.resolve_tags and self.job.is_first_of_several_nodes and not (pin or refused or ref.digest):
             log.warn(f"srun could not resolve the tag of {ref}: each node does, and one may see another image")
         try:
-            stored = pull.pull(ref, self.settings, agreed="" if resolved == REFUSED else resolved)
+            stored = pull.pull(ref, self.settings, pin=pin, invitation=self._invitation())
         except PenrootError as e:
-            if resolved == REFUSED and isinstance(e, RefusedError):
-                raise ImageError("") from e  # srun has printed it, for all nodes
+            if refused and isinstance(e, RefusedError) or not str(e):
+                raise ImageError("") from e  # srun has printed it, or one node does, for all
             why = str(e) if str(e).startswith(f"{image}: ") else f"{image}: {e}"
             raise ImageError(f"failed to import docker image: {why}", hint=e.hint) from e
         tell(f"imported docker image: {image}")
+        self.used = str(ref) if ref.digest else f"{ref}@{pin.digest if pin else stored.digest}"
+        return self._of_stored(stored, str(ref))
+
+    def _invitation(self) -> Invitation | None:
+        if not self.job.swarm:
+            return None
+        from pyxis_py import swarm
+
+        return swarm.invitation(self.job, self.plugin)
+
+    def _of_stored(self, stored: Image, name: str) -> rootfs.Source:
         if not self._leaves_a_directory:
             return containers.of_image(self.container, stored)
-        return containers.create(self.container, stored.path, self.settings, str(ref))
+        return containers.create(self.container, stored.path, self.settings, name)
+
+    def _from_srun(self, image: str) -> rootfs.Source:
+        """The squashfs file that srun sends, when this node has it in its store. Raises ImageError."""
+        from pyxis_py import sent
+
+        stored = sent.received(self.job, self.request, self.plugin, self.settings)
+        if not self.settings.unpack:
+            return self._of_stored(stored, image)
+        return self._of_file(stored.file)
 
     def _from_importer(self, importer: Importer, image: str) -> rootfs.Source:
-        uri = image if "://" in image else f"docker://{image}"
+        uri = self.job.uri(self.request, image)
+        containers.admit_imported(uri, self.settings)
         if self.job.tasks <= 1:
             tell(f"importing docker image: {image}")
         path = importer.get(uri)
         tell(f"imported docker image: {image}")
-        if self.request.name is None:
-            return self._from_file(path)
         try:
             return self._from_file(path)
         finally:
-            importer.release()
+            if self.request.name is not None:
+                importer.release()
 
     def chosen(self) -> dict[str, str]:
         """The variables of --container-env."""
         return options.chosen(self.request.env, self.job.environ)
+
+    def of_file(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+        """What the environment file sets and unsets where the image sets ``image``; --container-env goes before it."""
+        file, names = self.request.file, self.in_file()
+        said = file.variables(image, self.job.environ) if file else {}
+        return {name: variable for name, variable in said.items() if name in names}
+
+    def in_file(self) -> set[str]:
+        """The variables that the environment file sets or unsets, whatever to."""
+        return set(self.request.file.by_name("env")) - self.chosen().keys() if self.request.file else set()
 
     def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
         """Move this process into the container. Raises PenrootError.
@@ -376,6 +428,7 @@ class Step:
                 superuser=self.superuser,
                 mounts=self._mounts(),
                 env=self.chosen(),
+                file=self.of_file if self.request.file else None,
                 program=self.job.command,
             )
         )
@@ -410,8 +463,13 @@ class Step:
 
     @property
     def _runs_entrypoint(self) -> bool:
-        asked = self.request.entrypoint
-        return self.plugin.execute_entrypoint if asked is None else asked
+        return self.plugin.execute_entrypoint if (asked := self.request.entrypoint) is None else asked
+
+    @property
+    def _tells_pytorch(self) -> bool:
+        """Whether PyTorch gets its own names for what Slurm says of tasks; at CSCS a file has to ask for that."""
+        said = self.request.file.annotation("com.pyxis.pytorch_remap_vars") if self.request.file else None
+        return not said or said.text == "true"
 
     def environ(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool
@@ -419,7 +477,7 @@ class Step:
         """What to set and what to unset in a task: the image wins, except for --container-env."""
         kept = self.chosen()
         assign = {name: value for name, value in image.items() if name not in kept}
-        if "PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ:
+        if ("PYTORCH_VERSION" in image or "PYTORCH_VERSION" in self.job.environ) and self._tells_pytorch:
             from pyxis_py import pytorch
 
             assign.update(pytorch.variables(task, image))
@@ -429,8 +487,10 @@ class Step:
             assign.update(gpus.variables(task, image))
         # Of the names that are not here the task has the job's values.
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
-        drop = tuple(name for name in _LANGUAGES if name not in kept and name not in assign)
-        return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), RESOLVED)
+        drop = tuple(name for name in (*_LANGUAGES, *self.in_file()) if name not in kept and name not in assign)
+        # In a batch script each srun is to have the file, and the tags, as sbatch has read them.
+        ours = (RESOLVED, VERBOSE) if self.job.is_batch else (RESOLVED, VERBOSE, CARRIED, PINNED)
+        return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), *ours)
 
 
 def _bind(path: str, flags: str, what: str) -> Mount:

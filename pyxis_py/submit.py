@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import Reference
     from pyxis_py.job import Job
     from pyxis_py.options import Request
+    from pyxis_py.sent import SentFile
 
-_SILENCE = 0.4  # of resolve_timeout; a login node may not reach the registry, and then each node resolves the tag
+_POLICY = "/etc/enroot/policy.json"  # no variable of a job says another place
 
 
-def check(job: Job) -> tuple[Request, Reference | None]:
-    """What is asked for, as far as it can be known at submit, and the tag to resolve for all nodes of a step, if any.
+def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
+    """What is asked for, as far as it can be known at submit, and what srun may do for all nodes of a step.
 
-    Raises UsageError, ConfigError.
+    Raises UsageError, ConfigError, ImageError.
     """
     plugin = settings.load(job.arguments)
-    request = options.parse(job.options, job.environ)
+    request = options.parse(job.options, job.environ, read=job.environment)
     if job.context != "srun" and not plugin.sbatch_support:
         # A step inside may use the variables; the options of sbatch itself are off.
         options.check_switched_off(job.options, job.context)
@@ -38,6 +39,13 @@ def check(job: Job) -> tuple[Request, Reference | None]:
     request.fstab()  # for errors in its flags
     if request.wants_container and (job.options or job.context == "srun"):
         _check_words(job)
+    if request.image is not None and os.path.lexists(_POLICY):
+        _check_policy(job, request, by_importer=bool(plugin.importer))
+    if request.sent:
+        from pyxis_py import sent
+
+        file = sent.check(job, request, plugin, learns_later=learns_later(job))
+        return request, file if job.context == "srun" else None
     if request.image is None or request.is_file(job.cwd):
         return request, None
     from enroot_py.base.errors import ImageReferenceError
@@ -47,10 +55,68 @@ def check(job: Job) -> tuple[Request, Reference | None]:
         image = reference.parse(request.image, job.cwd)
     except ImageReferenceError as e:
         raise UsageError(f"{request.origins['image']}={e}", hint=e.hint) from None
-    resolves = job.context == "srun" and plugin.resolve_tags and not plugin.importer
-    if not resolves or not isinstance(image, reference.Reference) or image.digest or job.resolved(image):
+    if job.context != "srun" or not isinstance(image, reference.Reference):
         return request, None
-    return request, image
+    wish = Wish(image, plugin.swarm_network, plugin.swarm_keep)
+    if pin := job.pin(request, image):
+        wish.digest = pin.digest
+    if not plugin.importer:
+        may_resolve = plugin.resolve_tags or request.pin is True
+        wish.resolve = may_resolve and not (image.digest or pin or job.resolved(image))
+        wish.swarm = plugin.swarm
+    return request, wish if wish.resolve or wish.swarm or wish.digest else None
+
+
+def pinned(job: Job, request: Request) -> str:
+    """What sbatch or salloc find out for all steps of a job: see pins.at_submit(). Raises PenrootError."""
+    if job.context == "srun":
+        return ""
+    has_tag = request.is_reference(job.cwd) and request.pin is not False
+    plugin = settings.load(job.arguments)
+    if not plugin.sbatch_support or not (has_tag or request.lock is not None or request.pin):
+        return ""
+    from pyxis_py import pins
+
+    return pins.at_submit(job, request, plugin)
+
+
+def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
+    """Raises PolicyError where the policies do not let the image in, as far as that can be known here."""
+    from enroot_py.base.errors import ImageReferenceError, PolicyError
+    from enroot_py.config import settings as enroot_settings
+    from enroot_py.registry import reference
+    from enroot_py.store import admission, pull
+
+    assert request.image is not None
+    loaded = enroot_settings.load(job.host())
+    path = os.path.join(job.cwd, request.image)
+    try:
+        if request.sent:
+            admission.check_file(request.image, loaded)
+        elif request.is_file(job.cwd):
+            if os.path.exists(path):  # else only the nodes know where it leads
+                admission.check_file(os.path.realpath(path), loaded)
+        else:
+            image = reference.parse(request.image, job.cwd)
+            pin = job.pin(request, image) or pull.locked(image, loaded)
+            admission.check_name(image, loaded, pin, by_importer=by_importer)
+    except PolicyError as e:
+        raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
+    except ImageReferenceError:
+        return  # it is said below
+
+
+class Wish:
+    """What srun may do for an image of a registry: resolve its tag, and track who has what of it.
+
+    ``digest`` is what the tag is for the step, where that is known already.
+    """
+
+    resolve = swarm = False
+    digest = ""
+
+    def __init__(self, image: Reference, networks: str, keep: int) -> None:
+        self.image, self.networks, self.keep = image, networks, keep
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
@@ -76,8 +142,8 @@ def resolve(job: Job, tag: Reference) -> str:
     from enroot_py.config import settings as enroot_settings
     from enroot_py.registry import tags
 
-    timeout = settings.load(job.arguments).resolve_timeout
-    heard = tags.hurry(timeout, _SILENCE * timeout)
+    plugin = settings.load(job.arguments)
+    heard = tags.hurry(plugin.resolve_timeout, plugin.resolve_silence)
     try:
         return tags.resolve(tag, enroot_settings.load(job.host()), heard)
     except RefusedError:
@@ -96,6 +162,12 @@ def learns_later(job: Job) -> bool:
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)
     return not several and not _is_given("--as|ync", words)
+
+
+def is_verbose(job: Job) -> bool:
+    """Whether srun was told -v, and so shall say how long containers take."""
+    words = _words(job) if job.context == "srun" else []
+    return _is_given("--v|erbose", words) or any(word.startswith("-v") and not word.strip("-v") for word in words)
 
 
 def _check_words(job: Job) -> None:

@@ -478,9 +478,16 @@ def as_host(host: FakeHost, etc: pathlib.Path) -> dict[str, str]:
     return {"PENROOT_HOST_ROOT": str(host.root)}
 
 
+class Root(int):
+    """The descriptor of a directory, as long as somebody has it."""
+
+    def __del__(self) -> None:
+        os.close(self)
+
+
 def context(host: FakeHost, container: pathlib.Path, caller: dict[str, str], image: dict[str, str]) -> Context:
     """What a hook sees in the container with the root ``container`` on a fake host."""
-    root = os.open(container, os.O_PATH | os.O_DIRECTORY)
+    root = Root(os.open(container, os.O_PATH | os.O_DIRECTORY))
     environ = {"HOME": str(container), "ENROOT_SYSCONF_PATH": str(container / "none"), **caller}
     settings = load(environ)
     caller = Caller(host={**environ, "PENROOT_HOST_ROOT": str(host.root)}, user=pwd.getpwuid(os.geteuid()))

@@ -243,6 +243,8 @@ static bool parse(char *line, struct entry *e)
 	/* "tmpfs /tmp" is a tmpfs, not a bind mount of a file of that name. */
 	if (!strcmp(e->type, "none") && !strcmp(e->source, "tmpfs"))
 		e->type = "tmpfs";
+	if (!strcmp(e->type, "sqsh"))
+		errx(EXIT_FAILURE, "%s:%d: cannot mount %s: a squashfs file needs penroot start or srun", e->origin, e->line, e->source);
 	e->options = *field ? *field : strcmp(e->type, "none") ? "" : "rbind,x-create=auto";
 	parse_words(e);
 	e->inside = inside(e->source);

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-void add_environ(struct request *request, char *const *variables, bool ours_only)
+void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only)
 {
 	static const char *const ours[] = { "PYXIS_", "ENROOT_", RESOLVED "=" };
 
@@ -14,7 +14,7 @@ void add_environ(struct request *request, char *const *variables, bool ours_only
 		for (size_t i = 0; i < LENGTH(ours); i++)
 			wanted = wanted || strncmp(*variables, ours[i], strlen(ours[i])) == 0;
 		if (wanted)
-			request_add(request, "environ", "%s", *variables);
+			request_add(request, key, "%s", *variables);
 	}
 }
 
@@ -39,13 +39,15 @@ int begin_step_request(struct request *request, const char *verb)
 	if (rc != ESPANK_SUCCESS)
 		return fail("cannot get the environment of the job: %s", spank_strerror(rc));
 	begin_request(request, verb, "stepd", step.shared->cwd);
-	add_environ(request, variables, false);
+	add_environ(request, "environ", variables, false);
 	request_add(request, "jobid", "%u", step.job_id);
 	request_add(request, "stepid", "%u", step.step_id);
 	request_add(request, "uid", "%u", (unsigned int)step.job.uid);
 	request_add(request, "gid", "%u", (unsigned int)step.job.gid);
 	request_add(request, "localtasks", "%u", step.local_tasks);
 	request_add(request, "totaltasks", "%u", step.total_tasks);
+	if (*step.swarm)
+		request_add(request, "swarm", "%s", step.swarm);
 	return 0;
 }
 
@@ -109,7 +111,7 @@ int ask(const struct coprocess *process, struct request *request, struct answer 
 int start_as_user(struct coprocess *process, const char *verb, int64_t until)
 {
 	if (coprocess_start(process, verb, -1, &step.job, false) < 0)
-		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+		return fail("cannot start %s: %s", interpreter(), strerror(errno));
 	process->until = until;
 	return 0;
 }

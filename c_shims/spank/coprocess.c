@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
+#include "brought.h"
 #include "linux.h"
 
 #include <errno.h>
@@ -20,14 +21,9 @@
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
-#ifndef PENROOT_PYTHON
-#error "PENROOT_PYTHON: absolute path of the interpreter"
-#endif
-#ifndef PENROOT_LIB
-#error "PENROOT_LIB: directory that holds pyxis_py and enroot_py"
-#endif
 
-/* Which descriptors the process has: the first three, then its end of the socket and of the control socket. */
+/* Which descriptors the process has: the first three, then its end of the socket and of the control socket; srun's has
+ * the stderr of that instead. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
 enum { LOG_SIZE = 64 << 10, LAST_WAIT = 1000 };
 
@@ -170,17 +166,18 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	/* One line for what an installation can lack; a traceback would be of a bug. */
 	static const char start[] =
 		"import sys\n"
-		"sys.path.insert(0, '" PENROOT_LIB "')\n"
+		"sys.path.insert(0, sys.argv[2])\n"
 		"try:\n"
 		"    from pyxis_py.helper import main\n"
 		"except (ImportError, OSError) as e:\n"
-		"    sys.exit(f'" PENROOT_PYTHON " cannot load penroot from " PENROOT_LIB ": {e}')\n"
+		"    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 		"main()\n";
-	char *const argv[] = { PENROOT_PYTHON, "-IS", "-c", (char *)start, (char *)verb, NULL };
+	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
 	/* Hooks and importers find programs where slurmd does: never where the job says. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
-	char *const environment[] = { search, "LC_ALL=C.UTF-8", NULL };
+	char *const authorities = is_brought() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;
+	char *const environment[] = { search, "LC_ALL=C.UTF-8", authorities, NULL };
 
 	if (!path || !*path || snprintf(search, sizeof(search), "PATH=%s", path) >= (int)sizeof(search))
 		(void)snprintf(search, sizeof(search), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -190,7 +187,9 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	(void)umask(022);
 	must(STDERR_FILENO, as ? become(as) : 0, "become the user");
 	must(STDERR_FILENO, chdir("/"), "chdir to /");
-	must(STDERR_FILENO, execve(PENROOT_PYTHON, argv, environment), "execute " PENROOT_PYTHON);
+	(void)execve(argv[0], argv, environment);
+	(void)dprintf(STDERR_FILENO, "cannot execute %s: %s\n", argv[0], strerror(errno));
+	_exit(127);
 }
 
 /* A pair of sockets. Where we are wary, the kernel takes no descriptors for us: one that is thrown away is closed by us,

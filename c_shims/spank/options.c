@@ -28,6 +28,7 @@ enum { NAME_LIMIT = 100, VALUE_LIMIT = 128 * 1024 - 256, VALUES_LIMIT = 256 * 10
 static struct given_option {
 	int option;
 	char *value;
+	bool inherited; /* of sbatch, where an srun or sbatch in its script is in a container, too */
 } *options;
 static size_t option_count;
 static bool option_lost; /* for want of memory */
@@ -41,17 +42,46 @@ static int refuse_crontab(int option)
 		    "srun or sbatch of the line, as in: @hourly srun --%s...", name, name);
 }
 
+/* The name of Slurm's variable for an option of sbatch. */
+static void name_of_sbatch(char variable[NAME_LIMIT], int option)
+{
+	(void)snprintf(variable, NAME_LIMIT, OF_SBATCH "%s", option_table[option].name);
+	for (char *at = variable; (at = strchr(at, '-'));)
+		*at = '_';
+}
+
+/* What Slurm tells srun and sbatch of such a variable comes before what their command lines say: _opt_env() of opt.c. */
+static bool is_inherited(int option, const char *value)
+{
+	char variable[NAME_LIMIT];
+
+	name_of_sbatch(variable, option);
+	const char *of_job = spank_context() == S_CTX_REMOTE ? NULL : getenv(variable);
+	return of_job && strcmp(of_job, value) == 0;
+}
+
 static int keep(int option, const char *value)
 {
+	bool inherited = is_inherited(option, value);
+
 	for (size_t i = 0; i < option_count; i++) {
 		if (options[i].option == option && strcmp(options[i].value, value) == 0)
 			return 0;
+		if (options[i].option == option && options[i].inherited) {
+			char *copy = strdup(value);
+			if (!copy)
+				return fail("out of memory");
+			free(options[i].value);
+			options[i].value = copy;
+			options[i].inherited = false;
+			return 0;
+		}
 	}
 	struct given_option *more = realloc(options, (option_count + 1) * sizeof(*more));
 	if (!more)
 		return fail("out of memory");
 	options = more;
-	options[option_count] = (struct given_option){ .option = option, .value = strdup(value) };
+	options[option_count] = (struct given_option){ .option = option, .value = strdup(value), .inherited = inherited };
 	if (!options[option_count].value)
 		return fail("out of memory");
 	option_count++;
@@ -124,7 +154,7 @@ bool anything_said(void)
 		if (strncmp(*variable, prefix, sizeof(prefix) - 1) == 0)
 			return true;
 	}
-	return option_count > 0;
+	return option_count > 0 || getenv(ENVIRONMENT_VARIABLE);
 }
 
 /* Add the size of a value to that of all. */
@@ -137,6 +167,16 @@ static int measure(const char *dashes, const char *name, const char *value, size
 		return fail("%s%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
 			    "the directory above many", dashes, name, size, VALUE_LIMIT);
 	return 0;
+}
+
+/* Whether a file is to be read, in which the submitter's variables count. */
+bool environment_asked_for(void)
+{
+	for (size_t i = 0; i < option_count; i++) {
+		if (options[i].option == ENVIRONMENT_OPTION)
+			return true;
+	}
+	return getenv(ENVIRONMENT_VARIABLE);
 }
 
 /* What would run, and then drain its nodes. */
@@ -174,12 +214,11 @@ int check_component(void)
 	return 0;
 }
 
-/* Put a variable into the environment of the step, or of the job, under the other name; where it is not set, what a job
+/* Put a variable into the environment of the step, or of the job, under the other name; without a value, what a job
  * around this one has left there is taken away. */
-static int forward(const char *variable, bool of_job)
+static int forward(const char *variable, const char *value, bool of_job)
 {
 	char forwarded[NAME_LIMIT];
-	const char *value = getenv(variable);
 
 	(void)snprintf(forwarded, sizeof(forwarded), "%s%s", of_job ? OF_JOB : OF_STEP, variable);
 	if (value && !of_job ? setenv(forwarded, value, 1) < 0 : unsetenv(forwarded) < 0)
@@ -192,10 +231,18 @@ static int forward(const char *variable, bool of_job)
 int forward_variables(bool of_job)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {
-		if (option_variables[i] && forward(option_variables[i], of_job) < 0)
+		const char *variable = option_variables[i];
+		if (variable && forward(variable, getenv(variable), of_job) < 0)
 			return -1;
 	}
-	return 0;
+	return forward(CARRIED, NULL, of_job) < 0 || forward(PINNED, of_job ? NULL : getenv(PINNED), of_job) < 0 ? -1 : 0;
+}
+
+/* What the environment file says goes along too, and what tags are. */
+int carry(const char *variable, const char *value, bool of_job)
+{
+	(void)unsetenv(variable); /* of a job around this one */
+	return forward(variable, value, of_job);
 }
 
 /* slurmstepd */
@@ -220,8 +267,10 @@ const char *variable_of(const char *word)
 	static const char common[] = "--container-";
 	size_t length = strcspn(word, "=");
 
-	for (int i = 0; i < OPTION_COUNT && length >= sizeof(common); i++) {
-		if (option_selects[i] && strncmp(word, "--", 2) == 0 && strncmp(word + 2, option_table[i].name, length - 2) == 0)
+	for (int i = 0; i < OPTION_COUNT; i++) {
+		size_t least = i == ENVIRONMENT_OPTION ? sizeof("--env") - 1 : sizeof(common);
+		if (option_selects[i] && length >= least && strncmp(word, "--", 2) == 0 &&
+		    strncmp(word + 2, option_table[i].name, length - 2) == 0)
 			return option_variables[i];
 	}
 	return NULL;
@@ -262,7 +311,24 @@ int take_variables(void)
 		if (name && (take_variable(OF_STEP, name) < 0 || take_variable(OF_JOB, name) < 0))
 			return -1;
 	}
+	static const char *const carried[] = { CARRIED, PINNED };
+	for (size_t i = 0; i < LENGTH(carried); i++) {
+		if (take_variable(OF_STEP, carried[i]) < 0 || take_variable(OF_JOB, carried[i]) < 0)
+			return -1;
+	}
 	return 0;
+}
+
+/* The job's environment goes to tasks and to what Slurm runs around them: the key of a swarm is taken out before. */
+int take_swarm(void)
+{
+	char variable[NAME_LIMIT];
+	const char *value = job_variable(variable, SWARM, "");
+
+	if (!value)
+		return 0;
+	(void)snprintf(step.swarm, sizeof(step.swarm), "%s", value);
+	return spank_unsetenv(step.spank, SWARM) == ESPANK_SUCCESS ? 0 : -1;
 }
 
 /* The options of a batch script, where Slurm has lost them on the way to us: with --export-file, and before 23.11 with
@@ -273,10 +339,8 @@ int take_options_of_sbatch(void)
 
 	for (int i = 0; i < OPTION_COUNT && !given; i++) {
 		char name[NAME_LIMIT], variable[NAME_LIMIT];
-		(void)snprintf(name, sizeof(name), "%s", option_table[i].name);
-		for (char *at = name; (at = strchr(at, '-'));)
-			*at = '_';
-		const char *value = job_variable(variable, OF_SBATCH, name);
+		name_of_sbatch(name, i);
+		const char *value = job_variable(variable, "", name);
 		if (value && keep(i, option_table[i].has_arg ? value : "") < 0)
 			return -1;
 	}

@@ -64,10 +64,18 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 
 static int submit(const char *context)
 {
+	static bool again; /* for another component, which has what the first one has found */
 	bool is_batch = strcmp(context, "sbatch") == 0;
 
+	/* A new job reads its environment file anew, and pins its own images. */
+	if (strcmp(context, "srun") != 0) {
+		(void)unsetenv(CARRIED);
+		if (!again)
+			(void)unsetenv(PINNED);
+	}
+	again = true;
 	/* The command of salloc has its environment, and each srun in that forwards what it has. */
-	if (check_sizes() < 0 || (is_batch && check_component() < 0) ||
+	if (give_back_variables() < 0 || check_sizes() < 0 || (is_batch && check_component() < 0) ||
 	    (strcmp(context, "salloc") != 0 && forward_variables(is_batch) < 0))
 		return -1;
 	return anything_said() ? check(context) : 0;

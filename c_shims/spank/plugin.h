@@ -22,6 +22,14 @@
 
 /* What srun found out for all nodes of a step: pyxis_py/job.py. */
 #define RESOLVED "SLURM_PYXIS_RESOLVED"
+/* Where srun's tracker is, and the key of the swarm; nothing but the helper of a step gets to see it. */
+#define SWARM "SLURM_PYXIS_SWARM"
+
+/* What an environment file said where it was submitted: the same. */
+#define CARRIED "PYXIS_EDF"
+/* What the tags of a job's images were when it was submitted: the same. */
+#define PINNED "PYXIS_PINNED"
+#define VERBOSE "SLURM_PYXIS_VERBOSE"
 
 /* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
 #ifndef EXTERN_ENDS_LAST
@@ -45,6 +53,12 @@ static inline int keep_fd(int *fd)
 	*fd = -1;
 	return kept;
 }
+
+/* place.c: the directory that holds pyxis_py and enroot_py, and the Python that runs them; whether they are those that a
+ * container with Slurm of its node has. */
+const char *library(void);
+const char *interpreter(void);
+bool is_brought(void);
 
 /* coprocess.c: the Python process that decides. All return 0 or a descriptor, or -1 with errno. */
 
@@ -179,6 +193,7 @@ struct step {
 	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
 	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
 	struct credentials job;
+	char swarm[512];
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
 extern struct step step;
@@ -207,11 +222,14 @@ int register_options(void);
 bool options_are_lost(void);
 bool container_asked_for(void);
 bool anything_said(void);
+bool environment_asked_for(void);
 void add_options(struct request *request);
 int check_sizes(void);
 int check_component(void);
 int forward_variables(bool of_job);
+int carry(const char *variable, const char *value, bool of_job);
 int take_variables(void);
+int take_swarm(void);
 int take_options_of_sbatch(void);
 const char *variable_of(const char *word);
 void free_options(void);
@@ -221,7 +239,7 @@ enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
 void begin_request(struct request *request, const char *verb, const char *context, const char *cwd);
 int begin_step_request(struct request *request, const char *verb);
-void add_environ(struct request *request, char *const *variables, bool ours_only);
+void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only);
 int listen_to(const struct coprocess *process, struct answer *answer);
 int converse(const struct coprocess *process, struct request *request, struct answer *answer);
 int ask(const struct coprocess *process, struct request *request, struct answer *answer);
@@ -235,6 +253,7 @@ int make_user_directory(void);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(const char *context);
+int give_back_variables(void);
 int take_resolved(void);
 void prepare_step(void);
 int finish_step(void);

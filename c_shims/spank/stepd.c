@@ -55,7 +55,7 @@ static int read_wishes(void)
 
 	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS || get_item(S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return postpone("cannot learn about the step");
-	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch() < 0) || take_variables() < 0 || options_are_lost())
+	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch() < 0) || take_variables() < 0 || take_swarm() < 0 || options_are_lost())
 		return postpone("cannot keep the container options: out of memory?");
 	return container_asked_for();
 }

@@ -49,7 +49,7 @@ static int start_container(struct answer *answer)
 	shared->started = true;
 	shared->helper = (struct identity){ 0 };
 	if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
-		return fail("cannot start " PENROOT_PYTHON ": %s", strerror(errno));
+		return fail("cannot start %s: %s", interpreter(), strerror(errno));
 	if (ask(&process, &request, answer) < 0)
 		return -1;
 	const char *who = answer_get(answer, "helper");
@@ -168,7 +168,9 @@ static void bring_launcher(void)
 
 	if (!launches_by_stepd() || stat("/proc/self/exe", &stepd) < 0)
 		return;
-	cleanup(close_fd) int ours = open(PENROOT_LIB "/../../libexec/penroot/penroot-launch", O_PATH | O_CLOEXEC);
+	char launcher[PATH_MAX];
+	(void)snprintf(launcher, sizeof(launcher), "%s/../../libexec/penroot/penroot-launch", library());
+	cleanup(close_fd) int ours = open(launcher, O_PATH | O_CLOEXEC);
 	for (int fd = STDERR_FILENO + 1; ours >= 0 && fd < LAUNCHER_LIMIT; fd++) {
 		if (fstat(fd, &info) == 0 && info.st_dev == stepd.st_dev && info.st_ino == stepd.st_ino)
 			(void)dup3(ours, fd, O_CLOEXEC);

@@ -7,8 +7,17 @@ optional there, and no registry is known to use one. On the start path.
 from __future__ import annotations
 
 from enroot_py.base.errors import ImageError
+from enroot_py.base.frozen import Frozen
 
 _ALGORITHM = "sha256:"
+
+
+class Pin(Frozen):
+    """The digest that a tag is to have. ``origin``, and then the digest, tells who says so; ``hint`` the way out."""
+
+    digest: str
+    origin: str = "the step resolved it to"
+    hint: str = "start the step again"
 
 
 def is_digest(text: str) -> bool:

@@ -53,6 +53,10 @@ class ImageError(PenrootError):
     """An image is not what it should be: digest, format, missing layer."""
 
 
+class PolicyError(PenrootError):
+    """An image is not one that a policy lets in: look at the rule that is named."""
+
+
 class ContainerError(PenrootError):
     """A container exists, does not exist, or cannot be stored."""
 

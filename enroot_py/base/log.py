@@ -45,30 +45,39 @@ def rewrite(text: str) -> None:
 sink: Callable[[str, str], None] = _stderr
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Words from elsewhere, as a registry's or names in an image, must not steer the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def debug(text: str) -> None:
     if _debug:
-        sink("DEBUG", _printable(text))
+        sink("DEBUG", printable(text))
 
 
 def info(text: str) -> None:
-    sink("INFO", _printable(text))
+    sink("INFO", printable(text))
 
 
 def warn(text: str) -> None:
-    sink("WARN", _printable(text))
+    sink("WARN", printable(text))
 
 
 def error(text: str) -> None:
-    sink("ERROR", _printable(text))
+    sink("ERROR", printable(text))
 
 
 def hint(text: str) -> None:
-    sink("HINT", _printable(text))
+    sink("HINT", printable(text))
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 500M, 20G, 2T, powers of 1000. Raises ValueError with what it should have been."""
+    factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
+    digits = text[:-1] if factor > 1 else text
+    if not digits.isdecimal():
+        raise ValueError("must be a size such as 500M or 20G")
+    return int(digits) * factor
 
 
 def size(count: int) -> str:

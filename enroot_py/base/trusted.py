@@ -19,6 +19,7 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 IRREGULAR = "is not a regular file"
 _EVERYBODY = 0o002
 _GROUP = 0o020
+_OTHERS, _GROUPS = 0o007, 0o070
 
 
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
@@ -167,6 +168,34 @@ def file(path: str) -> int:
     return fd
 
 
+def installed(path: str, root: str = "/") -> int:
+    """Open a regular file of a host for reading that only who owns its ``root`` directory could have put there.
+
+    No link is followed on the way, and no directory on it can be written to by others. Outside of user namespaces
+    alone: in them the files of all others have one owner. Raises OSError, whose strerror says what is not so.
+    """
+    owner = os.stat(root).st_uid
+    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    here = root.rstrip("/")
+    names = [name for name in path[len(here) :].split("/") if name]
+    try:
+        for number, name in enumerate(names):
+            last = number == len(names) - 1
+            here += f"/{name}"
+            flags = _OPEN if last else os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            at, above = os.open(name, flags, dir_fd=at), at
+            os.close(above)
+            state = os.fstat(at)
+            if state.st_uid != owner:
+                raise PermissionError(errno.EPERM, f"{here} belongs to uid {state.st_uid}, not to uid {owner}", path)
+            if state.st_mode & _EVERYBODY or state.st_mode & _GROUP and state.st_gid != owner:
+                why = f"{here} can be written by others (mode {state.st_mode & 0o7777:o})"
+                raise PermissionError(errno.EPERM, why, path)
+        return regular(os.dup(at), path)
+    finally:
+        os.close(at)
+
+
 def regular(fd: int, path: str) -> int:
     """``fd``, if it is open on a regular file. Closes it and raises OSError if not: ``path`` names it in the error."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -184,8 +213,9 @@ def _check_owner(state: os.stat_result, path: str, above: str = "") -> None:
 
 def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> None:
     open_to = state.st_mode & closed_to
-    if open_to & _EVERYBODY or open_to & _GROUP and not _is_own_group(state):
-        raise PermissionError(errno.EPERM, f"can be written by others (mode {state.st_mode & 0o7777:o})", path)
+    if open_to & _OTHERS or open_to & _GROUPS and not _is_own_group(state):
+        what = "written" if open_to & (_EVERYBODY | _GROUP) else "read"
+        raise PermissionError(errno.EPERM, f"can be {what} by others (mode {state.st_mode & 0o7777:o})", path)
 
 
 def _is_own_group(state: os.stat_result) -> bool:

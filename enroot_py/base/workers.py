@@ -52,8 +52,10 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
                 while waiting and len(running) < max(1, parallel):
                     _start(waiting.pop(0), running)
                 # The pipe of one that ends is closed, or has what it failed of.
-                watched = [interrupts.pipe, *running.values()]
-                ended, _, _ = select.select(watched, (), (), _TICK if tick else None)
+                watched = select.poll()
+                for pipe in (interrupts.pipe, *running.values()):
+                    watched.register(pipe, select.POLLIN)
+                ended = [pipe for pipe, _ in watched.poll(_TICK * 1000 if tick else None)]
                 interrupts.check()
                 for pid in [pid for pid, pipe in running.items() if pipe in ended]:
                     _, status = os.waitpid(pid, 0)

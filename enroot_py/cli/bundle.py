@@ -26,7 +26,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, mounts
-from enroot_py.store import mksquashfs, squashfs, unsquashfs
+from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
 PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
 ALIASES = {
@@ -63,6 +63,7 @@ class Bundle:
     def write(self) -> None:
         """Make the file, whole or not at all. Raises ImageError, PenrootError."""
         squashfs.check(self.image)
+        containers.admit_file(self.image, self.settings)
         if self.output == mksquashfs.STDOUT:
             raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
         mksquashfs.check_output(self.path, self.settings)

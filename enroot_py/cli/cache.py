@@ -29,9 +29,12 @@ def cache() -> None:
 
 
 def _store() -> Store:
+    from enroot_py.store import format
     from enroot_py.store.store import Store
 
-    return Store(settings.load().cache_path)
+    store = Store(settings.load().cache_path)
+    format.check(store.root, mark=False)
+    return store
 
 
 @synopsis
@@ -67,6 +70,20 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
 
 
 @synopsis
+@cache.command("metrics", context_settings=CONTEXT)
+@click.option("-o", "--output", metavar="FILE", help="Write them to FILE by rename, for node_exporter.")
+def cache_metrics(output: str | None) -> None:
+    """Print what the store holds and what the records count, in Prometheus' text format."""
+    from enroot_py.cli import metrics
+
+    content = metrics.text(settings.load())
+    if output is None:
+        click.echo(content, nl=False)
+    else:
+        metrics.write(output, content)
+
+
+@synopsis
 @cache.command("verify", context_settings=CONTEXT)
 @click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
 def cache_verify(repair: bool) -> None:
@@ -85,9 +102,10 @@ def cache_verify(repair: bool) -> None:
     if damaged and not repair:
         raise PenrootError(f"{len(damaged)} of the stored things are damaged", hint="penroot cache verify --repair")
     failed = 0
+    options = settings.load().replace("cache verify", lock="")  # what was stored is fetched again
     for reference in verify.repair(store, damaged) if damaged else ():
         try:
-            pull.pull(parse(reference), settings.load())
+            pull.pull(parse(reference), options)
         except PenrootError as e:
             log.error(f"{reference}: {e}")
             failed += 1

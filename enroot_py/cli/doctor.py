@@ -12,15 +12,14 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from enroot_py.base import filesystems, linux, workers
+from enroot_py.base import filesystems, linux, log, trusted, workers
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import namespaces, squashfuse
+from enroot_py.runtime import isolated, namespaces, pods, rootfs, squashfuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,30 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield data_path(settings.data_path)
     yield from cache_path(settings)
     yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
+    yield from policies(settings)
 
 
 def machine() -> Iterator[Finding]:
     """What containers need of the kernel and of /dev/fuse, with Slurm and without."""
     yield kernel()
     yield from namespace_limits()
-    yield overlay()
+    yield from container()
     yield from selinux()
     yield hidepid()
     yield from fuse()
+
+
+def policies(settings: Settings) -> Iterator[Finding]:
+    """Whether what says which images are let in can be read, with its keys: with a slip in it none is."""
+    for path in settings.policies:
+        from enroot_py.registry import policy, signatures
+
+        try:
+            loaded = policy.load(path)
+            count = len([signatures.Key(source) for source in loaded.key_sources] if loaded else ())
+            yield Finding("ok", f"{path} says which images are let in, by {log.many(count, 'key')}")
+        except PenrootError as e:
+            yield Finding("bad", f"no image is let in: {e}", e.hint)
 
 
 def report(results: Iterable[Finding]) -> bool:
@@ -88,51 +101,71 @@ def namespace_limits() -> Iterator[Finding]:
         # A profile may allow it to the interpreter all the same: the try below decides.
         ("kernel.apparmor_restrict_unprivileged_userns", lambda value: value == 1, 0, "warn"),
     )
+    where = f"{pods.MACHINE}: " if pods.is_read_only("/proc/sys") else ""
     for name, wrong, right, verdict in limits:
         value = _sysctl(name)
         if value is None:
             continue
         if wrong(value):
-            fix = f"echo {name}={right} > /etc/sysctl.d/80-penroot.conf; sysctl --system"
+            fix = f"{where}echo {name}={right} > /etc/sysctl.d/80-penroot.conf; sysctl --system"
             yield Finding(verdict, f"{name} is {value}: users may not make the namespaces of a container", fix)
         else:
             yield Finding("ok", f"{name} is {value}")
 
 
-def overlay() -> Finding:
-    """Mount an overlay as an ordinary user: no version and no setting tells what this does."""
-    with tempfile.TemporaryDirectory(prefix="penroot-check-") as directory:
-        os.chmod(directory, 0o755)
-        try:
-            workers.run([lambda: _mount_overlay(directory)], 1)
-        except (OSError, PenrootError) as e:
-            return Finding(
-                "bad",
-                f"an ordinary user cannot mount an overlay in a user namespace: {e} {getattr(e, 'hint', '')}".rstrip(),
-                "modprobe overlay, and see above for the kernel and user namespaces; "
-                "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable),
-            )
-    return Finding("ok", "an ordinary user can mount an overlay in a user namespace")
+def container() -> Iterator[Finding]:
+    """Start one as an ordinary user, up to its root file system: no version and no setting tells what this does."""
+    if error := _failure(_mount_root):
+        advice = (
+            "modprobe overlay, and see above for the kernel and user namespaces; "
+            "with AppArmor's restriction a profile for " + os.path.realpath(sys.executable)
+        )
+        fix = getattr(error, "hint", "") or advice
+        yield Finding("bad", f"an ordinary user cannot start a container: {error}", fix)
+        return
+    yield Finding("ok", "an ordinary user can mount an overlay in a user namespace, and make it the root directory")
+    if error := _failure(_mount_proc):
+        fix = getattr(error, "hint", "")
+        yield Finding("warn", f"containers with processes of their own cannot start: {error}", fix)
+
+
+def _failure(task: Callable[[], None]) -> OSError | PenrootError | None:
+    """Why a task fails in a child of its own, whose mounts go with it."""
+    try:
+        workers.run([task], 1)
+    except (OSError, PenrootError) as e:
+        return e
+    return None
 
 
 _NOBODY = 65534
 
 
-def _mount_overlay(directory: str) -> None:
-    """In a child of its own, whose mounts go with it. Raises OSError, PenrootError."""
+def _enter(own: int) -> None:
+    """Enter the namespaces of a container as an ordinary user, with some of its ``own``. Raises PenrootError."""
     # Root of a user namespace that holds nobody else cannot become him, and need not.
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
-    namespaces.enter_user(os.geteuid(), os.getegid())
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount("tmpfs", directory, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV)
-    for name in ("one", "two", "root"):
-        os.mkdir(f"{directory}/{name}")
-    data = f"lowerdir={directory}/one:{directory}/two,userxattr"
-    linux.mount("overlay", f"{directory}/root", "overlay", linux.MS_RDONLY, data)
+    namespaces.enter(os.geteuid(), os.getegid(), own, superuser=False)
+
+
+def _mount_root(scratch: str = "/tmp") -> None:
+    """What a start does with any root file system; ``scratch`` is covered here alone. Raises OSError, PenrootError."""
+    _enter(0)
+    rootfs.mount_scratch(scratch)
+    lowerdirs = (f"{scratch}/upper", f"{scratch}/work")
+    rootfs.attach(rootfs.overlay(lowerdirs, "", "", ["userxattr"]), f"{scratch}/root")
+    rootfs.switch(f"{scratch}/root")
+
+
+def _mount_proc() -> None:
+    """What a start with --pid does. Raises PenrootError."""
+    _enter(linux.CLONE_NEWPID)
+    with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        for mount in isolated.mounts_of(linux.CLONE_NEWPID, []):
+            mount.execute(root)
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
@@ -168,10 +201,13 @@ def hidepid(mountinfo: str = "/proc/self/mountinfo") -> Finding:
 
 
 def fuse() -> Iterator[Finding]:
+    # Where a device plugin gives devices, those who need none go without.
+    verdict = "warn" if pods.is_made() else "bad"
     try:
         info = os.stat("/dev/fuse")
     except FileNotFoundError:
-        yield Finding("bad", "there is no /dev/fuse: squashfs images cannot be mounted", "modprobe fuse")
+        what = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
+        yield Finding(verdict, what, pods.without_fuse(squashfuse.INSTEAD))
         return
     mode = stat.S_IMODE(info.st_mode)
     if not stat.S_ISCHR(info.st_mode) or mode & 0o006 != 0o006:
@@ -183,10 +219,11 @@ def fuse() -> Iterator[Finding]:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as e:
         if e.errno == errno.EPERM:  # EACCES is the mode's
+            slurms = "/dev/fuse in cgroup_allowed_devices_file.conf where Slurm has that, else ConstrainDevices=no"
             yield Finding(
-                "bad",
+                verdict,
                 "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
-                "/dev/fuse in cgroup_allowed_devices_file.conf where Slurm has that, else ConstrainDevices=no",
+                pods.without_fuse(squashfuse.INSTEAD) if pods.is_made() else slurms,
             )
     server = squashfuse.installed("squashfuse_ll", "squashfuse")
     if server:
@@ -205,12 +242,29 @@ def programs() -> Iterator[Finding]:
             yield Finding("warn", what, "install squashfs-tools")
 
 
+_STICKY = "chmod 1777 DIRECTORY, of an emptyDir by an initContainer; or a directory of your own in enroot.conf"
+
+
+def _doubt(path: str) -> str:
+    """Why what others could have put there in place of ``path`` is not believed; "" where nobody could."""
+    try:
+        trusted.place(f"{path}/any")
+    except OSError as e:
+        return e.strerror if e.errno == errno.EPERM and e.strerror else ""
+    return ""
+
+
 def data_path(path: str) -> Finding:
     """Where containers are; that of the caller stands for all users'."""
     fix = "a local disk for ENROOT_DATA_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)"
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
         return Finding("warn", f"containers are in {path}, a network file system ({kind}): no overlay, slow", fix)
+    if why := _doubt(path):
+        return Finding("bad", f"containers are in {path}, which {why}", _STICKY)
+    if kind == "overlay":
+        what = f"containers are in {path}, which {pods.ON_OVERLAY}: they cannot keep changes"
+        return Finding("bad", what, pods.volume("ENROOT_DATA_PATH"))
     there = filesystems.existing(path)
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return Finding("bad", f"containers are in {path}, mounted noexec: their programs cannot be executed", fix)
@@ -222,6 +276,13 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
     """Where images are stored, and in which form."""
     path = settings.cache_path
     kind = filesystems.kind(path)
+    if why := _doubt(path):
+        yield Finding("bad", f"images are stored in {path}, which {why}", _STICKY)
+        return
+    if kind == "overlay":
+        what = f"images are stored in {path}, which {pods.ON_OVERLAY}: layers that delete files cannot be stored"
+        yield Finding("bad", what, pods.volume("ENROOT_CACHE_PATH"))
+        return
     if kind not in filesystems.NETWORK:
         yield Finding("ok", f"images are stored in {path} ({kind})")
         return

@@ -27,6 +27,8 @@ def explain(
     for setting in SETTINGS.values():
         if settings.origin(setting) != "default":
             write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
+    for path in settings.policies:
+        write(f"policy   {path} lets it in\n")
     write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
     sys.stdout.flush()
     child = os.fork()
@@ -42,6 +44,8 @@ def explain(
         container = enter(settings.replace("--explain", rootfs_writable=False))
         for key, value in sorted(container.environ.items()):
             log.explain(f"set      {key}={value}  ({container.origins.get(key, 'login')})")
+        if container.workdir:
+            log.explain(f"workdir  {container.workdir}  ({container.origins['PWD']})")
         log.explain("run      " + " ".join(container.argv(command)))
     except PenrootError as e:
         log.error(str(e))

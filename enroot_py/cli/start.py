@@ -10,9 +10,10 @@ import os
 import sys
 
 from enroot_py import called_as
-from enroot_py.base import log
+from enroot_py.base import log, recording
 from enroot_py.base.errors import UsageError
 from enroot_py.base.fds import Fd
+from enroot_py.base.recording import Recording
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
 from enroot_py.config.table import slips
@@ -22,6 +23,10 @@ from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import containers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.cli.startfile import StartFile
 
 SYNOPSIS = {
     "start": "start [options] [--] NAME|IMAGE [COMMAND] [ARG...]",
@@ -38,13 +43,17 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -c, --conf CONFIG        run a configuration script before the container starts
        --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
+       --environment NAME|FILE
+                            an environment file, which may say the image: then all words are the command
        --join               share the container of equal starts by the same process, as ranks of MPI do
-   -m, --mount FSTAB        mount SOURCE:TARGET[:TYPE:OPTIONS]
+       --lock FILE          take the digest of a reference from this lock file
+   -m, --mount FSTAB        mount SOURCE:TARGET[:TYPE:OPTIONS]; what a squashfs file holds has the type sqsh
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
                             give the container namespaces of its own
+       --slurm              bring srun, sbatch, squeue and their like from this node
        --explain            show what would be mounted, set, hooked and run, and why
    -h, --help               this text
 """
@@ -58,11 +67,27 @@ def usage(verb: str) -> str:
 class Options:
     """The command line of ``penroot start``."""
 
-    __slots__ = ("devices", "env", "mounts", "conf", "rc", "explain", "changes", "target", "command")
+    __slots__ = (
+        "devices",
+        "env",
+        "environment",
+        "file",
+        "lock",
+        "mounts",
+        "conf",
+        "rc",
+        "explain",
+        "changes",
+        "target",
+        "command",
+    )
 
     def __init__(self) -> None:
         self.devices: list[str] = []
         self.env: list[str] = []
+        self.environment: list[str] = []
+        self.file: StartFile | None = None
+        self.lock: list[str] = []
         self.mounts: list[str] = []
         self.conf: list[str] = []
         self.rc: list[str] = []
@@ -82,11 +107,14 @@ FLAGS = {
     "--net": "unshare_net",
     "--ipc": "unshare_ipc",
     "--uts": "unshare_uts",
+    "--slurm": "slurm",
 }
 VALUES = {
     "--device": "devices",
     "-e": "env",
     "--env": "env",
+    "--environment": "environment",
+    "--lock": "lock",
     "-m": "mounts",
     "--mount": "mounts",
     "-c": "conf",
@@ -95,6 +123,7 @@ VALUES = {
 }
 
 
+_TARGET = "a container or an image"
 # What options of docker and podman are called here.
 _ELSEWHERE = {
     "--gpus": "it is --device nvidia.com/gpu=all",
@@ -130,11 +159,25 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         else:
             meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, "--explain", "--help")])
             raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
-    if not rest:
-        needs = "a configuration script" if verb == "batch" else "a container or an image"
-        raise mistake(verb, f"{verb} needs {needs}")
-    options.target, options.command = rest[0], tuple(rest[1:])
+    if rest:
+        options.target, options.command = rest[0], tuple(rest[1:])
+    elif not options.environment or verb == "batch":  # its image may be in the file
+        raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
+
+
+def read_environment(options: Options, verb: str) -> None:
+    """Read the environment file of a start: where it says the image, all words are the command. Raises PenrootError."""
+    if verb == "batch":
+        raise mistake(verb, "batch takes no --environment", "its script says what to start")
+    from enroot_py.cli import startfile
+
+    options.file = startfile.StartFile(startfile.read(options.environment[-1]))
+    if options.file.target:
+        words = (options.target, *options.command) if options.target else ()
+        options.target, options.command = options.file.target, words
+    elif not options.target:
+        raise mistake(verb, f"start needs {_TARGET}", f"{options.environment[-1]} says none")
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
@@ -149,21 +192,29 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options is None:
         sys.stdout.write(usage(verb))
         return
+    if options.environment:
+        read_environment(options, verb)
     settings = read_settings(options, batch=batch)
     superuser = namespaces.privileged(settings)  # asked now: inside, root of a user namespace looks like root
     if options.explain:
         from enroot_py.cli.explain import explain
 
         source = find(options.target, settings)
-        explain(source, settings, options.command, lambda changed: enter(asked(source, changed, options)))
+        explain(source, settings, options.command, lambda changed: entered(source, changed, options))
         return
-    if joins(settings):
-        container = enter_shared(settings, options)
-    else:
-        container = enter(asked(find(options.target, settings), settings, options))
+    with Recording("start", settings.events):
+        container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
     if not superuser:
         namespaces.confine(remap_root=settings.remap_root)
     container.execute(options.command)
+
+
+def enter_own(settings: Settings, options: Options) -> Container:
+    """Enter a container that no other process shares. Raises PenrootError."""
+    source = find(options.target, settings)
+    recording.phase("image")
+    recording.fact(**source.facts)
+    return entered(source, settings, options)
 
 
 def read_settings(options: Options, *, batch: bool) -> Settings:
@@ -183,23 +234,33 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
     settings = load(os.environ, directives)
     for line in slips(os.environ):
         log.warn(line)
+    if options.file:
+        settings = options.file.settings(settings)
+    if options.lock:
+        settings = settings.replace("--lock", lock=os.path.abspath(options.lock[-1]))
     if options.changes:
         settings = settings.replace("command line", **options.changes)
-    if options.devices:
-        devices = [settings.devices, *options.devices] if settings.devices else options.devices
-        settings = settings.replace("command line", devices=",".join(devices))
-    return settings
+    return settings.with_devices(options.devices, "command line")
+
+
+def entered(source: Source, settings: Settings, options: Options) -> Container:
+    """Enter the container that the command line asks for. Raises PenrootError."""
+    container = enter(asked(source, settings, options))
+    return options.file.fit(container, options.command) if options.file else container
 
 
 def asked(source: Source, settings: Settings, options: Options) -> Start:
     """What the command line asks for. Raises PenrootError."""
+    said = tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts)
+    file = options.file
     start = Start(
         source=source,
         settings=settings,
-        host=os.environ,
+        host={**os.environ, **file.host} if file else os.environ,
         superuser=namespaces.privileged(settings),
-        mounts=tuple(mounts.parse_option(text, os.environ, f"--mount {text}") for text in options.mounts),
+        mounts=(*file.mounts, *said) if file else said,
         env=environ.of_options(tuple(options.env), os.environ),
+        file=file.variables if file else None,
         conf=options.conf[-1] if options.conf else "",
         script=read_script(options.rc[-1]) if options.rc else None,
         command=options.command,
@@ -235,6 +296,7 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     given = environ.of_options(tuple(options.env), os.environ)
     same = [os.path.realpath(path) for path in (options.target, *options.rc[-1:]) if os.path.isfile(path)]
     same += [options.target, *sorted(given), *options.conf, "", *options.mounts]
+    same += [options.file.identity] if options.file else []
     record = ranks.Record(same, settings, os.environ, scratch)
     own = {**ranks.variables(os.environ, settings), **given}
     for name in pmix.FITTED:
@@ -242,13 +304,14 @@ def enter_shared(settings: Settings, options: Options) -> Container:
     joined = record.join()
     if joined is None:
         record.sweep()
-        container = enter(asked(find(options.target, settings), settings, options))
+        container = entered(find(options.target, settings), settings, options)
         record.keep(container.environ, container.origins, own)
         return container
     shared, origins = joined
     variables = environ.Variables({**shared, **own}, dict.fromkeys([*origins, *own], "the launcher"))
     with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-        return Container(variables, etc.of_image(root), login_shell=settings.login_shell)
+        container = Container(variables, etc.of_image(root), login_shell=settings.login_shell)
+    return options.file.fit(container, options.command) if options.file else container
 
 
 def find(target: str, settings: Settings) -> Source:

@@ -13,8 +13,12 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.cli import locks
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import CONTEXT, Commands, synopsis, there, usage
+from enroot_py.cli.env import env
+from enroot_py.cli.logins import login, logout
+from enroot_py.cli.ssh import ssh_config, ssh_key, ssh_proxy
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import SETTINGS, slips
@@ -22,6 +26,15 @@ from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
 _PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, given: bool) -> None:
+    """Of enroot, whose scripts compare it, the number alone."""
+    if given:
+        from enroot_py.base import build
+
+        click.echo(ENROOT_VERSION if called_as() == "enroot" else build.line())
+        ctx.exit()
 
 
 @click.group(
@@ -32,7 +45,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # of a proxy, in an address
     options_metavar="",
     subcommand_metavar="COMMAND [ARG...]",
 )
-@click.version_option(enroot_py.version(), message="%(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Say which.")
 @click.pass_context
 def penroot(ctx: click.Context) -> None:
     """Containers without root or daemon: squashfs and overlay root filesystems from Docker images."""
@@ -71,10 +84,14 @@ def command(function: Callable[..., None]) -> click.Command:
 _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
 
 
-def loaded(*, force: bool = False) -> Settings:
-    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE."""
+_lock = click.option("--lock", callback=there, metavar="FILE", help="Lock file that says which digest a tag is.")
+
+
+def loaded(*, force: bool = False, lock: str | None = None) -> Settings:
+    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE and --lock over ENROOT_LOCK."""
     options = settings.load()
-    return options.replace("--force", force_override=True) if force else options
+    options = options.replace("--force", force_override=True) if force else options
+    return options.replace("--lock", lock=os.path.abspath(lock)) if lock else options
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -89,8 +106,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @_force
+@_lock
 @click.argument("uri")
-def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None:
+def import_(arch: str | None, output: str | None, force: bool, lock: str | None, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
 
     URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
@@ -98,18 +116,19 @@ def import_(arch: str | None, output: str | None, force: bool, uri: str) -> None
     """
     from enroot_py.cli import images
 
-    images.import_(uri, output, loaded(force=force), arch)
+    images.import_(uri, output, loaded(force=force, lock=lock), arch)
 
 
 @command
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
+@_lock
 @click.argument("image")
-def create(name: str | None, force: bool, image: str) -> None:
+def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
     """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
     from enroot_py.registry import reference
 
-    options = loaded(force=force)
+    options = loaded(force=force, lock=lock)
     if reference.is_uri(image):
         _create_from(image, name, options, None)
         return
@@ -124,10 +143,11 @@ def create(name: str | None, force: bool, image: str) -> None:
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
+@_lock
 @click.argument("uri")
-def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
+def load(arch: str | None, name: str | None, force: bool, lock: str | None, uri: str) -> None:
     """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
-    _create_from(uri, name, loaded(force=force), arch)
+    _create_from(uri, name, loaded(force=force, lock=lock), arch)
 
 
 def _create_from(uri: str, name: str | None, options: Settings, arch: str | None) -> None:
@@ -154,8 +174,9 @@ def digest(arch: str | None, uri: str) -> None:
 
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
+@click.option("--signatures", is_flag=True, help="Show who has signed an image of a registry, and which rules want it.")
 @click.argument("image")
-def inspect(arch: str | None, image: str) -> None:
+def inspect(arch: str | None, signatures: bool, image: str) -> None:
     """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
 
     IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
@@ -164,7 +185,13 @@ def inspect(arch: str | None, image: str) -> None:
 
     from enroot_py.cli import images
 
-    text = json.dumps(images.inspect(image, loaded(), arch), indent=2, ensure_ascii=False)
+    if signatures:
+        from enroot_py.cli import signed
+
+        shown = signed.inspect(image, loaded(), arch)
+    else:
+        shown = images.inspect(image, loaded(), arch)
+    text = json.dumps(shown, indent=2, ensure_ascii=False)
     click.echo(text.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
 
 
@@ -285,6 +312,13 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
 
 
 penroot.add_command(cache)
+penroot.add_command(env)
+penroot.add_command(locks.lock)
+penroot.add_command(login)
+penroot.add_command(logout)
+penroot.add_command(ssh_config)
+penroot.add_command(ssh_key)
+penroot.add_command(ssh_proxy)
 penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
@@ -320,7 +354,9 @@ def info() -> None:
         _info_of_enroot(options)
         return
     click.echo(f"penroot version: {__version__}")
-    files = list(settings.read_files(os.environ)) or [f"none in {settings.sysconf_path()} and {options.config_path}"]
+    files = [*settings.read_files(os.environ), *options.policies] or [
+        f"none in {settings.sysconf_path()} and {options.config_path}"
+    ]
     click.echo("Config files: " + " ".join(files))
     click.echo("\nEnvironment variables:")
     for variable, text, origin in sorted(options.everything()):
@@ -359,6 +395,23 @@ def doctor() -> None:
 
     if not report(findings(loaded())):
         click.get_current_context().exit(1)
+
+
+@command
+@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
+@click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=_names)
+def fabric(environment: str | None, name: str | None) -> None:
+    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
+
+    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
+    """
+    from enroot_py.cli import fabric as report
+    from enroot_py.cli import start
+
+    options = start.Options()
+    options.environment = [environment] if environment else []
+    options.target = name or ""
+    report.report(options)
 
 
 @command

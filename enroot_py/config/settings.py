@@ -10,24 +10,34 @@ from __future__ import annotations
 import os
 from _collections_abc import Iterable, Iterator, Mapping
 
+from enroot_py import LIBRARY
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.table import SETTINGS, UNUSED, Setting, Table, check_key
 from enroot_py.config.words import base_directories, expand
 
+# Where a container has what srun and its like need, and penroot too: runtime/slurm.py, c_shims/brought.h.
+HERE = "/run/penroot/slurm"
+SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
+POLICY = "policy.json"
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Value = tuple[str, str]  # the text, and where it comes from
     Entry = tuple[str, int, str]  # a variable, the line of its file, the text
+    Place = tuple[str, list[str]]  # a directory, and the names in it
 
 
 class Settings(Table):
     """The settings of one run. Read-only once loaded."""
 
-    def __init__(self, values: dict[str, Value], passed_on: Mapping[str, Value] | None = None) -> None:
+    def __init__(
+        self, values: dict[str, Value], passed_on: Mapping[str, Value] | None = None, policies: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(values)
         self._passed_on = passed_on or {}
+        self.policies = policies  # files that say which images are let in: registry/policy.py
 
     @property
     def passed_on(self) -> dict[str, str]:
@@ -47,11 +57,16 @@ class Settings(Table):
         for name, value in changes.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
             values[name] = (text, origin)
-        return Settings(values, self._passed_on)
+        return Settings(values, self._passed_on, self.policies)
+
+    def with_devices(self, more: Iterable[str], origin: str) -> Settings:
+        """A copy with devices added."""
+        devices = tuple(more)
+        return self.replace(origin, devices=",".join(filter(None, (self.devices, *devices)))) if devices else self
 
 
 def sysconf_path(environ: Mapping[str, str] = os.environ) -> str:
-    return environ.get("ENROOT_SYSCONF_PATH") or "/etc/enroot"
+    return environ.get("ENROOT_SYSCONF_PATH") or SITE
 
 
 def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -66,7 +81,8 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
     Source of the format: enroot(1), configuration.
     """
     base = base_directories(environ)
-    in_files = dict(_in_files(environ, base))
+    places = list(_places(environ, base))
+    in_files = dict(_in_files(places, environ, base))
     values = {}
     for variable, setting in SETTINGS.items():
         if directives and variable in directives:
@@ -85,7 +101,7 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
     passed_on = {key: value for key, value in in_files.items() if key not in SETTINGS and key not in UNUSED}
-    return Settings(values, passed_on)
+    return Settings(values, passed_on, _policies(places, environ))
 
 
 def _check(setting: Setting, text: str, origin: str) -> None:
@@ -121,18 +137,26 @@ def _of_our_group(store: str) -> str:
     return f"{store}/group-{os.getegid()}"
 
 
-def read_files(environ: Mapping[str, str], base: Mapping[str, str] | None = None) -> Iterator[str]:
+def read_files(environ: Mapping[str, str]) -> Iterator[str]:
     """The files of settings that there are, in the order in which they are read: what the last one sets counts."""
-    base = base or base_directories(environ)
+    return _files(_places(environ, base_directories(environ)))
+
+
+def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Place]:
+    """The directories of settings that there are, the system's and the user's, and the names in each."""
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             there = os.listdir(directory)
-        except PermissionError:  # it may still let us in by name
-            there = ["enroot.conf", "penroot.yaml"] if os.path.isdir(directory) else []
-        except OSError:
-            continue
+        except OSError as e:  # it may still let us in by name; and no policy of the site is passed over
+            by_name = isinstance(e, PermissionError) or directory == SITE
+            there = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if there:
             files.check(directory)
+        yield directory, there
+
+
+def _files(places: Iterable[Place]) -> Iterator[str]:
+    for directory, there in places:
         for name, suffix in (("enroot.conf", ".conf"), ("penroot.yaml", ".yaml")):
             if name in there:
                 yield f"{directory}/{name}"
@@ -141,10 +165,32 @@ def read_files(environ: Mapping[str, str], base: Mapping[str, str] | None = None
                 yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
 
 
-def _in_files(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
+def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The policies that there are. No variable takes the site's own away: one of another place comes to it."""
+    found = [f"{directory}/{POLICY}" for directory, there in places if POLICY in there]
+    its_own = f"{SITE}/{POLICY}"
+    if sysconf_path(environ) != SITE and _may_be(its_own):
+        found.insert(0, its_own)
+    return tuple(found)
+
+
+def _may_be(path: str) -> bool:
+    """Whether there is a file, or a directory in which we cannot look for one: opening it says what is wrong."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _in_files(
+    places: Iterable[Place], environ: Mapping[str, str], base: Mapping[str, str]
+) -> Iterator[tuple[str, Value]]:
     """Each variable in the files, with its value; the last one counts. Raises ConfigError."""
     variables = {**base, **environ}
-    for path in read_files(environ, base):
+    for path in _files(places):
         entries = _in_yaml(path, base["XDG_RUNTIME_DIR"]) if path.endswith(".yaml") else _in_conf(path)
         for key, line, text in entries:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from _collections_abc import Mapping
 
+from enroot_py.base import log
 from enroot_py.base.errors import ConfigError
 from enroot_py.config.words import nearest
 
@@ -69,6 +70,55 @@ class Choice(Text):
         return text
 
 
+class Words(Setting):
+    """Some of a few words, separated by commas."""
+
+    def __init__(self, default: str, doc: str, *words: str) -> None:
+        super().__init__(default, doc)
+        self.words = words
+        self.kind = ",".join(words)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        said = tuple(filter(None, text.replace(",", " ").split()))
+        if not set(said) <= set(self.words):
+            raise ValueError("must be some of " + ", ".join(self.words))
+        return said
+
+    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+        return self.parse(instance.text(self))
+
+
+class Paths(Setting):
+    """Absolute paths, separated by colons."""
+
+    kind = "paths"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        said = tuple(filter(None, text.split(":")))
+        if not all(path.startswith("/") for path in said):
+            raise ValueError("must be absolute paths, separated by colons")
+        return tuple(path.rstrip("/") or "/" for path in said)
+
+    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+        return self.parse(instance.text(self))
+
+
+class Place(Path):
+    """An absolute path, one of some words, or nothing."""
+
+    def __init__(self, default: str, doc: str, *words: str) -> None:
+        super().__init__(default, doc)
+        self.words = words
+        self.kind = "|".join(("path", *words))
+
+    def parse(self, text: str) -> str:
+        if not text or text in self.words:
+            return text
+        if not text.startswith("/"):
+            raise ValueError(" or ".join(("must be an absolute path", *self.words)))
+        return super().parse(text)
+
+
 class Bool(Setting):
     kind = "bool"
 
@@ -118,11 +168,7 @@ class Size(Setting):
     kind = "size"
 
     def parse(self, text: str) -> int:
-        factor = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
-        digits = text[:-1] if factor > 1 else text
-        if not digits.isdecimal():
-            raise ValueError("must be a size such as 500M or 20G")
-        return int(digits) * factor
+        return log.parse_size(text)
 
     def __get__(self, instance: Table, owner: type) -> int:
         return self.parse(instance.text(self))
@@ -152,6 +198,7 @@ class Table:
     squash_options = Text("-comp lz4", "options given to mksquashfs")
     max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
     max_connections = Int("10", "parallel downloads")
+    lock = Place("", "lock file that says which digest each tag is, and which tags there are: penroot-lock(1)")
     connect_timeout = Int("30", "seconds to wait for a connection")
     transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
     transfer_retries = Int("3", "how often a failed transfer is tried again")
@@ -171,6 +218,20 @@ class Table:
     )
     restrict_dev = Bool("no", "give the container a /dev of its own, with standard and selected devices only")
     devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
+    fabric = Words(
+        "",
+        "what of the host's network goes into containers of its ABI: libfabric, ucx, nccl (its plugin), some of these",
+        *("libfabric", "ucx", "nccl"),
+    )
+    fabric_path = Paths(
+        "",
+        "directories of the host that have it, if not those of its loader; {variant} in one is that of the plugin",
+    )
+    fabric_unfit = Choice(
+        "error",
+        "what becomes of a start where the host's network does not fit into the image: an error, or a warning",
+        *("error", "warn"),
+    )
     unshare_pid = Bool("no", "give the container processes of its own, of which its command is number 1")
     unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
     unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
@@ -182,9 +243,15 @@ class Table:
         *("auto", "yes", "no"),
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
+    slurm = Bool("no", "give containers the node's srun, sbatch, squeue and their like, in whatever distribution")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
     bundle_all = Bool("no", "let bundles take the user's configuration along")
     bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
+    events = Place(
+        "",
+        "where pulls, creations, starts and steps are recorded, a line of JSON each; in a directory that is UID.jsonl",
+        *("journald", "syslog"),
+    )
     force_override = Bool("no", "overwrite what exists")
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:

@@ -49,6 +49,10 @@ class Host:
             # As the kernel names what is beneath it.
             self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
+    def __del__(self) -> None:
+        if self._root >= 0:
+            os.close(self._root)
+
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
         """The host's own tree, or PENROOT_HOST_ROOT. The variable is the caller's, who gains nothing by it."""
@@ -103,6 +107,7 @@ class Edits:
         self.programs: list[list[str]] = []  # run first, with the container's root as their last argument
         self.nodes: dict[str, str] = {}  # by path in the container, from that of the host
         self.hidden: list[str] = []
+        self.emptied: list[str] = []  # directories of /dev that are to hold what is given here, and no more
         self.files: dict[str, tuple[str, int]] = {}  # likewise, with the attributes of the mount
         self.tmpfs: list[str] = []
         self.links: dict[str, str] = {}
@@ -128,6 +133,7 @@ class Edits:
         """One line for each, in the order in which they are done."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
+        lines += [f"empty    {path}" for path in self.emptied]
         lines += [f"device   {target} from {source}" for target, source in sorted(self.nodes.items())]
         lines += [f"cover    {path}" for path in self.tmpfs]
         lines += [f"file     {target} from {source}" for target, (source, _) in sorted(self.files.items())]
@@ -139,7 +145,7 @@ class Edits:
         """Do it. Raises HookError for a device that cannot be had; a file that cannot is a warning."""
         whole = shared_dev(context)
         if not whole:
-            self.hidden = []  # nothing is there that was not put there
+            self.hidden = self.emptied = []  # nothing is there that was not put there
         if log.explain or os.environ.get("PENROOT_DEBUG"):
             for line in self.describe():
                 (log.explain or log.debug)(line)
@@ -163,9 +169,13 @@ class Edits:
     def _nodes(self, context: Context, place: _Places, whole: bool) -> None:
         for path in self.hidden:
             place.hide(path)
+        for path in self.emptied:
+            if context.exists(path):
+                place.tmpfs(path)
         host = context.host.get("PENROOT_HOST_ROOT", "").rstrip("/")
         for target, source in self.nodes.items():
-            if whole and (source == host + target or context.exists(target)):
+            emptied = target.startswith(tuple(f"{path}/" for path in self.emptied))
+            if whole and not emptied and (source == host + target or context.exists(target)):
                 continue  # with the rest of /dev
             try:
                 place.bind(target, source)

@@ -21,6 +21,26 @@ from enroot_py.registry.reference import Reference
 _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a header of that size
 
 
+# What one client of this process was given the next one need not ask for: by registry, repository and user.
+_TOKENS: dict[tuple[str, str, str | None], str] = {}
+
+
+def tokens() -> str:
+    """The tokens that this process was given, for ``know`` of another one: a secret."""
+    return json.dumps([[*place, token] for place, token in _TOKENS.items()])
+
+
+def know(tokens: str) -> None:
+    """Use the tokens of another process, each where that did. Raises ValueError."""
+    rows = json.loads(tokens)
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
+        raise ValueError("no tokens")
+    for registry, repository, user, token in rows:
+        if not all(isinstance(word, str) for word in (registry, repository, user or "", token)):
+            raise ValueError("no token")
+        _TOKENS[registry, repository, user] = token
+
+
 class Authorization:
     """The Authorization header of requests to the repository of ``reference``: none before the registry wants one.
 
@@ -31,20 +51,22 @@ class Authorization:
     def __init__(
         self, reference: Reference, settings: Settings, client: HttpClient, heard: Callable[[bool], None]
     ) -> None:
-        self.headers: dict[str, str] = {}
+        self._place = (reference.registry, reference.repository, reference.user)
+        self._basic = ""
         self._reference = reference
         self._settings = settings
         self._client = client
         self._heard = heard
         self._credential: Credential | None = None
-        self._stranger = ""  # a token server that got no login, as it is not known to be the registry's
+        self.given: Credential | None = None  # by who logs in, to no repository in particular
+        self.stranger = ""  # a token server that got no login, as it is not known to be the registry's
 
     def answer(self, challenge: str) -> None:
         """Do what a WWW-Authenticate header asks for: get a token for this repository, or use Basic."""
         known = dict(challenges(challenge))
         bearer = known.get("bearer", {})
         if bearer.get("realm"):
-            self.headers = {"Authorization": "Bearer " + self._token(bearer)}
+            _TOKENS[self._place] = "Bearer " + self._token(bearer)
             return
         if "basic" not in known:
             raise RegistryError(
@@ -53,12 +75,18 @@ class Authorization:
         self._credential = self._login()
         if self._credential is None:
             raise self.unauthorized()
-        self.headers = {"Authorization": self._credential.basic()}
+        self._basic = self._credential.basic()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What to send, as far as that is known."""
+        header = self._basic or _TOKENS.get(self._place, "")
+        return {"Authorization": header} if header else {}
 
     def unauthorized(self) -> RefusedError:
         """The error of an answer of status 401 to our header."""
-        if self._credential is None and self._stranger:
-            return refusals.stranger(self._reference, self._stranger, self._settings)
+        if self._credential is None and self.stranger:
+            return refusals.stranger(self._reference, self.stranger, self._settings)
         return refusals.unauthorized(self._reference, self._credential, self._settings)
 
     def denied(self, words: str) -> RefusedError:
@@ -67,10 +95,12 @@ class Authorization:
         who = f"{login.user!r} from {login.source}" if login else "nobody in particular"
         return RefusedError(
             f"403 from {reference.registry}: {reference.repository} is denied to {who} {words}".rstrip(),
-            hint=refusals.introduction(reference, self._stranger, self._settings) if self._stranger else "",
+            hint=refusals.introduction(reference, self.stranger, self._settings) if self.stranger else "",
         )
 
     def _login(self, realm: str = "") -> Credential | None:
+        if self.given:
+            return self.given
         self._heard(True)  # a program that asks its user for a password is not the registry's silence
         credential = credentials.find(self._reference, self._settings, realm=realm)
         self._heard(False)
@@ -84,14 +114,12 @@ class Authorization:
         if known or self._client.is_own(realm):
             self._credential = self._login(realm.netloc if known else "")
         else:
-            self._stranger = realm.netloc
+            self.stranger = realm.netloc
         # Whatever scope the challenge names, the token is for the repository that we ask for.
-        query = {
-            "service": challenge.get("service", ""),
-            "scope": f"repository:{self._reference.repository}:pull",
-        }
+        scope = {} if self.given else {"scope": f"repository:{self._reference.repository}:pull"}
+        query = {"service": challenge.get("service", ""), **scope}
         user = self._credential.user if self._credential else "anonymous"
-        log.debug(f"token for {query['scope']} from {realm.netloc} as {user}")
+        log.debug(f"token for {query.get('scope', 'a login')} from {realm.netloc} as {user}")
         response = self._ask(realm, query, self._credential)
         if response.status in (401, 403):
             response.discard()

@@ -24,6 +24,8 @@ from enroot_py.config.words import base_directories
 from enroot_py.registry.reference import DOCKER_HUB, Reference
 
 _HUB_KEY = "https://index.docker.io/v1/"
+_NOTHING = "credentials not found"  # of docker-credential-*
+_WRITTEN = "it is written by: docker login"
 _LARGEST = 4 << 20  # bytes of a program's answer
 _PATIENCE = 60.0  # seconds for a program that knows a secret; some ask their user
 
@@ -77,6 +79,55 @@ def find(
 def places(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """Where find() looks, for messages."""
     return ", ".join((netrc_path(settings), *_docker_paths(environ)))
+
+
+def writable(environ: Mapping[str, str] = os.environ) -> str:
+    """The file that a login is written to: the one that the user names, or docker's."""
+    return _docker_paths(environ)[0]
+
+
+def key(registry: str) -> str:
+    """The name under which docker files a registry; the Hub is under the address of its first version."""
+    return _HUB_KEY if registry == DOCKER_HUB else registry
+
+
+def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
+    """The names under which a registry itself is in auths; a login for a part of one is another one."""
+    hosts = (registry, *(_hosts(registry) if registry == DOCKER_HUB else ()))
+    for host in hosts:
+        yield from _keys(auths, host, "")
+
+
+def config(path: str) -> dict[str, Any]:
+    """What a file in docker's format says; nothing where there is none. Raises ConfigError."""
+    text, _ = _read(path)
+    try:
+        said = json.loads(text or "{}")
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: {e}", hint=_WRITTEN) from e
+    if not isinstance(said, dict):
+        raise ConfigError(f"{path} is not a table", hint=_WRITTEN)
+    return said
+
+
+def helper_of(config: Mapping[str, Any], registry: str) -> str:
+    """The program that keeps the logins for a registry, docker-credential-NAME; "" where the file does."""
+    helpers = config.get("credHelpers") or {}
+    return str(next((helpers[host] for host in _hosts(registry) if host in helpers), config.get("credsStore") or ""))
+
+
+def tell_helper(name: str, verb: str, said: str, environ: Mapping[str, str]) -> bool:
+    """Have a program keep or forget a login; whether it had something to forget. Raises ConfigError."""
+    program = f"docker-credential-{name}"
+    path = shutil.which(program, path=environ.get("PATH"))
+    if path is None or "/" in name:
+        raise ConfigError(f"{program} is not in PATH", hint="install it, or take it out of the file that names it")
+    answer, failure = _ask([path, verb], environ, said)
+    if failure and verb == "erase" and _NOTHING in f"{answer}{failure}":
+        return False
+    if failure:
+        raise failure  # what it wrote may have the secret in it
+    return True
 
 
 def netrc_path(settings: Settings) -> str:
@@ -221,7 +272,7 @@ def _from_docker(path: str, wanted: _Wanted) -> Credential | None:
             if credential and (not wanted.user or credential.user in (wanted.user, "")):
                 return credential
     except (ValueError, AttributeError, TypeError, RecursionError) as e:
-        raise ConfigError(f"{path}: {e}", hint="it is written by: docker login") from e
+        raise ConfigError(f"{path}: {e}", hint=_WRITTEN) from e
     return None
 
 
@@ -260,10 +311,9 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
     if path is None or "/" in name:
         log.warn(f"{program} is not in PATH: it may know a login for {host}")
         return None
-    # Docker files the Hub under the address of its first version.
-    answer, failure = _ask([path, "get"], environ, _HUB_KEY if host == DOCKER_HUB else host)
+    answer, failure = _ask([path, "get"], environ, key(host))
     if failure:
-        if "credentials not found" not in f"{answer}{failure}":
+        if _NOTHING not in f"{answer}{failure}":
             log.warn(str(failure))
         return None
     try:

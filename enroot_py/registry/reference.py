@@ -52,6 +52,10 @@ class Reference(Frozen):
     def __repr__(self) -> str:
         return f"Reference({self.uri()!r})"
 
+    def at(self, digest: str) -> Reference:
+        """What the tag is, or was, that has this digest."""
+        return Reference(self.registry, self.repository, digest=digest, user=self.user)
+
     def manifest_path(self, digest: str = "") -> str:
         """The path of its manifest in its registry, or of the one with a digest: OCI distribution specification."""
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"

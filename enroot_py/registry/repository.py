@@ -27,6 +27,7 @@ _MAX_MANIFEST = 4 << 20  # bytes: OCI distribution specification, "Pushing Manif
 _MAX_TAGS = 1 << 20
 _MAX_URLS = 4
 _PROGRESS = 1 << 20  # bytes after which a resumed transfer has all its tries again
+_ABSENT = (400, 404, 405)  # of what a registry has not, or does not know at all
 _GOOD = (200, 206, 416)  # 416 answers a Range that begins at the end of a blob
 
 
@@ -81,6 +82,14 @@ class Repository:
         """A manifest or index by its digest, which is checked."""
         return self._checked(self._manifest(digest), digest, "manifest")
 
+    def tagged(self, tag: str) -> bytes | None:
+        """The manifest or index that a tag of this repository has; None where there is no such tag."""
+        return self._if_there(self._reference.manifest_path(tag))
+
+    def referrers(self, digest: str) -> bytes | None:
+        """The index of what refers to a manifest; None of a registry that does not keep one."""
+        return self._if_there(f"/v2/{self._reference.repository}/referrers/{digest}")
+
     def config(self, manifest: Manifest) -> bytes:
         """The image's config, its digest checked."""
         digest, size = manifest.config.digest, manifest.config.size
@@ -89,9 +98,9 @@ class Repository:
         data = self._document(self._blob_path(manifest.config), size, f"the config {digest}")
         return self._checked(data, digest, "config")
 
-    def blob(self, descriptor: Descriptor) -> Download:
-        """A blob as a stream, which resumes where a connection broke. The caller checks its digest."""
-        return Download(self, descriptor, self._settings)
+    def blob(self, descriptor: Descriptor, start: int = 0) -> Download:
+        """A blob from a byte on, as a stream, which resumes where a connection broke. The caller checks its digest."""
+        return Download(self, descriptor, self._settings, start)
 
     def part(self, descriptor: Descriptor, start: int, patience: Patience) -> Response:
         """An answer with a blob from a byte on, if the registry knows ranges; else with all of it."""
@@ -114,6 +123,21 @@ class Repository:
     def _manifest(self, digest: str = "") -> bytes:
         path = self._reference.manifest_path(digest)
         return self._document(path, _MAX_MANIFEST, "a manifest", _MANIFEST_HEADERS)
+
+    def _if_there(self, path: str) -> bytes | None:
+        """A manifest or index, or None where the registry has none."""
+        patience = Patience(self._settings)
+
+        def read() -> bytes | None:
+            with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
+                if response.status not in (*_ABSENT, *_GOOD):
+                    self._refuse(response, path)
+                return response.document(_MAX_MANIFEST + 1) if response.status in _GOOD else None
+
+        data = patience.outlast(self._reference.registry, read)
+        if data is not None and len(data) > _MAX_MANIFEST:
+            raise ImageError(f"{self._reference}: what is at {path} is larger than {_MAX_MANIFEST} bytes")
+        return data
 
     def _checked(self, data: bytes, digest: str, what: str) -> bytes:
         if digests.of(data) != digest:
@@ -202,14 +226,17 @@ class Repository:
 
 
 class Download:
-    """A blob as a stream of exactly its declared size, over as many connections as it takes. Use it in a ``with``."""
+    """A blob as a stream of exactly its declared size, over as many connections as it takes. Use it in a ``with``.
 
-    def __init__(self, repository: Repository, descriptor: Descriptor, settings: Settings) -> None:
+    ``start`` bytes of it are there already.
+    """
+
+    def __init__(self, repository: Repository, descriptor: Descriptor, settings: Settings, start: int) -> None:
         self._repository = repository
         self._descriptor = descriptor
         self._name = f"the blob {descriptor.digest}"
-        self._at = 0
-        self._renewed = 0  # the byte at which patience was
+        self._at = start
+        self._renewed = start  # the byte at which patience was
         self._patience = Patience(settings)
         self._deadline = time.monotonic() + settings.transfer_timeout if settings.transfer_timeout else None
         self._response: Response | None = None

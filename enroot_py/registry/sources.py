@@ -5,8 +5,8 @@ All are asked alike, so that one pipeline serves them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError, RegistryError
@@ -46,6 +46,16 @@ class ImageSource(Protocol):
     def blob(self, descriptor: Descriptor) -> Blob: ...
 
 
+@runtime_checkable
+class Expecting(Protocol):
+    """A source that wants to know which blobs will be asked for, before the first of them is."""
+
+    def begin(self, blobs: Sequence[Descriptor]) -> None: ...
+
+    def instead(self, descriptor: Descriptor) -> Blob | None:
+        """The blob from where it comes from, if what others gave is not what its digest says."""
+
+
 def open_source(
     reference: Reference | LocalImage, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
 ) -> ImageSource:
@@ -54,15 +64,29 @@ def open_source(
     ``heard``: see Repository.
     """
     if isinstance(reference, Reference):
-        from enroot_py.registry.repository import Repository
-
-        mirrors = site.rules(reference.registry, settings).mirrors
-        places = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
-        every = [Repository(place, settings, heard) for place in places]
-        return Mirrored(every) if mirrors else every[0]
+        return open_registry(reference, settings, heard)
     from enroot_py.registry import local
 
     return local.open_image(reference, settings)
+
+
+def open_registry(
+    reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+) -> Repository | Mirrored:
+    """The place of an image in a registry, which is not yet asked. ``heard``: see Repository."""
+    every = places(reference, settings, heard)
+    return Mirrored(every) if len(every) > 1 else every[0]
+
+
+def places(
+    reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None
+) -> list[Repository]:
+    """The mirrors of a registry, and then itself: the repository of an image in each."""
+    from enroot_py.registry.repository import Repository
+
+    mirrors = site.rules(reference.registry, settings).mirrors
+    every = [site.mirrored(reference, mirror) for mirror in mirrors] + [reference]
+    return [Repository(place, settings, heard) for place in every]
 
 
 class Mirrored:
@@ -93,5 +117,5 @@ class Mirrored:
     def config(self, manifest: Manifest) -> bytes:
         return self._first(lambda place: place.config(manifest))
 
-    def blob(self, descriptor: Descriptor) -> Blob:
-        return self._places[0].blob(descriptor)
+    def blob(self, descriptor: Descriptor, start: int = 0) -> Blob:
+        return self._places[0].blob(descriptor, start)

@@ -38,6 +38,29 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
 
     ``base`` is where its registry was reached last. Raises RegistryError, as Unreachable after that moment.
     """
+
+    def ask(once: Settings, heard: Callable[[bool], None]) -> str:
+        return at_once(reference, base, once) or _by_client(reference, once, heard)
+
+    return _apart(reference.registry, settings, ask, _CHECK, _SILENCE)
+
+
+def soon(reference: Reference, settings: Settings, seconds: float, silence: float) -> str:
+    """The digest of a tag, or "" where its registry does not tell, within ``seconds``; see hurry().
+
+    Raises PenrootError, as Unreachable where that takes longer.
+    """
+    return _apart(reference.registry, settings, lambda once, heard: resolve(reference, once, heard), seconds, silence)
+
+
+def _apart(
+    registry: str,
+    settings: Settings,
+    ask: Callable[[Settings, Callable[[bool], None]], str],
+    seconds: float,
+    silence: float,
+) -> str:
+    """What ``ask`` finds, in a process of its own that ends in time. Raises PenrootError."""
     # Only the end of the process ends the wait for a name server, so a child asks. A thread would not do: a process
     # with threads gets no user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
@@ -45,7 +68,7 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _ask(reference, base, settings, answer)
+        _answer(ask, settings, answer, seconds, silence)
     os.close(answer)
     try:
         with open(result, "rb") as f:
@@ -64,20 +87,25 @@ def now(reference: Reference, base: str, settings: Settings) -> str:
         error: type[errors.PenrootError] = getattr(errors, kind, errors.PenrootError)
         raise error(message, hint=hint)
     if os.WIFSIGNALED(status):
-        raise errors.Unreachable(f"{reference.registry} does not answer within {_SILENCE:.0f} s")
+        raise errors.Unreachable(f"{registry} does not answer within {silence:g} s")
     raise RuntimeError("a process that asks a registry failed, see above")
 
 
-def _ask(reference: Reference, base: str, settings: Settings, answer: int) -> NoReturn:
+def _answer(
+    ask: Callable[[Settings, Callable[[bool], None]], str],
+    settings: Settings,
+    answer: int,
+    seconds: float,
+    silence: float,
+) -> NoReturn:
     try:
         os.setpgid(0, 0)
         for number in (_signal.SIGTERM, _signal.SIGINT):
             _signal.signal(number, _signal.SIG_DFL)
-        heard = hurry(_CHECK)
+        heard = hurry(seconds, silence)
         # So short that of two addresses the second one is tried, too.
         once = settings.replace("a stored image", connect_timeout=1, transfer_retries=0)
-        digest = at_once(reference, base, once)
-        words = f"digest\0{digest or _by_client(reference, once, heard)}"
+        words = f"digest\0{ask(once, heard)}"
     except errors.PenrootError as e:
         words = "\0".join((type(e).__name__, str(e).replace("\0", ""), e.hint))
     except BaseException:
@@ -179,6 +207,11 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
 def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None) -> str:
     """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
+    if settings.lock:
+        from enroot_py.registry import lockfile
+
+        pin = lockfile.read(settings.lock).pin(reference)
+        return pin.digest if pin else reference.digest
     host = reference.registry
     if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker's wants a token
         # Nothing secret is sent, and what speaks TLS says so: then the real client asks.

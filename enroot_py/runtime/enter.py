@@ -9,18 +9,21 @@ import gc
 import os
 from _collections_abc import Iterable, Mapping
 
-from enroot_py.base import linux, paths
+from enroot_py.base import linux, log, paths, recording
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
+from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.runtime.environ import Variables
+    from collections.abc import Callable
+
+    from enroot_py.runtime.environ import Variables, Wanted
     from enroot_py.runtime.mounts import Mount
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
 class Start(Frozen):
     """What is to be started, by whom and how.
 
-    ``host`` is the environment of the caller; his ``mounts`` and ``env`` come last. A ``superuser`` stays in the
+    ``host`` is the environment of the caller; his ``mounts`` and ``env`` come last, and before these what his
+    environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
     """
@@ -40,10 +44,22 @@ class Start(Frozen):
     superuser: bool
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = {}
+    file: Callable[[Mapping[str, str]], Wanted] | None = None
     conf: str = ""
     script: str | None = None
     command: tuple[str, ...] = ()
     program: str = ""
+
+    @property
+    def is_overlaid(self) -> bool:
+        """Whether fuse-overlayfs makes the overlay, if there is one."""
+        settings = self.settings
+        return not settings.native_overlayfs and not (self.source.directory and settings.rootfs_writable)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a process is to serve the root file system, which no other container shares with us."""
+        return self.source.shared < 0 and (bool(self.source.image) or self.is_overlaid)
 
 
 class Site:
@@ -77,57 +93,57 @@ def enter(start: Start) -> Container:
     settings, own = start.settings, namespaces.own(start.settings)
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     scratch = rootfs.make_scratch(settings)
+    first = hooks.look_outside(settings, start.host)
+    site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
     server, mount = serve(start, scratch)
-    site = Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
+    site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
+    serve_data(start, [*site.mounts, *start.mounts], scratch)
     inside = (0, 0) if settings.remap_root else (uid, gid)
     namespaces.enter(*inside, own, superuser=start.superuser)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
+    recording.phase("rootfs")
     variables, image_scripts = environ.Variables(), etc.ImageScripts(root)
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
-    collect_environ(variables, start, context, site, scripts)
+    wanted = collect_environ(variables, start, context, site, scripts)
     read_ahead(start, context, image_scripts, server)
+    recording.phase("mounts")
     later, script = run_hooks(start, context, site, scripts)
     variables.note("hooks")
-    variables.set(start.env, "--env")
+    recording.phase("hooks")
+    variables.assign(wanted)
     replace_script(root, scratch, script)
     rootfs.hide(scratch)
     mount_all([*fstab, *later, *start.mounts], root, before_hooks=False)
     image = image_scripts.exec()
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
+    bring_slurm(context, variables)
     if not settings.rootfs_writable:
         rootfs.seal(site.mount_point)
     os.close(root)
     switch_root(site.mount_point, again=uid == 0 and not (start.superuser or own))
     os.umask(umask)
+    recording.phase("mounts")
     return Container(variables, image, login_shell=settings.login_shell)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
-    """Start what serves the root file system: the server of an image, or that, and the detached mount, of an overlay.
-
-    In a user namespace where the caller is root: files of an image belong to root, so they are his, and stay
-    his in the one inside it where he is himself. And what runs as root in that one cannot look at the server,
-    whose root directory is the node's.
-    """
+    """Start what serves the root file system: the server of an image, or that and the detached mount of an overlay."""
     source, settings = start.source, start.settings
-    overlaid = not settings.native_overlayfs and not (source.directory and settings.rootfs_writable)
-    if source.shared >= 0 or not (source.image or overlaid):
+    if not start.is_served:
         return None, source.shared
-    if not start.superuser:
-        namespaces.enter_user(0, 0)
-        namespaces.unshare(linux.CLONE_NEWNS)
+    enter_servers(start)
     server = None
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
         server = Server(source.image)
-    if not overlaid:
+    if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay
 
@@ -135,6 +151,29 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
         return server, fuseoverlay.mount(source, server, scratch, writable=settings.rootfs_writable)
     except OSError as e:
         raise ContainerError(f"cannot mount the root filesystem of {source.name}: {e.strerror}") from e
+
+
+def enter_servers(start: Start) -> None:
+    """Enter the namespaces of servers, where the caller is root.
+
+    Files of an image belong to root, so they are his, and stay his in the user namespace inside it where he is
+    himself. And what runs as root in that one cannot look at a server, whose root directory is the node's.
+    """
+    if not start.superuser:
+        namespaces.enter_user(0, 0)
+        namespaces.unshare(linux.CLONE_NEWNS)
+
+
+def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
+    """Start what serves the squashfs files that are to be mounted, if there are any."""
+    files = [mount for mount in fstab if mount.fstype == mounts.SQUASHFS]
+    if not files:
+        return
+    if not start.is_served:
+        enter_servers(start)
+    from enroot_py.runtime import data
+
+    data.serve(files, scratch, superuser=start.superuser)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
@@ -188,14 +227,23 @@ def furnish(root: int, own: int, *, from_root: bool) -> None:
 
 def collect_environ(
     variables: Variables, start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
-) -> None:
-    """The environment as hooks see it: the image's, the site's, that of the configuration script, the caller's."""
+) -> Wanted:
+    """The environment as hooks see it: the image's, the site's, that of the configuration script, the caller's.
+
+    Returns the caller's, which hooks see, but cannot override.
+    """
     variables.set(environ.of_image(context.root, context.host), "/etc/environment of the image")
     variables.set(site.environ, "environ.d")
     if scripts is not None and start.conf:
         scripts.environ()
         variables.note(f"environ() of {start.conf}")
-    variables.cover(start.env, "--env")  # hooks see these, but cannot override them
+    of_file = start.file(variables.values) if start.file else {}
+    wanted: Wanted = {**of_file, **{name: (value, "--env") for name, value in start.env.items()}}
+    variables.cover(wanted)
+    for name, (value, origin) in wanted.items():
+        if value is None and log.explain:
+            log.explain(f"unset    {name}  ({origin})")
+    return wanted
 
 
 def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScripts, server: Server | None) -> None:
@@ -255,6 +303,16 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
     name, home = ("root", "/root") if settings.remap_root else (user.pw_name, user.pw_dir)
     environ.complete(context.environ, name, home, shell)
     return umask
+
+
+def bring_slurm(context: hooks.Context, variables: Variables) -> None:
+    """Slurm's programs of the node, where they are asked for; last, so that no mount of the caller covers them."""
+    if context.settings.slurm:
+        from enroot_py.runtime import slurm
+
+        origin = context.settings.origin(SETTINGS["ENROOT_SLURM"])
+        slurm.bring(context, origin)
+        variables.note(origin)
 
 
 def switch_root(mount_point: str, *, again: bool) -> None:

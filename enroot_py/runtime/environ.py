@@ -15,6 +15,10 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
 from enroot_py.runtime.etc import read_environment
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Wanted = Mapping[str, tuple[str | None, str]]  # variables with where the caller says so; None unsets
+
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
@@ -42,10 +46,17 @@ class Variables:
         self._known.update(new)
         self.origins.update(dict.fromkeys(new, origin))
 
-    def cover(self, new: Mapping[str, str], origin: str) -> None:
-        """The same, and remember the values that were there before."""
-        self.below = {name: self.values[name] for name in new if name in self.values}
-        self.set(new, origin)
+    def cover(self, wanted: Wanted) -> None:
+        """Set what the caller wants, and remember the values that were there before."""
+        self.below = {name: self.values[name] for name in wanted if name in self.values}
+        self.assign(wanted)
+
+    def assign(self, wanted: Wanted) -> None:
+        for name, (value, origin) in wanted.items():
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.set({name: value}, origin)
 
     def note(self, origin: str) -> None:
         """Note where the changes are from that others have made to ``values``."""

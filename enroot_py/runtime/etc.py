@@ -57,11 +57,12 @@ class Exec:
         self.entrypoint = entrypoint
         self.command = command
 
-    def argv(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        """What runs: the entrypoint, then ``arguments`` or else the image's command."""
-        if not self.entrypoint and arguments[:1] == ("--",):
+    def argv(self, arguments: tuple[str, ...], entrypoint: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """What runs: the entrypoint, or another one, then ``arguments`` or else the image's command."""
+        entrypoint = self.entrypoint if entrypoint is None else entrypoint
+        if not entrypoint and arguments[:1] == ("--",):
             arguments = arguments[1:]  # of exec in the script, to which that is the end of its options
-        return self.entrypoint + (arguments or self.command)
+        return entrypoint + (arguments or self.command)
 
 
 def write_rc(provenance: str, labels: Mapping[str, str], run: Exec) -> str:

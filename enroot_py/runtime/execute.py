@@ -22,25 +22,30 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
 class Container:
-    """A container that this process has entered: its environment and what its image runs."""
+    """A container that this process has entered: its environment and what its image runs.
+
+    ``workdir`` is where that runs, if not where the image says.
+    """
 
     def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool) -> None:
         self.environ = variables.values
         self.origins = variables.origins
         self.below = variables.below
         self.image = image
+        self.workdir = ""
+        self.runs_entrypoint = True
         self._login_shell = login_shell
 
     def argv(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """What runs for ``command``, or for none."""
         if self.image is not None and not self._login_shell:
-            return self.image.argv(command)
+            return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
         # A script that only a shell understands, or no script at all.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:
             keep, path = _KEEP_PATH, (self.environ["PATH"],)
-        if os.path.exists("/etc/rc"):
+        if self.runs_entrypoint and os.path.exists("/etc/rc"):
             return ("/bin/sh", "-c", keep + ". /etc/rc", "/etc/rc", *path, *command) if keep else _RC + command
         if command[:1] == ("--",):
             command = command[1:]
@@ -53,7 +58,7 @@ class Container:
     def execute(self, command: tuple[str, ...]) -> NoReturn:
         """Become ``command``, or the image's own. Raises CommandError, ContainerError."""
         argv = self.argv(command)
-        if self.image is None or self._login_shell:
+        if not self.workdir and (self.image is None or self._login_shell):
             directory = self.environ["HOME"]
             try:
                 os.chdir(directory)
@@ -61,11 +66,12 @@ class Container:
                 directory = "/"  # as login(1) does
                 os.chdir(directory)
         else:
-            directory = self.image.workdir
+            directory = self.workdir or (self.image.workdir if self.image else "/")
             try:
                 os.chdir(directory)
             except OSError as e:
-                raise ContainerError(f"cannot enter the image's working directory {directory}: {e.strerror}") from e
+                whose = "the" if self.workdir else "the image's"
+                raise ContainerError(f"cannot enter {whose} working directory {directory}: {e.strerror}") from e
         # What a shell would set that had run the command.
         self.environ["PWD"] = os.path.normpath(directory)
         self.environ.setdefault("SHLVL", "0")

@@ -14,7 +14,6 @@ from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
 from enroot_py.base import linux, signals
 from enroot_py.base.errors import ContainerError
-from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, rootfs, squashfuse
 
 TYPE_CHECKING = False
@@ -52,7 +51,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
     if server is not None:
         server.wait()
         lowerdirs = (scratch + "/lower",)
-    with Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)) as fuse:
+    with squashfuse.open_device("ENROOT_NATIVE_OVERLAYFS=yes") as fuse:
         name = SOURCE + (source.directory or source.upper or source.image)
         mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
         pid = os.fork()

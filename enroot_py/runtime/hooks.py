@@ -156,8 +156,13 @@ def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Ho
     hooks = arrange(directory, settings, host)
     for hook in hooks:
         if hook.path.endswith(".py"):
-            hook.function = _load(hook.path)
+            hook.function = _load(hook.path, settings, host)
     return hooks
+
+
+def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
+    """Whether hooks have to be loaded before any namespace is entered: in one, files of root have nobody's owner."""
+    return bool(settings.fabric) or "com.hooks." in host.get("PENROOT_ANNOTATIONS", "")
 
 
 def arrange(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
@@ -272,10 +277,13 @@ def _compile(path: str) -> CodeType:
     return code
 
 
-def _load(path: str) -> Callable[[Context], None]:
+def _load(path: str, settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
         exec(compiled(path) or _compile(path), module)
+        outside = module.get("outside")
+        if callable(outside):
+            return outside(settings, {**settings.passed_on, **host})  # type: ignore[no-any-return]
     except (PenrootError, KeyboardInterrupt):
         raise
     except BaseException as e:

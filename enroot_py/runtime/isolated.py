@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import linux, paths
+from enroot_py.base import linux, log, paths
 from enroot_py.runtime import mounts
 from enroot_py.runtime.mounts import Mount
 
@@ -49,11 +49,24 @@ def mounts_of(namespaces: int, system: list[Mount]) -> list[Mount]:
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
     ):
-        if namespaces & flag:
+        if namespaces & flag and not (fstype == "sysfs" and _is_revealing(option)):
             system = [mount for mount in system if not mount.source == mount.target == target]
             options = f"x-create=dir,{mode},nosuid,nodev,noexec,private"
             system.append(Mount(fstype, target, fstype, options, -1, option))
     return system
+
+
+def _is_revealing(option: str) -> bool:
+    """Whether the kernel refuses a new /sys, as parts of the one here are covered, in a pod: mount_namespaces(7).
+
+    Then that of the pod stays, read-only: it shows the names of network devices, and gives none of them.
+    """
+    try:
+        with mounts.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
+            return False
+    except PermissionError:
+        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}: parts of it are covered here")
+        return True
 
 
 def complete(root: int, namespaces: int) -> None:

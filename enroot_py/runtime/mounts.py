@@ -3,7 +3,8 @@
 A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``; trailing fields may be
 missing, and so may the target (same as the source) and the type (``none``).
 Beyond mount(8): x-create=dir|file|auto makes the target, x-move and x-detach
-move and detach, passno -1 comes before the hooks and 0 after them.
+move and detach, passno -1 comes before the hooks and 0 after them. The type
+sqsh is what a squashfs file holds: data.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from _collections_abc import Iterable, Iterator, Mapping
+from _collections_abc import Callable, Iterable, Iterator, Mapping
 
 from enroot_py.base import linux, log, paths
-from enroot_py.base.errors import ConfigError, MountError
+from enroot_py.base.errors import ConfigError, MountError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.words import expand, nearest
 
@@ -36,6 +37,7 @@ _PROPAGATION = {
     "private": linux.MS_PRIVATE,
     "unbindable": linux.MS_UNBINDABLE,
 }
+_SPREADING = (*_PROPAGATION, *("r" + word for word in _PROPAGATION))
 _IGNORED = frozenset(
     "defaults auto noauto user nouser users nousers owner noowner group nogroup loud async relatime norelatime "
     "nostrictatime iversion noiversion mand nomand lazytime nolazytime".split()
@@ -43,7 +45,10 @@ _IGNORED = frozenset(
 _WORDS = frozenset(
     "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
 )
-_KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_PROPAGATION, *("r" + word for word in _PROPAGATION)))
+_KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
+
+SQUASHFS = "sqsh"  # a type of our own
+_OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
 
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
@@ -66,6 +71,10 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 /etc/machine-id     /etc/machine-id     none    x-create=file,bind,ro,nosuid,nodev,noexec,private,nofail,silent  0   -1
 """,
 }
+
+
+# Where a squashfs file is mounted meanwhile, by its path; set by who serves it.
+served: dict[str, Callable[[], str]] = {}
 
 
 class _LeftOut(OSError):
@@ -130,6 +139,17 @@ class Mount:
             meant = nearest(self.data[0], _KNOWN)
             hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(_KNOWN))
             raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
+        if self.fstype == SQUASHFS:
+            self._check_squashfs()
+
+    def _check_squashfs(self) -> None:
+        """Raise ConfigError for an option that cannot be with the type sqsh."""
+        self.words.add("x-create=dir")
+        for word in self.options.split(","):
+            if word and word not in _OF_SQUASHFS and word not in _IGNORED:
+                why = "is mounted read-only" if word == "rw" else f"cannot be mounted with {word!r}"
+                hint = "options of sqsh are " + ", ".join(sorted(_OF_SQUASHFS))
+                raise ConfigError(f"{self.origin or self.describe()}: a squashfs file {why}", hint=hint)
 
     def confine(self) -> None:
         """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
@@ -159,10 +179,15 @@ class Mount:
             if "x-detach" in self.words:
                 why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
                 message = f"cannot unmount {self.target}: {why}"
-            if "nofail" not in self.words:
-                raise MountError(message, hint=self._hint(e)) from e
-            if "silent" not in self.words:
-                log.warn(message)
+            self._fail(message, self._hint(e), e)
+        except PenrootError as e:  # of the server of a squashfs file
+            self._fail(str(e), f"{e.hint}; asked for by {self.origin}".lstrip("; "), e)
+
+    def _fail(self, message: str, hint: str, error: Exception) -> None:
+        if "nofail" not in self.words:
+            raise MountError(message, hint=hint) from error
+        if "silent" not in self.words:
+            log.warn(message)
 
     def _hint(self, error: OSError) -> str:
         hint = ""
@@ -170,6 +195,8 @@ class Mount:
             hint = f"the source must exist on the node {os.uname().nodename}; "
         elif isinstance(error, IsADirectoryError):
             hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
+            if self.source.endswith((".sqsh", ".squashfs")):
+                hint = f"what is in it: {self.source}:{self.target}:{SQUASHFS}; {hint}"
         elif isinstance(error, NotADirectoryError):
             hint = "a directory mounts on a directory, a file on a file; "
         elif isinstance(error, FileNotFoundError) and self._creates:
@@ -182,6 +209,11 @@ class Mount:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
             space = "; a space in a path is \\040" if "/" in self.fstype else ""
             hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
+        elif error.errno == errno.EPERM and self.fstype == "proc":
+            from enroot_py.runtime import pods
+
+            covered = pods.too_revealing()
+            hint = f"{covered}; " if covered else ""
         elif foreign := paths.foreign_group(error):
             hint = f"{foreign}; "
         return hint + f"asked for by {self.origin}" if self.origin else hint.rstrip("; ")
@@ -236,6 +268,8 @@ class Mount:
 
     def _create(self, root: int) -> Fd:
         """A detached mount, as a file descriptor."""
+        if self.fstype == SQUASHFS:
+            return self._open_tree(linux.AT_FDCWD, self._place_of_file(), 0)
         if not self._binds and "x-move" not in self.words:
             return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
         if not self.inside:
@@ -244,6 +278,13 @@ class Mount:
             if self.confined and not paths.is_own(root, source):
                 raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
             return self._open_tree(source, "", linux.AT_EMPTY_PATH)
+
+    def _place_of_file(self) -> str:
+        """Raises MountError, and what who serves the file raises."""
+        if self.source not in served:  # a container has left the namespaces in which a server can be started
+            hint = "it is to be known before the container is made: mounts.d, --mount or --container-mounts say it"
+            raise MountError(f"cannot mount {self.source} on {self.target}: it is too late to serve it", hint=hint)
+        return served[self.source]()
 
     def _open_tree(self, directory: int, path: str, empty: int) -> Fd:
         if "x-move" in self.words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py import LIBRARY
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
 from enroot_py.base.fds import Fd
@@ -96,38 +95,10 @@ def _write(path: str, text: str, directory: int | None) -> None:
         os.write(fd, text.encode())
 
 
-def _advice(error: OSError, proc: str = "/proc") -> str:
-    """What the administrator has to change, by what ``proc`` says of the kernel."""
-    node = os.uname().nodename
-    for path, bad, advice in (
-        ("sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
-        ("sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-        (
-            "sys/kernel/apparmor_restrict_unprivileged_userns",
-            "1",
-            f"install -m 644 {_apparmor_profile()} /etc/apparmor.d/penroot && "
-            "apparmor_parser --replace /etc/apparmor.d/penroot; "
-            "or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-    ):
-        try:
-            with open(f"{proc}/{path}") as f:
-                if f.read().strip() == bad:
-                    return f"on {node}, as root: {advice}"
-        except OSError:
-            continue
-    if error.errno in (errno.ENOSPC, errno.EUSERS):
-        return f"too many namespaces on {node}: see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
-    if error.errno == errno.EPERM:
-        return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
-    return ""
+def _advice(error: OSError) -> str:
+    from enroot_py.runtime import pods
 
-
-def _apparmor_profile() -> str:
-    """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
-    prefix = os.path.dirname(os.path.dirname(LIBRARY))
-    installed = f"{prefix}/share/penroot/apparmor/penroot"
-    return installed if os.path.exists(installed) else f"{LIBRARY}/configs/apparmor/penroot"
+    return pods.advice(error)
 
 
 def confine(*, remap_root: bool) -> None:

@@ -12,7 +12,7 @@ import os
 import stat
 
 from enroot_py.base import linux, log, trusted
-from enroot_py.base.errors import ContainerError
+from enroot_py.base.errors import ContainerError, NamespaceError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts
 
@@ -63,6 +63,13 @@ class Source:
         """The workdir of that overlay."""
         return self.changes and self.changes + "/work"
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a record says of it."""
+        if self.directory or self.upper:
+            return {"container": self.name}
+        return {"image": self.image} if self.image else {}
+
     def mount_point(self, scratch: str) -> str:
         """Where it is mounted, beneath ``scratch``/root; hooks take a container's name from the end of this path."""
         return f"{scratch}/root/{self.name if self.directory or self.upper else 'overlay'}"
@@ -102,8 +109,14 @@ def make_scratch(settings: Settings) -> str:
 
 
 def mount_scratch(scratch: str) -> None:
-    """Cover an existing directory with an empty file system, in a mount namespace of our own."""
-    attach(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
+    """Cover an existing directory with an empty file system, in a mount namespace of our own.
+
+    The first mount of a start. Raises NamespaceError where none is allowed.
+    """
+    try:
+        attach(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
+    except PermissionError as e:
+        raise _refused(f"mount a file system on {scratch}", e) from e
     for name in ("root", "lower", "upper", "work"):
         os.mkdir(f"{scratch}/{name}", 0o755)
 
@@ -263,11 +276,24 @@ def seal(root: str) -> None:
 
 
 def switch(root: str) -> None:
-    """Make ``root`` the root directory and drop the old one (pivot_root(2), "new_root and put_old may be the same")."""
+    """Make ``root`` the root directory and drop the old one (pivot_root(2), "new_root and put_old may be the same").
+
+    Raises NamespaceError, OSError.
+    """
     os.chdir(root)
-    linux.pivot_root(".", ".")
+    try:
+        linux.pivot_root(".", ".")
+    except PermissionError as e:
+        raise _refused("change the root directory", e) from e
     linux.umount2(".", linux.MNT_DETACH)
     os.chdir("/")
+
+
+def _refused(what: str, error: OSError) -> NamespaceError:
+    """What a seccomp filter or a security module forbids, though the kernel allows it in a user namespace."""
+    from enroot_py.runtime import pods
+
+    return NamespaceError(f"cannot {what} in a user namespace: {error.strerror}", hint=pods.advice(error))
 
 
 def _advice(error: OSError, upper: str) -> str:
@@ -276,6 +302,10 @@ def _advice(error: OSError, upper: str) -> str:
     if error.errno == errno.EPERM:
         return f"overlayfs needs Linux {linux.FLOOR} or later without root; this is {os.uname().release}"
     if error.errno == errno.EINVAL:
+        from enroot_py.runtime import pods
+
+        if pods.is_on_overlay(upper):
+            return f"{upper} {pods.ON_OVERLAY}, and cannot hold changes: {pods.volume('ENROOT_DATA_PATH')}"
         return f"{upper} cannot hold changes (NFS and Lustre cannot): set ENROOT_DATA_PATH to a local file system"
     if error.errno in (errno.ENOENT, errno.ESTALE):
         return "a layer of its image is gone from the store: import the image again"

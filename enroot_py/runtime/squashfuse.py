@@ -21,6 +21,8 @@ _ENVIRON = {
     "MALLOC_TOP_PAD_": "1048576",
 }
 
+INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
+
 _served = ""  # the image that this process has mounted
 
 
@@ -33,30 +35,30 @@ class Server:
     the caller goes on.
     """
 
-    def __init__(self, image: str) -> None:
-        """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us."""
+    def __init__(self, image: str, opened: int = -1, *, checks_modes: bool = True) -> None:
+        """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us.
+
+        Of a file that is no image ``opened`` is the descriptor. Where nobody ``checks_modes``, who mounts it reads all.
+        """
         global _served
-        self.image = _served = image
-        errors.of_image = why
+        self.image = image
+        if opened < 0:
+            _served = image
+            errors.of_image = why
         program = installed("squashfuse_ll", "squashfuse")
         if not program:
+            unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
             raise ImageError(
                 f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
-                hint=f"install the package squashfuse, or unpack the image: penroot create {image}",
+                hint=f"install the package squashfuse, or unpack {unpack}",
             )
-        try:
-            # The fd must belong to the user namespace of the mount, fuse(4).
-            device = Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-        except OSError as e:
-            raise NamespaceError(
-                f"cannot open /dev/fuse: {e.strerror}",
-                hint=f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: penroot create IMAGE",
-            ) from e
+        device = open_device(INSTEAD)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
-            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", mount_options(fuse), attributes)
+            options = mount_options(fuse, checks_modes=checks_modes)
+            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
-                self._starter = _spawn([program, image, "/dev/fd/3"], fuse)
+                self._starter = _spawn([program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
             except OSError as e:
                 from enroot_py.base import filesystems
 
@@ -144,15 +146,18 @@ def _damaged(image: str) -> ImageError:
     return ImageError(f"the image {image} is damaged: squashfuse cannot read it", hint="import or copy it again")
 
 
-def _spawn(command: list[str], fuse: int) -> int:
-    """Start a FUSE server that becomes a daemon, with ``fuse`` as descriptor 3; the process to wait for.
+def _spawn(command: list[str], fuse: int, file: int) -> int:
+    """Start a FUSE server that becomes a daemon; the process to wait for. ``fuse`` is its 3, and a ``file`` its 4.
 
     Not by fork(2), which costs a Python process a millisecond.
     """
-    actions = [(os.POSIX_SPAWN_DUP2, fuse, 3), (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
+    # First the one whose number the other will get.
+    kept = sorted([(fuse, 3)] + [(file, 4)] * (file >= 0), key=lambda pair: pair[0] != 3)
+    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in kept]
+    actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     # Whoever waits for the end of a pipe that we were given shall not wait for the server.
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 3]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 + len(kept)]
     # What ends or stops the container leaves alone what serves it.
     return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
 
@@ -166,10 +171,20 @@ def installed(*names: str) -> str:
     return ""
 
 
-def mount_options(fuse: int) -> list[str]:
+def open_device(instead: str) -> Fd:
+    """/dev/fuse, in the user namespace of the mount, fuse(4); ``instead`` needs none. Raises NamespaceError."""
+    try:
+        return Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as e:
+        from enroot_py.runtime import pods
+
+        raise NamespaceError(f"cannot open /dev/fuse: {e.strerror}", hint=pods.without_fuse(instead)) from e
+
+
+def mount_options(fuse: int, *, checks_modes: bool = True) -> list[str]:
     """How the file system of an open /dev/fuse is mounted for all of a container."""
     ids = f"user_id={os.geteuid()}", f"group_id={os.getegid()}"
-    return [f"fd={fuse}", "rootmode=40000", *ids, "allow_other", "default_permissions"]
+    return [f"fd={fuse}", "rootmode=40000", *ids, "allow_other", *["default_permissions"] * checks_modes]
 
 
 def _read_ahead(root: int, path: str) -> tuple[bytes, str]:

@@ -13,6 +13,7 @@ from _collections_abc import Callable
 
 from enroot_py.base import trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import mounts
 from enroot_py.runtime.rootfs import Source
@@ -43,11 +44,31 @@ def find_file(path: str, settings: Settings) -> Source:
     from enroot_py.store.squashfs import check
 
     check(path)
+    real = admit_file(path, settings)
     if settings.unpack:
         from enroot_py.store import unpacked
 
-        return of_image(path, unpacked.image(os.path.realpath(path), settings))
-    return Source(path, image=os.path.realpath(path))
+        return of_image(path, unpacked.image(real, settings))
+    return Source(path, image=real)
+
+
+def admit_file(path: str, settings: Settings) -> str:
+    """The real path of a squashfs file. Raises PolicyError where a policy does not let it in."""
+    real = os.path.realpath(path)
+    if settings.policies:
+        from enroot_py.store import admission
+
+        admission.check_file(real, settings)
+    return real
+
+
+def admit_imported(uri: str, settings: Settings) -> None:
+    """Raises PolicyError where a policy rejects an image that the site's own importer is about to bring."""
+    if settings.policies:
+        from enroot_py.registry import reference
+        from enroot_py.store import admission
+
+        admission.check_name(reference.parse(uri), settings, None, by_importer=True)
 
 
 def of_image(name: str, image: Image) -> Source:
@@ -70,6 +91,10 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
         if os.path.lexists(f"{path}/{records.MARK}"):
             raise _not_ours(path) if records.text(f"{path}/{records.MARK}") else _damaged(path)
         if os.path.isdir(path):
+            if settings.policies:
+                from enroot_py.store import admission
+
+                admission.check_directory(path, settings)
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
@@ -78,6 +103,10 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
         from enroot_py.runtime import fuseoverlay
 
         fuseoverlay.settle(path)
+    if settings.policies:
+        from enroot_py.store import admission
+
+        admission.check_container(record, settings)
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], changes=path)
     if "image" not in record:
@@ -178,7 +207,8 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
     from enroot_py.store.store import Store
 
     store = Store(layout.root_of(image))
-    return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
+    with Recording("create", settings.events, container=name, image=uri, digest=layout.digest_of(image)):
+        return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
@@ -212,8 +242,10 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     from enroot_py.store import squashfs, unsquashfs
 
     squashfs.check(image)
-    with _New(name, settings, force=force) as temporary:
-        unsquashfs.unpack(image, temporary)
+    real = admit_file(image, settings)
+    recorded = Recording("create", settings.events, container=name, image=image)
+    with recorded, _New(name, settings, force=force) as temporary:
+        unsquashfs.unpack(real, temporary)
         if os.path.lexists(f"{temporary}/{records.MARK}"):
             message = f"the image {image} holds a file /{records.MARK}, by which penroot knows its containers"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from enroot_py.base import digests, log, workers
+from enroot_py.base import digests, log, recording, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.base.progress import Progress
 from enroot_py.config.settings import Settings
 from enroot_py.registry.manifests import MAX_CONFIG, Descriptor, Manifest
 from enroot_py.registry.reference import LocalImage, Reference
-from enroot_py.registry.sources import Blob, ImageSource
+from enroot_py.registry.sources import Blob, Expecting, ImageSource
 from enroot_py.store import compose, layout, onefile, prune, unpack
 from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.store import Build, Image, Store, cannot_write
@@ -82,6 +82,7 @@ class Fetch:
         config = ImageConfig(self._config(), self._reference)
         diff_ids = config.diff_ids(self._manifest)
         fetched = self._fetch_layers(diff_ids)
+        recording.phase("fetch")
         stack = compose.stack(self._store, diff_ids, self._reference)
         if not build.done:  # else only a layer of it had gone
             try:
@@ -89,6 +90,7 @@ class Fetch:
             except OSError as e:
                 raise cannot_write(f"store {self._reference}", self._store.root, e) from e
             build.publish()
+        recording.phase("compose")
         layers, seconds = log.many(len(diff_ids), "layer"), time.monotonic() - began
         log.info(f"{self._reference}: {layers}, {log.size(fetched)} fetched, in {seconds:.1f} s")
 
@@ -104,6 +106,9 @@ class Fetch:
         total = sum(blob.size for _, blob in missing)
         layers = f"{len(missing)} of {log.many(len(diff_ids), 'layer')}"
         log.info(f"{self._reference}: fetching {layers}, {log.size(total)}")
+        recording.fact(cache="miss" if len(missing) == len(pairs) else "part", layers=len(missing), bytes=total)
+        if isinstance(self._source, Expecting):
+            self._source.begin([blob for _, blob in missing])
         progress = Progress(str(self._reference), len(missing), total)
         tasks = [partial(self._fetch_layer, *pair, progress.part(number)) for number, pair in enumerate(missing)]
         parallel = min(workers.processors(self._settings.max_processors), self._settings.max_connections or len(tasks))
@@ -155,7 +160,15 @@ class Fetch:
     def _read(self, blob: Descriptor, use: Callable[[Blob], _T]) -> _T:
         """What ``use`` makes of a blob, from its source or from what nodes share: see SharedBlobs.read."""
         if not self._shares_blobs:
-            with self._source.blob(blob) as stream:
+            try:
+                with self._source.blob(blob) as stream:
+                    return use(stream)
+            except ImageError as e:
+                instead = self._source.instead(blob) if isinstance(self._source, Expecting) else None
+                if instead is None:
+                    raise
+                log.warn(f"{e}; asking the registry")
+            with instead as stream:
                 return use(stream)
         from enroot_py.registry.shared import SharedBlobs
 

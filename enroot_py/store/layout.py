@@ -7,11 +7,16 @@ Beneath its root, which only its owner can enter::
     images/DIGEST/head/fs,…         topmost tree: the files that make it an enroot image; index and sums beside it
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack, where images are one file, and its SHA-256: onefile.py
-    images/DIGEST/file              of the copy of a squashfs file: where that is; see unpacked.py
+    images/DIGEST/signatures/HASH   what an image of a repository was verified by, to do so again: admission.py
+    images/DIGEST/file              of the copy of a squashfs file: where that is; see unpacked.py, received.py
     */DIGEST/boot                   while it may not be on the disk yet, then ``checked``: crash.py
     refs/NAME+ARCH                  what a name meant last: store.Name
     leases/DIGEST.NODE              in a store that nodes share: its time is that of the last start there
+    swarms/DIGEST                   on the host of srun: the nodes of a step that all have an image; pyxis_py/swarm.py;
+                                    or the digest of a file that is known by this one; pyxis_py/sent.py
+    blobs/DIGEST                    compressed, for other nodes; without names those on their way: swarm/kept.py
     users/HASH                      a symbolic link to the record of a container over one of the images
+    format                          a symbolic link to a number: format.py
     tmp/KIND-DIGEST                 being made, by whoever holds the flock(2) on it
 
 A digest in a path is its hex digits. On the start path.
@@ -27,12 +32,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-LAYERS, IMAGES, TMP = "layers", "images", "tmp"
-REFS, USERS, LEASES = "refs", "users", "leases"
+LAYERS, IMAGES, TMP, FORMAT = "layers", "images", "tmp", "format"
+REFS, USERS, LEASES, SWARMS, BLOBS = "refs", "users", "leases", "swarms", "blobs"
 # Of a layer, and of the head of an image.
 TREE, INDEX, SUMS = "fs", "index", "sums"
 # Of an image.
 MANIFEST, CONFIG, HEAD, STACK, SQUASHFS, SUM, FILE = "manifest", "config", "head", "stack", "image.sqsh", "sum", "file"
+SIGNATURES = "signatures"
 # Of both.
 BOOT, CHECKED = "boot", "checked"
 
@@ -54,6 +60,21 @@ def layer(root: str, diff_id: str) -> str:
 def image(root: str, digest: str) -> str:
     """The directory of an image. Raises ImageError for what is no digest."""
     return f"{root}/{IMAGES}/{digests.encoded(digest)}"
+
+
+def signatures(image: str, repository: str) -> str:
+    """The file with signatures of an image as one of a repository."""
+    return f"{image}/{SIGNATURES}/{_hash(repository.encode())}"
+
+
+def swarm(root: str, digest: str) -> str:
+    """The file of what srun's host remembers of an image. Raises ImageError for what is no digest."""
+    return f"{root}/{SWARMS}/{digests.encoded(digest)}"
+
+
+def blobs(root: str) -> str:
+    """Where compressed blobs are kept for other nodes."""
+    return f"{root}/{BLOBS}"
 
 
 def all_of(root: str, kind: str) -> list[str]:

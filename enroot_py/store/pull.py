@@ -3,14 +3,17 @@
 What it meant last is known of the store's refs. A digest goes on meaning that; of a tag the registry is asked for the
 digest that it has now. Where the image is stored it is used. Else its source (a registry, its mirrors, a file or an
 engine) is asked for the manifest, and fetch.py brings what the store lacks. What the reference means is remembered.
+Where there is a policy, admission.py says before all that, and before anything is unpacked, whether the image may be.
 """
 
 from __future__ import annotations
 
 import os
 
-from enroot_py.base import log
+from enroot_py.base import log, recording
+from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
+from enroot_py.base.recording import Recording
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference
 from enroot_py.store import layout
@@ -21,44 +24,79 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Manifest
     from enroot_py.registry.sources import ImageSource
+    from enroot_py.store.admission import Admission
+    from enroot_py.swarm.guest import Invitation
+    from enroot_py.swarm.source import SwarmSource
 
 
-def pull(reference: Reference | LocalImage, settings: Settings, *, arch: str | None = None, agreed: str = "") -> Image:
+def pull(
+    reference: Reference | LocalImage,
+    settings: Settings,
+    *,
+    arch: str | None = None,
+    pin: Pin | None = None,
+    invitation: Invitation | None = None,
+) -> Image:
     """The image of a reference, in the store when this returns.
 
     A digest that is stored costs no request, a tag whose image is stored one. Where
     the registry does not answer and an image is stored for the name, it is used,
-    with a warning. ``agreed`` is the digest that a tag has for all nodes of a step, whatever
-    it means by now. The image is held: see Image.hold. Raises RegistryError, ImageError.
+    with a warning. ``pin`` is the digest that a tag has for all nodes of a step, whatever
+    it means by now; without one a lock file of the settings says it. With an ``invitation`` nodes give
+    the image to each other. The image is held: see Image.hold. Raises RegistryError, ImageError, ConfigError.
     """
-    way = Pull(reference, settings, arch, agreed)
-    while True:
-        image = way.image()
-        if image.hold():  # else it was pruned this very moment
-            return image
+    with Recording("pull", settings.events, image=str(reference)):
+        way = Pull(reference, settings, arch, pin, invitation)
+        while True:
+            image = way.image()
+            recording.fact(digest=image.digest)
+            if image.hold():  # else it was pruned this very moment
+                return image
 
 
 class Pull:
     """One reference on its way into the store."""
 
-    def __init__(self, reference: Reference | LocalImage, settings: Settings, arch: str | None, agreed: str) -> None:
+    def __init__(
+        self,
+        reference: Reference | LocalImage,
+        settings: Settings,
+        arch: str | None,
+        pin: Pin | None,
+        invitation: Invitation | None,
+    ) -> None:
         self._reference = reference
         self._settings = settings
         self._arch = arch
-        self._wanted = _pinned(reference, agreed)
+        self._pin = pin or locked(reference, settings)
+        self._wanted = _pinned(reference, self._pin)
+        self._invitation = invitation
+        self._admission: Admission | None = None
+        if settings.policies:
+            from enroot_py.store.admission import Admission
+
+            self._admission = Admission(reference, settings)
         self._store = Store(settings.cache_path, create=True)
 
     def image(self) -> Image:
-        """The image, in the store; it may be pruned before it is held. Raises RegistryError, ImageError."""
+        """The image, in the store; it may be pruned before it is held.
+
+        Raises RegistryError, ImageError, PolicyError.
+        """
         self._known = self._store.known(self._reference, self._arch)
         stored = self._stored()
         if stored is not None and self._wanted.digest:
+            self._check_stored(stored)
+            if self._is_swarm:
+                from enroot_py.swarm.apart import apart
+
+                apart(lambda: self._swarm().lend())  # all that it needs is imported there
             return stored
         try:
-            if stored is not None and self._is_current():
-                return stored
-            source = self._source(hurried=stored is not None)
-            manifest = source.manifest(self._arch)
+            is_current = stored is not None and self._is_current()
+            if not is_current:
+                source = self._source(hurried=stored is not None)
+                manifest = source.manifest(self._arch)
         except RegistryError as e:
             if self._wanted != self._reference:
                 raise self._disagreement(e) from e
@@ -67,15 +105,30 @@ class Pull:
             log.warn(f"{e}; using the stored image {stored.digest} of {self._reference}")
             if e.hint:
                 log.hint(e.hint)
+            is_current = True
+        if stored is not None and is_current:
+            self._check_stored(stored)
             return stored
         base = source.base
+        if self._admission is not None:
+            self._admission.check(manifest, source)
         if stored is not None and isinstance(self._reference, Reference):
             source = self._source()  # a fetch takes its time
+        recording.phase("resolve")
         image = self._store.image(manifest.digest) or self._fetch(source, manifest)
         if manifest.named == manifest.digest:  # no index said what it is for
             self._check_platform(image)
+        if self._admission is not None:
+            self._admission.keep(image)
         self._store.name(self._reference, self._arch, Name(manifest.digest, manifest.named, base))
         return image
+
+    def _check_stored(self, image: Image) -> None:
+        """Whether the policies let in what is stored. Raises PolicyError, ConfigError, RegistryError, ImageError."""
+        if self._admission is not None:
+            known = self._known
+            given = known.given if known is not None and known.digest == image.digest else ""
+            self._admission.check_stored(image, given or self._wanted.digest)
 
     def _stored(self) -> Image | None:
         """The image that the reference meant last; for one that is wanted by a digest that image, or none."""
@@ -102,7 +155,24 @@ class Pull:
         settings = self._settings
         if hurried:
             settings = settings.replace("a stored image", connect_timeout=2, stall_timeout=5, transfer_retries=0)
+        if self._is_swarm and not hurried:
+            return self._swarm()
         return open_source(self._wanted, settings)
+
+    @property
+    def _is_swarm(self) -> bool:
+        """Whether the nodes of a step give it to each other: a directory of blobs that they share does that too."""
+        return self._invitation is not None and isinstance(self._wanted, Reference) and not self._settings.shared_blobs
+
+    def _swarm(self) -> SwarmSource:
+        assert self._invitation and isinstance(self._wanted, Reference)
+        from enroot_py.registry.sources import open_registry
+        from enroot_py.swarm.kept import Kept
+        from enroot_py.swarm.source import SwarmSource
+
+        inner = open_registry(self._wanted, self._settings)
+        kept = Kept(layout.blobs(self._store.root), self._invitation.keep)
+        return SwarmSource(self._invitation, self._wanted.digest, inner, kept)
 
     def _fetch(self, source: ImageSource, manifest: Manifest) -> Image:
         from enroot_py.store.fetch import Fetch
@@ -110,7 +180,9 @@ class Pull:
         return Fetch(self._store, self._reference, source, manifest, self._settings).image()
 
     def _disagreement(self, error: RegistryError) -> PenrootError:
-        """Why the image that others of a step have agreed on cannot be had here, where the tag is another one now."""
+        """Why the image that the tag is pinned to cannot be had here, where the tag may be another one now."""
+        if not str(error):  # another node says it
+            return error
         here = self._known.given if self._known else ""
         if not isinstance(error, Unreachable):
             from enroot_py.registry.sources import open_source
@@ -119,12 +191,16 @@ class Pull:
                 here = open_source(self._reference, self._settings).digest()
             except (RegistryError, ImageError) as e:
                 log.debug(str(e))
-        if not here or here == self._wanted.digest:
+        if self._pin is None:
             return error
+        if not here or here == self._wanted.digest:
+            if self._pin == Pin(self._pin.digest):
+                return error
+            return type(error)(f"{self._reference}: {self._pin.origin} {self._pin.digest}: {error}", hint=error.hint)
         is_another = f"{self._reference} is {here} on {os.uname().nodename}"
         return ImageError(
-            f"{is_another}, but the step resolved it to {self._wanted.digest}: {error}",
-            hint="the tag has moved, and what it was is gone: start the step again",
+            f"{is_another}, but {self._pin.origin} {self._wanted.digest}: {error}",
+            hint=f"the tag has moved, and what it was is gone; {self._pin.hint}",
         )
 
     def _check_platform(self, image: Image) -> None:
@@ -147,8 +223,17 @@ class Pull:
         log.warn(f"{self._reference} is for {its}, this machine is {wanted}")
 
 
-def _pinned(reference: Reference | LocalImage, agreed: str) -> Reference | LocalImage:
-    """The image that a tag was when somebody resolved it to the digest ``agreed``."""
-    if not agreed or reference.digest or isinstance(reference, LocalImage):
+def locked(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
+    """What the lock file of the settings says, if there is one. Raises ConfigError."""
+    if not settings.lock or isinstance(reference, LocalImage) or reference.digest:
+        return None
+    from enroot_py.registry import lockfile
+
+    return lockfile.read(settings.lock).pin(reference)
+
+
+def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:
+    """The image that a tag was when it was pinned."""
+    if pin is None or reference.digest or isinstance(reference, LocalImage):
         return reference
-    return Reference(reference.registry, reference.repository, digest=agreed, user=reference.user)
+    return reference.at(pin.digest)

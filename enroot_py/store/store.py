@@ -143,6 +143,9 @@ class Store:
         if status.st_uid == me and status.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)
         if create:
+            from enroot_py.store import format
+
+            format.check(root, mark=True)
             if not os.path.isdir(f"{root}/{layout.LAYERS}"):
                 from enroot_py.base import filesystems
 

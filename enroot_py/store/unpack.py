@@ -83,7 +83,11 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
     place = os.path.dirname(directory)  # the directory itself has a temporary name
     hint = filesystems.way_out(error, place, "ENROOT_CACHE_PATH")
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+        from enroot_py.runtime import pods
+
         hint = f"{place}: this file system cannot hold whiteouts or user.* attributes; set ENROOT_CACHE_PATH"
+        if pods.is_on_overlay(place):
+            hint = f"{place} {pods.ON_OVERLAY}, and cannot hold whiteouts: {pods.volume('ENROOT_CACHE_PATH')}"
     elif path and error.errno in (errno.ENOENT, errno.ENOTDIR):
         hint = "the layer contradicts itself: the image is damaged"
     raise ImageError(f"cannot store{what or ' the layer'} in {place}: {error.strerror}", hint=hint) from error

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import stat
 
-from enroot_py.base import digests, log
+from enroot_py.base import digests, log, superblock
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
-from enroot_py.store.squashfs import SUPERBLOCK
 from enroot_py.store.store import Image, Name, Store, cannot_write
 
 TYPE_CHECKING = False
@@ -42,7 +41,7 @@ def identity(path: str) -> str:
 
     with open(path, "rb", buffering=0) as f:
         status = os.fstat(f.fileno())
-        check = crc32(f.read(SUPERBLOCK))
+        check = crc32(f.read(superblock.SIZE))
     numbers = (
         (status.st_dev & 0xFFFFFFFF, 4),
         (status.st_ino, 8),

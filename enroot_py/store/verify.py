@@ -34,8 +34,11 @@ def _of_image(path: str) -> Iterator[str]:
     for file in crash.changed_files(path):
         if file not in (layout.MANIFEST, layout.CONFIG):  # these have digests
             yield f"its {file} was changed"
-    if os.path.exists(f"{path}/{layout.FILE}"):  # the copy of a squashfs file, which is all in its layer
-        yield from index.differences(f"{path}/{layout.HEAD}")
+    is_file = os.path.exists(f"{path}/{layout.SQUASHFS}")
+    if is_file and not crash.is_unchanged(path):
+        yield f"its {layout.SQUASHFS} was changed"
+    if _is_of_file(path):  # else a copy, which is all in its layer
+        yield from () if is_file else index.differences(f"{path}/{layout.HEAD}")
         return
     try:
         with open(f"{path}/{layout.MANIFEST}", "rb") as f:
@@ -50,14 +53,17 @@ def _of_image(path: str) -> Iterator[str]:
         return
     if json.loads(manifest)["config"]["digest"] != digests.of(config):
         yield "its config was changed"
-    if os.path.exists(f"{path}/{layout.SQUASHFS}"):
-        if not crash.is_unchanged(path):
-            yield f"its {layout.SQUASHFS} was changed"
+    if is_file:
         return
     for layer in inventory.layers_of(path):
         if not os.path.isdir(layer):
             yield f"its layer {os.path.basename(layer)} is missing"
     yield from index.differences(f"{path}/{layout.HEAD}")
+
+
+def _is_of_file(image: str) -> bool:
+    """Whether an image comes from a squashfs file, and from nowhere else."""
+    return os.path.exists(f"{image}/{layout.FILE}")
 
 
 def _of_layer(path: str) -> Iterator[str]:
@@ -83,6 +89,7 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
             if user := users.get(image.digest):
                 message = f"the image {image.digest} is damaged, but {user} uses it"
                 raise PenrootError(message, hint="stop its containers first")
+        again = [image for image in bad if not _is_of_file(image.path)]
         for image in bad:
             alone.discard(image.path)
         for layer in set(damaged) & set(layout.all_of(store.root, layout.LAYERS)):
@@ -91,9 +98,8 @@ def repair(store: Store, damaged: Collection[str]) -> list[str]:
     # By digest: a tag may have moved, and containers want the image that they were made from.
     return [
         name if is_uri(name) else f"docker://{_repository(name)}@{image.digest}"
-        for image in bad
+        for image in again
         for name in image.names[:1]
-        if name[0] != "/"
     ]
 
 

@@ -60,6 +60,14 @@ def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, imag
     assert seen(out) == set()
 
 
+def test_root_does_not_reach_the_node_by_the_server_of_data(
+    user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str
+) -> None:
+    """The same with --mount FILE:DIRECTORY:sqsh, where nothing else needs a server."""
+    out = user.start("--root", "--mount", f"{image}:/data:sqsh", "--env", "MARK", "box", "spy", env={"MARK": mark})
+    assert seen(out) == set()
+
+
 @pytest.mark.parametrize("source", ["directory", "image"])
 def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str, source: str

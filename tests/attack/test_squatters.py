@@ -162,3 +162,24 @@ def test_a_bundle_does_not_run_from_a_directory_that_others_rearrange(
     said = user.run("./box.run", "sh", "-c", "echo fine", status=1).stderr
     assert "not sticky" in said and "ENROOT_TEMP_PATH" in said
     assert list(tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("squat", ["file", "link", "pipe", "directory"])
+def test_what_another_user_makes_where_events_go_gets_none(
+    user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
+) -> None:
+    """Bob knows the name of the victim's file in a directory that users share; the start goes on with a warning."""
+    place, precious = scratch / f"{user.uid}.jsonl", user.home / "precious"
+    precious.write_text("precious\n")
+    user.own(precious)
+    make = {
+        "file": f"touch {place}; chmod 666 {place}",
+        "link": f"ln -s {precious} {place}",
+        "pipe": f"mkfifo -m 666 {place}",
+        "directory": f"mkdir -m 777 {place}",
+    }
+    bob.run("sh", "-c", make[squat])
+    done = user.penroot("start", "box", "echo", "started", env={"ENROOT_EVENTS": str(scratch)})
+    assert done.stdout == "started\n"
+    assert f"events are not recorded: {place}: " in done.stderr
+    assert precious.read_text() == "precious\n" and not (place.is_file() and place.stat().st_size > 9)

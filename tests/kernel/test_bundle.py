@@ -179,6 +179,11 @@ def test_where_it_cannot_be_kept_says_the_way_out(user: User, bundle: pathlib.Pa
     assert "[HINT] go to a directory of yours" in user.run(str(bundle), "--extract", cwd=there, status=1).stderr
 
 
+def test_data_in_a_squashfs_file_is_beyond_it(user: User, bundle: pathlib.Path) -> None:
+    said = user.run(str(bundle), "--mount", "data.sqsh:/data:sqsh", "true", status=1).stderr
+    assert "cannot mount data.sqsh: a squashfs file needs penroot start or srun" in said
+
+
 def test_who_interrupts_it_early_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
     tools = pathlib.Path(few_tools(user))
     (tools / "rm").symlink_to("/bin/rm")

@@ -245,7 +245,7 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
         ("penroot st", {"start"}),
         ("penroot start b", {"box", "box.sqsh"}),
         ("penroot start --r", {"--root", "--rw", "--rc"}),
-        ("penroot start --e", {"--env", "--explain"}),
+        ("penroot start --en", {"--env", "--environment"}),
         ("penroot rm b", {"batch", "bundle"}),  # of a verb that is none, the verbs there are
         ("penroot remove ", {"box"}),
         ("penroot export --o", {"--output"}),

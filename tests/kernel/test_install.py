@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from enroot_py import __version__
 from tests.kernel.conftest import PREFIX
 
 ROOT = Path(__file__).parents[2]
@@ -86,4 +87,4 @@ def test_no_start_depends_on_that_file(prefix: Path, damage: str) -> None:
         os.truncate(pack, 20_000 if damage == "cut" else 0)
     assert "enroot_py.runtime.enter" in imported(prefix, "enroot_py.cli.start")
     done = subprocess.run([prefix / "bin/penroot", "version"], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("0.1.0\n", "")
+    assert (done.stdout, done.stderr) == (f"{__version__}\n", "")

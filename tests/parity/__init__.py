@@ -1,6 +1,6 @@
-"""Tables of what enroot and pyxis are, each item with the test that proves it: ``python3 -m tests.parity`` writes them.
+"""Tables of what enroot, pyxis and we are, each item with the test that proves it: ``python3 -m tests.parity``.
 
-The lists are NAME.txt beside this file, the tables docs/parity-NAME.md.
+The lists are NAME.txt beside this file, the tables docs/parity-NAME.md, and of what goes beyond both docs/beyond.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = sorted(path.stem for path in HERE.glob("*.txt"))
+BEYOND = "beyond"
 _MISSING = "missing:"
 
 
@@ -53,12 +54,17 @@ def exists(test: str) -> bool:
     return function in functions(file)
 
 
+def page(name: str) -> pathlib.Path:
+    """Where the table of a list is."""
+    return ROOT / "docs" / ("beyond.md" if name == BEYOND else f"parity-{name}.md")
+
+
 def table(name: str) -> str:
-    """docs/parity-NAME.md."""
+    """The table of a list."""
     found = items(name)
     proved = sum(bool(item.tests) for item in found)
     out = [
-        f"# Parity with {name}",
+        "# Beyond enroot and pyxis" if name == BEYOND else f"# Parity with {name}",
         "",
         f"Made by `python3 -m tests.parity` from tests/parity/{name}.txt: do not edit. Each item names the tests that",
         f"prove it; `make test` runs them all. {proved} of {len(found)} items are proved.",

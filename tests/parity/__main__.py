@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity import NAMES, ROOT, table
+from tests.parity import NAMES, page, table
 
 for name in NAMES:
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / f"docs/parity-{name}.md").write_text(table(name))
+    page(name).write_text(table(name))

@@ -76,6 +76,20 @@ def plugin_argument(lab: Lab, argument: str) -> Iterator[None]:
         lab.install_plugin(line)
 
 
+@contextmanager
+def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
+    """The lab with a changed line of slurm.conf."""
+    text = pathlib.Path(lab.root, "etc/slurm/slurm.conf").read_text()
+    assert was in text
+    lab.configure("slurm.conf", text.replace(was, now))
+    lab.reconfigure()
+    try:
+        yield
+    finally:
+        lab.configure("slurm.conf", text)
+        lab.reconfigure()
+
+
 def let_time_be_over(lab: Lab) -> None:
     """Of the one job that runs. Slurm takes no time of the past, which now is where a second ends on the way."""
     over = "scontrol update JobId=$(squeue -h -o %i) EndTime=now"

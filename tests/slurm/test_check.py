@@ -72,7 +72,7 @@ def test_no_user_namespaces(lab: Lab, directory: str) -> None:
     out = check(lab, mapped)
     assert "bad  user.max_user_namespaces is 0" in out
     assert "fix: echo user.max_user_namespaces=15000" in out
-    assert "bad  an ordinary user cannot mount an overlay in a user namespace: cannot create a user namespace" in out
+    assert "bad  an ordinary user cannot start a container: cannot create a user namespace" in out
 
 
 def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:

@@ -28,7 +28,8 @@ def site(lab: Lab) -> Iterator[Lab]:
     more = Lab(lab.root + "-configless")
     more.up(nodes=1, prefix=PREFIX, configless=True)
     more.start_daemon("registry", "munged")
-    more.run(f"mkdir -p {SITE}/lib; cp -a {PREFIX}/lib/penroot {SITE}/lib; rm {PLUGIN}", user="root")
+    copy = f"cp -a {PREFIX}/lib {PREFIX}/libexec {SITE}"
+    more.run(f"mkdir -p {SITE}; {copy}; rm {PLUGIN}", user="root")
     yield more
     more.down()
 
@@ -82,6 +83,10 @@ def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     reconfigure(site, text)
     for node, server in (("ctl", {}), ("n1", {}), ("registry", {"SLURM_CONF_SERVER": "ctl"})):
         assert site.run(["srun", IMAGE, *NAME], node=node, env=server).stdout == "minimal\n"
+    # The files that slurmctld has sent go with --container-slurm.
+    step = f"srun --overlap --chdir=/ {IMAGE} sh -c 'echo $IMAGE_NAME'; grep -c . /run/penroot/slurm/etc/slurm.conf"
+    inside = site.run(["srun", IMAGE, "--container-slurm", "sh", "-c", step], node="n1").stdout.split()
+    assert inside[0] == "minimal" and int(inside[1]) > 20
     assert f"ok   /run/slurm/conf/plugstack.conf:2 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
     assert "ok   srun loads spank_pyxis.so" in pyxis_py(site, "check", "registry")
     assert f"loaded by /run/slurm/conf/plugstack.conf ({PLUGIN})" in pyxis_py(site, "install", "n1")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import fakehost
+from tests import fakeaccelerators, fakehost
 from tests.slurm.lab import Lab, slurm_version
 from tests.slurm.steps import end, expect, sbatch
 
@@ -108,7 +108,7 @@ done
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def constrained(lab: Lab) -> Iterator[dict[str, str]]:
     """The same on n1 with ConstrainDevices: the GPUs of this host have the numbers of Slurm's device files."""
     if not os.path.isdir("/sys/fs/cgroup/devices"):
@@ -211,3 +211,23 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
     sbatch(lab, "--gres=gpu:2", "-o", "out.log", "gpus.sbatch", env=dgx)
     assert lab.run(["cat", "out.gpus"]).stdout.split() == ["nvidia0", "nvidia1"]
     assert lab.run(["cat", "out.none"]).stdout.split() == ["none"]
+
+
+def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
+    """The second job's numbers count all GPUs of the node; ROCm counts those of the container, HIP what that leaves."""
+    host = fakeaccelerators.mi300x(pathlib.Path(lab.root, "home/alice/mi300x"))
+    env = {"PENROOT_HOST_ROOT": "/home/alice/mi300x", "ENROOT_RESTRICT_DEV": "yes"}
+    say = "echo $(cd /dev/dri && ls -d render*) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
+    first = lab.popen(["srun", "-w", "n1", "--gres=gpu:2", IMAGE, "sh", "-c", f"echo up; {say}; read line"], env=env)
+    expect(first, "up")
+    try:
+        out = srun(lab, env, "-w", "n1", "--gres=gpu:2", script=say)
+        assert out == ["renderD130", "renderD131", "0,1", "0,1"]
+        # Of bound tasks nobody says which GPUs are the step's: it has all, and each task its own number.
+        told = "echo $(ls -d /dev/dri/render* | wc -l) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
+        bound = srun(lab, env, "-w", "n1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1", script=told)
+        assert sorted(bound) == sorted(["8", "2", "0", "8", "3", "0"])
+    finally:
+        out, _ = end(first)
+        shutil.rmtree(host.root)
+    assert out == "renderD128 renderD129 0,1 0,1\n"

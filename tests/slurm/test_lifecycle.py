@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import random
 import re
 import subprocess
@@ -18,6 +17,7 @@ from tests.slurm.steps import (
     IMAGE,
     ON_N1,
     assert_nothing_left,
+    configured,
     end,
     expect,
     kill_helper,
@@ -224,20 +224,6 @@ def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
 
 
 @contextmanager
-def configured(lab: Lab, was: str, now: str) -> Iterator[None]:
-    """The lab with a changed line of slurm.conf."""
-    text = pathlib.Path(lab.root, "etc/slurm/slurm.conf").read_text()
-    assert was in text
-    lab.configure("slurm.conf", text.replace(was, now))
-    lab.reconfigure()
-    try:
-        yield
-    finally:
-        lab.configure("slurm.conf", text)
-        lab.reconfigure()
-
-
-@contextmanager
 def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A step that reads its files for some seconds when it is told to end."""
     # Cold: what dd has advised away comes from the server again.
@@ -269,7 +255,10 @@ def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
-    out = lab.run(["script", "-qec", command, "/dev/null"]).stdout.replace("\r", "").splitlines()
+    # Its stdin stays open: script(1) types a character of its own where that ends, and the terminal may show it.
+    with lab.popen(["script", "-qec", command, "/dev/null"]) as process:
+        assert process.stdout
+        out = process.stdout.read().replace("\r", "").splitlines()
     assert out[-2:] == ["terminal", "children:"]
 
 

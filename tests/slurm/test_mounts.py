@@ -1,9 +1,13 @@
-"""--container-mounts where no shell has seen it: variables of the job."""
+"""--container-mounts where no shell has seen it: variables of the job. And data in squashfs files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, refused, sbatch, sh, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, end, next_line, refused, sbatch, sh, srun
 
 SCRIPT = """\
 #!/bin/sh
@@ -31,3 +35,38 @@ def test_a_variable_that_is_not_set_is_named(lab: Lab) -> None:
 def test_a_quoted_variable_is_the_job_s(lab: Lab) -> None:
     show = sh("test -d /mnt && ls -d /mnt/tmp")
     assert srun(lab, IMAGE, "--container-mounts=$WHERE:/mnt/tmp", *show, env={"WHERE": "/tmp"}) == "/mnt/tmp\n"
+
+
+@pytest.fixture(scope="module")
+def data(lab: Lab) -> Iterator[str]:
+    """A squashfs file of alice's."""
+    lab.run("mkdir data && echo of data > data/file && mksquashfs data data.sqsh -quiet -no-progress")
+    yield "data.sqsh"
+    lab.run("rm -rf data data.sqsh")
+
+
+def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
+    """On each node, for all tasks."""
+    mounts = f"--container-mounts={data}:/data:sqsh,$HOME/{data}:/again:sqsh+noexec"
+    out = lab.run(["srun", "-N2", "-n4", IMAGE, mounts, *sh("cat /data/file /again/file")]).stdout
+    assert out == "of data\n" * 8
+
+
+def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: str) -> None:
+    """And before a task runs; what can be known at submit, then."""
+    missing = f"--container-image={MINIMAL}-not-there"
+    said = refused(lab, missing, "--container-mounts=./data:/data:sqsh", "true")
+    assert "--container-mounts: /home/alice/./data is a directory, not a squashfs file" in said
+    assert "none.sqsh: No such file" in refused(lab, missing, "--container-mounts=none.sqsh:/data:sqsh", "true")
+    said = refused(lab, IMAGE, f"--container-mounts={data}:/data:sqsh+rw", "true")
+    assert "a squashfs file is mounted read-only" in said
+
+
+def test_who_enters_a_container_is_told_what_serves_its_data(lab: Lab, data: str) -> None:
+    script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line; cat /data/file")
+    first = lab.popen(["srun", *ON_N1, IMAGE, f"--container-mounts={data}:/data:sqsh", *script])
+    name = next_line(first).strip()
+    done = lab.run(["srun", *ON_N1, f"--container-name={name}", "cat", "/data/file"])
+    assert done.stdout == "of data\n"
+    assert f"come from a process of step {name} and are gone when that one ends" in done.stderr
+    assert end(first)[0] == "of data\n"

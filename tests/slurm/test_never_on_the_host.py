@@ -56,7 +56,7 @@ def test_an_export_file(lab: Lab, file: str) -> None:
     assert batch(lab, "--export-file=file", IMAGE, "--container-mounts=/usr:/mnt/of it").endswith("container\n")
     flags = (IMAGE, "--container-name=flags", "--container-readonly")
     try:
-        script = "touch /here 2>/dev/null && echo writable; env | grep -c PYXIS_; " + INSIDE
+        script = "touch /here 2>/dev/null && echo writable; env | grep -c PYXIS_CONTAINER; " + INSIDE
         assert batch(lab, "--export-file=file", *flags, script=script).endswith("0\ncontainer\n")
     finally:
         lab.run(["penroot", "remove", "-f", "pyxis_flags"], node="n1")

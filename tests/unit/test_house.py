@@ -24,16 +24,36 @@ TABLES = {
 
 # Called by name from elsewhere: hooks, scripts, the plugin, libraries that we give an object of ours.
 CALLED = {
-    *(f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} run" for path in (ROOT / "hooks").rglob("*.py")),
+    *(
+        f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} {'outside' if 'fabric' in path.name else 'run'}"
+        for path in (ROOT / "hooks").rglob("*.py")
+    ),
     *(f"enroot_py Pack.{name}" for name in ("find_spec", "create_module", "exec_module")),  # import
-    "enroot_py.base.pack write",  # make install
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
     "enroot_py.cli.ovlfs main",
     "enroot_py.main main",
     "enroot_py.runtime.hooks Context.is_directory",  # hooks/README.md
     "enroot_py.registry.connections _Patient.readable",  # io.RawIOBase
+    *(f"pyxis_py.sftp _Files.format_{what}" for what in ("user", "group")),  # asyncssh, as what follows
+    "pyxis_py.sftp _Stream.logger",
+    *(
+        f"pyxis_py.sshsession JobServer.{what}_requested"
+        for what in "connection server session unix_connection".split()
+    ),
+    "pyxis_py.sshsession JobServer.connection_made",
+    *(f"pyxis_py.sshsession JobSession.{what}_requested" for what in ("pty", "shell", "exec", "subsystem")),
+    *(
+        f"pyxis_py.sshsession JobSession.{what}"
+        for what in "session_started terminal_size_changed signal_received".split()
+    ),
+    *(
+        f"pyxis_py.sshsession {whose}.{what}"  # asyncio
+        for whose in ("JobSession", "Pump")
+        for what in "connection_made connection_lost data_received pause_writing resume_writing".split()
+    ),
     "pyxis_py.helper main",
+    "pyxis_py.reach answer",  # by the step that it starts
     "pyxis_py.settings PluginSettings.use_enroot_load",  # a setting that pyxis has, accepted without effect
     "pyxis_py.settings PluginSettings.use_squashfuse",
 }

@@ -17,14 +17,18 @@ ROOMS = {
     "config": "base",
     "registry": "base config",
     "runtime": "base config",
-    "store": "base config registry runtime",
+    "swarm": "base registry",
+    "store": "base config registry runtime swarm",
     "devices": "base config runtime",
     "cli": "base config registry runtime store devices",
     "main": "base cli",
     "errors": "base",
 }
 # These modules of pyxis_py enter containers; the others take base alone.
-ENTERING = ("held", "step", "leave", "entrypoint", "attached", "mounts", "submit", "check", "manual")
+ENTERING = set(
+    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual "
+    "joined sshd".split()
+)
 
 # Each costs more than a whole start may.
 HEAVY = set(

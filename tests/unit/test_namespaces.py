@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from enroot_py.runtime import namespaces
+from enroot_py.runtime import pods
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 EPERM = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -22,7 +22,7 @@ def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
         path = proc / "sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(value + "\n")
-    return namespaces._advice(error, str(proc))
+    return pods.advice(error, str(proc))
 
 
 def test_apparmor_that_restricts_namespaces_is_seen_and_the_fix_printed(tmp_path: pathlib.Path) -> None:
@@ -54,6 +54,49 @@ def test_without_a_setting_to_blame_the_error_is_explained(tmp_path: pathlib.Pat
     assert "seccomp" in advice(tmp_path)
     assert "too many namespaces" in advice(tmp_path, OSError(errno.ENOSPC, ""))
     assert advice(tmp_path, OSError(errno.EINVAL, "")) == ""
+
+
+def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined") -> pathlib.Path:
+    """A /proc of a process with these."""
+    (proc / "self/attr").mkdir(parents=True)
+    (proc / "self/status").write_text(f"Name:\tpython3\nNoNewPrivs:\t0\nSeccomp:\t{seccomp}\nSeccomp_filters:\t1\n")
+    (proc / "self/attr/current").write_text(profile + "\n")
+    return proc
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_a_filter_is_named(tmp_path: pathlib.Path, error: int) -> None:
+    said = advice(confined(tmp_path, seccomp="2"), OSError(error, os.strerror(error)))
+    assert said.startswith(
+        f"a seccomp filter refuses it on {os.uname().nodename}: seccompProfile: {{type: Unconfined}}"
+    )
+
+
+@pytest.mark.parametrize("profile", ["docker-default (enforce)", "cri-containerd.apparmor.d (enforce)"])
+def test_a_profile_is_named(tmp_path: pathlib.Path, profile: str) -> None:
+    said = advice(confined(tmp_path, profile=profile), PermissionError(errno.EACCES, ""))
+    assert said.startswith(f"AppArmor's profile {profile.split()[0]} refuses it on")
+    assert "appArmorProfile: {type: Unconfined}" in said
+
+
+def test_a_profile_that_refuses_nothing_is_not_named(tmp_path: pathlib.Path) -> None:
+    said = advice(confined(tmp_path, profile="docker-default (complain)"), PermissionError(errno.EACCES, ""))
+    assert said.startswith("a security module, as AppArmor or SELinux, refuses it on")
+
+
+@pytest.mark.parametrize(
+    ("options", "read_only"),
+    [(("rw,nosuid", "rw,nosuid"), False), (("ro,nosuid", "rw,nosuid"), False), (("ro,nosuid", "ro,nosuid"), True)],
+)
+def test_control_groups_of_a_pod(tmp_path: pathlib.Path, options: tuple[str, str], read_only: bool) -> None:
+    lines = [
+        "30 29 0:20 / /sys ro,nosuid - sysfs sysfs ro",
+        "31 30 0:27 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro",
+        f"32 31 0:28 / /sys/fs/cgroup/freezer {options[0]} - cgroup cgroup rw,freezer",
+        f"33 31 0:29 / /sys/fs/cgroup/unified {options[1]} shared:9 - cgroup2 cgroup2 rw",
+    ]
+    (tmp_path / "mountinfo").write_text("\n".join(lines) + "\n")
+    assert pods.cgroups_are_read_only(str(tmp_path / "mountinfo")) == read_only
 
 
 def test_profile_covers_every_program_that_makes_namespaces() -> None:

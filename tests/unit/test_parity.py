@@ -12,14 +12,15 @@ from enroot_py.cli.verbs import penroot
 from enroot_py.config.table import SETTINGS, UNUSED
 from pyxis_py import settings as plugin
 from pyxis_py.options import OPTIONS, Option
-from tests.parity import NAMES, ROOT, Item, exists, items, table
+from tests.parity import NAMES, ROOT, Item, exists, items, page, table
 
 # Items that may say "missing: WHY".
 GAPS = {
     "pyxis: --container-image: dockerd://, podman://",
     "enroot: packages: deb and rpm, and the flavours +caps (not needed here) and -hardened (descriptors closed)",
 }
-TEXT = "\n".join(item.what for item in items("enroot"))
+BEYOND = [item.what for item in items("beyond")]
+TEXT = "\n".join((*(item.what for item in items("enroot")), *BEYOND))
 
 
 @pytest.mark.parametrize(("name", "item"), [pytest.param(n, i, id=f"{n}: {i.what}") for n in NAMES for i in items(n)])
@@ -31,7 +32,7 @@ def test_item_has_a_proof(name: str, item: Item) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_table_is_fresh(name: str) -> None:
-    assert (ROOT / f"docs/parity-{name}.md").read_text() == table(name), "run: python3 -m tests.parity"
+    assert page(name).read_text() == table(name), "run: python3 -m tests.parity"
 
 
 def lines(verb: str) -> str:
@@ -74,8 +75,8 @@ def test_every_hook_and_small_tool_is_in_an_item() -> None:
 
 
 def section(title: str) -> str:
-    """The items of a section of pyxis's list."""
-    return "\n".join(item.what for item in items("pyxis") if item.section == title)
+    """The items of a section of pyxis's list, and all that go beyond it."""
+    return "\n".join((*(item.what for item in items("pyxis") if item.section == title), *BEYOND))
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

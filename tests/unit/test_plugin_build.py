@@ -104,7 +104,7 @@ def processes_of(directory: str) -> list[int]:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if f"'{directory}/lib'".encode() in file.read():
+                if f"{directory}/lib".encode() in file.read().split(b"\0"):
                     found.append(int(pid))
         except (FileNotFoundError, ProcessLookupError):
             continue

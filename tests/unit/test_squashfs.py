@@ -41,14 +41,14 @@ def test_truncated_image_is_told(image: Path, size: int) -> None:
 def test_other_files_are_no_images(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
-    with pytest.raises(ImageError, match="not a squashfs image"):
+    with pytest.raises(ImageError, match="is no squashfs file"):
         squashfs.check(str(path))
 
 
 def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
     path = tmp_path / "x"
     os.mkfifo(path)
-    with pytest.raises(ImageError, match="not a squashfs image"):
+    with pytest.raises(ImageError, match="is no squashfs file"):
         squashfs.check(str(path))
 
 

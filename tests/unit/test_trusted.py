@@ -68,3 +68,20 @@ def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -
     (tmp_path / "file").chmod(0o666)
     with pytest.raises(PermissionError, match="can be written by others"):
         trusted.file(f"{tmp_path}/file")
+
+
+def test_what_is_installed_is_reached_without_links_and_waiting(tmp_path: pathlib.Path) -> None:
+    """Beneath a tree whose owner stands for root; each directory on the way counts."""
+    place = tmp_path / "usr/lib"
+    place.mkdir(parents=True)
+    (place / "file").write_text("here")
+    with open(trusted.installed(f"{place}/file", str(tmp_path))) as file:
+        assert file.read() == "here"
+    (tmp_path / "link").symlink_to("usr")
+    os.mkfifo(place / "fifo")
+    for path in ("link/lib/file", "usr/lib/fifo", "usr/lib", "usr/lib/none"):
+        with pytest.raises(OSError):
+            trusted.installed(f"{tmp_path}/{path}", str(tmp_path))
+    (tmp_path / "usr").chmod(0o757)
+    with pytest.raises(PermissionError, match=r"usr can be written by others \(mode 757\)"):
+        trusted.installed(f"{place}/file", str(tmp_path))

@@ -6,20 +6,17 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import HookError
-from enroot_py.devices import cdi
+from enroot_py.devices import allocation, cdi
 from enroot_py.devices.edits import Edits, Host, shown
 from enroot_py.devices.nvidia import driver
 from enroot_py.devices.nvidia.selection import GPUs, Selection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from enroot_py.runtime.hooks import Context
 
 KIND = "nvidia.com/gpu"
 _MODES = ("auto", "cdi", "native", "nvidia-container-cli")
-_UNTOLD = "all"  # where Slurm tells a step how many GPUs it has, but not which
 
 
 class Plan:
@@ -116,7 +113,7 @@ class Plan:
 
     def _narrowed(self, step: Selection, allocated: str) -> Selection:
         """Of the step's GPUs those that the caller asks for."""
-        if allocated == _UNTOLD:
+        if allocated == allocation.UNTOLD:
             allocated = ",".join(str(gpu.minor) for gpu in step.gpus)
         if step.every or self.visible in ("", "all"):
             return step
@@ -141,27 +138,17 @@ class Plan:
         caller = self.context.host
         everything = Selection(tuple(self.gpus.all), every=True)
         masks = [word for word in caller.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-        numbers = [word for word in allocated.split(",") if word and word != _UNTOLD]
-        # "gres/gpu:…" since Slurm 23.11
-        bound = allocated == _UNTOLD or caller.get("SLURMD_TRES_BIND", "").startswith(("gpu", "gres/gpu"))
         if any(mask.startswith("MIG-") for mask in masks):
             # Numbers of MIG devices are not those of nodes.
             try:
+                bound = allocation.is_bound(caller, allocated)
                 return everything if bound else self.gpus.select(masks, "CUDA_VISIBLE_DEVICES"), False
             except HookError:
                 return everything, False
-        own = numbers
-        if bound:
-            numbers = _of_all_tasks(caller, own)
+        numbers, counts_all = allocation.shared(caller, allocated, masks) or ([], False)
         gpus = tuple(gpu for gpu in self.gpus.all if str(gpu.minor) in numbers)
         if not gpus or len(gpus) != len(numbers):
             return everything, False
-        counted = [str(number) for number in range(len(gpus))]
-        counts_all = any(mask.isdecimal() and mask not in counted for mask in masks)
-        if bound and masks and masks == own and set(numbers) != set(counted):
-            if masks == [str(sorted(map(int, numbers)).index(int(number))) for number in own]:
-                return everything, False  # of 0 and 2 the first: that is its number either way
-            counts_all = True
         if counts_all and "CUDA_VISIBLE_DEVICES" in self.context.environ:
             return everything, False  # somebody has said what it is inside, and the tasks are not told another
         return Selection(gpus), counts_all
@@ -244,16 +231,6 @@ class Plan:
         """Raises HookError for one that is not met."""
         if required := _requirements(self.context):
             driver.check_requirements(required, self.driver.version, self.gpus.all)
-
-
-def _of_all_tasks(caller: Mapping[str, str], own: list[str]) -> list[str]:
-    """The GPUs of all tasks, of which each is told its own where tasks are bound to GPUs; none where nobody says."""
-    if caller.get("SLURM_GPUS_ON_NODE") == str(len(own)):
-        return own
-    of_job = caller.get("SLURM_JOB_GPUS", "").split(",")
-    # Of the node on which the batch script runs.
-    here = caller.get("SLURM_JOB_NUM_NODES") == "1" and set(own) <= set(of_job)
-    return of_job if here else []
 
 
 def _requirements(context: Context) -> dict[str, str]:

@@ -35,10 +35,6 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "openssl": "openssl",
-    "zstd": "zstd",
-    "mpicc.openmpi": "libopenmpi-dev",
-    "mpicc.mpich": "libmpich-dev",
-    "dpkg-deb": "dpkg",
 }
 
 DAEMONS: dict[str, list[str]] = {
@@ -522,7 +518,8 @@ def check_prerequisites() -> None:
     if os.geteuid() != 0:
         raise PrerequisiteError("the lab needs root (its jobs run as ordinary users)")
     sbin = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=sbin)})
+    programs = {**PROGRAMS, **({} if images.cached() else images.PROGRAMS)}
+    missing = sorted({package for program, package in programs.items() if not shutil.which(program, path=sbin)})
     if missing:
         raise PrerequisiteError(f"not installed: {' '.join(missing)}: run tests/prerequisites")
     if not find_spec("pyroute2"):

@@ -42,6 +42,9 @@ from . import network
 HERE = os.path.dirname(os.path.abspath(__file__))
 EPOCH = 1_700_000_000  # mtime of what we write ourselves
 
+# What makes them, and the Debian package that has it; nothing of it is needed where they are in the cache.
+PROGRAMS = {"zstd": "zstd", "mpicc.openmpi": "libopenmpi-dev", "mpicc.mpich": "libmpich-dev", "dpkg-deb": "dpkg"}
+
 BASE_PACKAGES = ("base-files", "bash", "coreutils", "libc-bin", "busybox-static")
 MPI_PACKAGES = ("openmpi-bin",)  # the libraries that it needs have other names in each release
 MPI4PY_PACKAGES = (*MPI_PACKAGES, "python3-mpi4py")
@@ -112,17 +115,26 @@ def cache_directory() -> str:
     return os.environ.get("PENROOT_LAB_CACHE") or "/var/cache/penroot-lab"
 
 
+def storage() -> str:
+    """Where the images of this recipe are in the cache."""
+    recipe = hashlib.sha256()
+    for name in ("images.py", "hello.c"):
+        with open(f"{HERE}/{name}", "rb") as file:
+            recipe.update(file.read())
+    return f"{cache_directory()}/registry-{recipe.hexdigest()[:16]}"
+
+
+def cached() -> bool:
+    """Whether they need not be made."""
+    return os.path.isdir(storage())
+
+
 def build(*, say: Callable[[str], None] = lambda line: None) -> str:
     """The directory of a docker-registry's storage with all images, from the cache or made now.
 
     Raises CalledProcessError, OSError.
     """
-    recipe = hashlib.sha256()
-    for name in ("images.py", "hello.c"):
-        with open(f"{HERE}/{name}", "rb") as file:
-            recipe.update(file.read())
-    cache = cache_directory()
-    final = f"{cache}/registry-{recipe.hexdigest()[:16]}"
+    cache, final = cache_directory(), storage()
     os.makedirs(cache, exist_ok=True)
     with open(f"{cache}/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,7 @@
-"""--container-mounts: a grammar of its own, with quotes, flags and variables of the job. On the step path."""
+"""SRC[:DST[:FLAGS]]: the mounts of --container-mounts and of environment files, with quotes and variables of the job.
+
+On the step path.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,22 @@ PATH_MAX = 4096  # limits.h, with the final NUL
 # What a mount gets without being asked, by its kind of source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
+SQUASHFS = "sqsh"  # a flag here, a type in fstab(5): the source is a squashfs file, and its content is mounted
 
 
 class MountEntry:
-    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options."""
+    """One mount as asked for: ``source`` is a path, ``tmpfs`` or ``umount``; ``flags`` are fstab(5) options.
 
-    __slots__ = ("source", "target", "flags")
+    ``origin`` is the line of a file that says it, else "".
+    """
 
-    def __init__(self, source: str, target: str, flags: tuple[str, ...]) -> None:
+    __slots__ = ("source", "target", "flags", "origin")
+
+    def __init__(self, source: str, target: str, flags: tuple[str, ...], origin: str = "") -> None:
         self.source = source
         self.target = target
         self.flags = flags
+        self.origin = origin
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MountEntry) and self._key() == other._key()
@@ -40,8 +48,14 @@ class MountEntry:
         """The mount as a line of fstab(5). Raises ConfigError for a flag that none has."""
         from enroot_py.runtime.mounts import Mount
 
-        kind = "tmpfs" if self.source == "tmpfs" else "none"
-        return Mount(self.source, self.target, kind, ",".join(self.flags), 0, origin)
+        kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
+        flags = ",".join(flag for flag in self.flags if flag != SQUASHFS)
+        return Mount(self.source, self.target, kind, flags, 0, self.origin or origin)
+
+    @property
+    def is_squashfs(self) -> bool:
+        """Whether what the source holds is mounted, which is a squashfs file."""
+        return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
         """The mount in a job that runs in ``cwd``, with the values of its variables. Raises ValueError."""
@@ -49,17 +63,22 @@ class MountEntry:
         if "$" in source or "$" in target:
             source, target = _expand(source, environ), _expand(target, environ)
             MountEntry(source, target, self.flags).check("/")
-        if source.startswith("."):
+        if source.startswith(".") or self.is_squashfs and not source.startswith("/"):
             source = f"{cwd.rstrip('/')}/{source}"
-        return MountEntry(source, target, self.flags)
+        return MountEntry(source, target, self.flags, self.origin)
 
     def check(self, variable: str = "$") -> None:
         """Raise ValueError for what cannot be. A path that begins with ``variable`` is checked again in the job."""
         source, target = self.source, self.target
-        if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS:
+        if self.is_squashfs and source in _SPECIAL_FLAGS:
+            raise ValueError(f"{source!r} is no squashfs file", f"a file of that name is ./{source}")
+        is_file = self.is_squashfs and not source.startswith("~")
+        if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS and not is_file:
             hint = f"a relative path begins with a dot: ./{source}"
             if source.startswith("~"):
                 hint = "no shell has replaced the ~: write $HOME"
+            elif source.endswith((".sqsh", ".squashfs")):
+                hint += f"; {source}:{target}:{SQUASHFS} mounts what a squashfs file holds"
             raise ValueError(f"the source {source!r} is neither a path nor tmpfs nor umount", hint)
         if target.startswith(".."):
             why = f"the target {target!r} leads out of the container: Invalid cross-device link"
@@ -73,10 +92,11 @@ class MountEntry:
 
 def parse(text: str) -> tuple[MountEntry, ...]:
     """The value of the option. Raises ValueError with what is wrong, and perhaps a hint."""
-    return tuple(dict.fromkeys(_mount(entry) for entry in split(text, ",")))
+    return tuple(dict.fromkeys(parse_one(entry) for entry in split(text, ",")))
 
 
-def _mount(entry: str) -> MountEntry:
+def parse_one(entry: str, origin: str = "") -> MountEntry:
+    """One mount, of the line ``origin`` of a file. Raises ValueError as parse() does."""
     fields = split(entry, ":", 2)
     source = _unescape(fields[0])
     target = _unescape(fields[1]) if len(fields) > 1 else source
@@ -88,8 +108,8 @@ def _mount(entry: str) -> MountEntry:
     for flag in flags:
         if not flag or any(c in " \t\n:,\\" for c in flag):
             raise ValueError(f"{flag!r} is not a mount flag", "flags are separated with '+', as in ro+rprivate")
-    words = (*_SPECIAL_FLAGS.get(source, _BIND_FLAGS), *flags)
-    mount = MountEntry(bounded(source), _beneath_root(bounded(target)), words)
+    words = (*(() if SQUASHFS in flags else _SPECIAL_FLAGS.get(source, _BIND_FLAGS)), *flags)
+    mount = MountEntry(bounded(source), _beneath_root(bounded(target)), words, origin)
     mount.check()
     return mount
 

@@ -1,0 +1,33 @@
+"""The superblock of a squashfs file: whether the file is one, and all of it.
+
+Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
+fs/squashfs/squashfs_fs.h. On the start path: no import here but os.
+"""
+
+from __future__ import annotations
+
+import os
+
+SIZE = 96  # bytes
+_MAGIC = b"hsqs"
+
+
+def fault(fd: int) -> tuple[str, str]:
+    """What is wrong with a file that was just opened, and the way out; both are empty for a squashfs file.
+
+    Raises OSError.
+    """
+    try:
+        block, size = os.read(fd, SIZE), os.fstat(fd).st_size
+    except BlockingIOError:  # a FIFO whose writer writes nothing
+        block, size = b"", 0
+    if block[:4] != _MAGIC:
+        return "is no squashfs file", "penroot import makes one of an image, mksquashfs one of a directory"
+    again = "import or copy it again"
+    if len(block) < SIZE:
+        return f"is truncated: {size} bytes", again
+    major = int.from_bytes(block[28:30], "little")
+    if major != 4:
+        return f"is squashfs {major}, not 4", "write it again with a current mksquashfs"
+    used = int.from_bytes(block[40:48], "little")
+    return (f"is truncated: {size} of {used} bytes", again) if used > size else ("", "")
