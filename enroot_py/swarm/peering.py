@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
@@ -16,6 +15,7 @@ from typing import NoReturn
 
 from enroot_py.base import linux
 from enroot_py.base.errors import PenrootError, RefusedError
+from enroot_py.base.fds import Fd
 from enroot_py.swarm import peer, wire
 from enroot_py.swarm.loop import Connection, Loop, listener
 from enroot_py.swarm.messages import Joined, Link, Routes
@@ -30,11 +30,15 @@ _MOST = 500  # characters of a reason: they are read at once, pipe(7)
 
 
 def close_others(keep: Collection[int]) -> None:
-    """Close all descriptors but these."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd not in keep:
-            with contextlib.suppress(OSError):  # that of the listing
-                os.close(fd)
+    """Close the files of all descriptors but these, in a process that has just been forked.
+
+    Their numbers stay taken: objects that the other process left here still have them, and whatever had one of these
+    numbers next would be closed at the end of such an object.
+    """
+    with Fd(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) as null:
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd not in keep and fd != null:
+                os.dup2(null, fd, inheritable=False)
 
 
 # A blob's bytes from an offset on, from the registry.

@@ -22,7 +22,7 @@ from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
 from enroot_py.swarm.messages import SEED, Standing
-from enroot_py.swarm.peering import Peering
+from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
 from enroot_py.swarm.wire import End, Handshake
@@ -463,3 +463,25 @@ def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
         handshake = Handshake(KEY, CONTEXT, End(77, "t"), connects=True)
         shaken(sock, handshake)
         assert is_thrown_out(sock), "there is no node 77"
+
+
+def test_what_a_fork_left_closes_no_file_that_came_later() -> None:
+    """An object of the process before keeps its number until the collector of garbage finds it: at any time."""
+    ours, other = socket.socketpair()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            close_others({0, 1, 2, write})
+            later = os.open("/proc/self/stat", os.O_RDONLY)
+            ours.close()
+            other.close()
+            os.write(write, b"whole" if os.read(later, 1) else b"")
+        finally:
+            os._exit(0)
+    os.close(write)
+    ours.close()
+    assert other.recv(1) == b"", "the other process still has it"
+    other.close()
+    with open(read, "rb") as said:
+        assert said.read() == b"whole"
+    os.waitpid(child, 0)
