@@ -14,7 +14,7 @@ import time
 from enroot_py.base import trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
-from enroot_py.base.locks import flock
+from enroot_py.base.locks import flock, is_at
 from enroot_py.runtime import processes
 
 TYPE_CHECKING = False
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST = 256  # bytes of the name of a node
 _MOMENT = 0.02  # seconds
+_PATIENCE = 2.0  # seconds until whoever has a claim alone is not waited for
 
 
 class Claim:
@@ -49,17 +50,24 @@ class Claim:
 
     def _hold(self, name: str, node: str, data_path: str, *, kept: bool) -> bool:
         """Lock the container ``name`` for this node; False where it is another node's. Raises OSError."""
-        with Fd(os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)) as fd:
-            if flock(fd):
-                others = _node(fd) not in ("", node)
-                if others and not kept and os.path.lexists(f"{data_path}/{name}"):
-                    return False  # its helper was killed, and the other node will remove it
-                os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
-            elif _node(fd) != node:
-                return False
-            flock(fd, shared=True)  # with the other steps of this node
-            self._fd = fd.keep()
-            return True
+        path = _file(name, data_path)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            with Fd(os.open(path, _OPEN | os.O_CREAT, 0o600)) as fd:
+                if flock(fd):
+                    others = _node(fd) not in ("", node)
+                    if others and not kept and os.path.lexists(f"{data_path}/{name}"):
+                        return False  # its helper was killed, and the other node will remove it
+                    if is_at(fd, path):
+                        os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
+                # With the other steps of this node. Who has it alone is about to share it, or only looks who has it.
+                shared = flock(fd, shared=True)
+                if (shared or time.monotonic() >= until) and is_at(fd, path):
+                    if _node(fd) != node:
+                        return False
+                    self._fd = fd.keep()
+                    return True
+            time.sleep(_MOMENT)
 
 
 def of_this_node(name: str, data_path: str) -> str:

@@ -1,0 +1,77 @@
+"""Which node uses a container: the moments in which others are at the same claim."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from enroot_py.store import claims
+from enroot_py.store.claims import Claim
+
+NODE = os.uname().nodename
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.mkdir(0o700)
+    return path
+
+
+def claimed(data: Path, node: str) -> int:
+    """A descriptor that has the claim of ``box`` alone, which names a node."""
+    (data / ".box.node").write_text(node)
+    fd = os.open(data / ".box.node", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+@pytest.mark.parametrize("named", ["", "elsewhere", NODE])
+def test_who_only_looks_at_a_claim_takes_it_from_nobody(
+    data: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    looks = claimed(data, named)
+    monkeypatch.setattr(claims.time, "sleep", lambda seconds: os.close(looks))
+    assert Claim("box", str(data), kept=True).name == "box"
+    assert claims.holder("box", str(data)) == NODE
+
+
+@pytest.mark.parametrize("node", ["elsewhere", NODE])
+def test_the_steps_of_one_node_share_a_claim(data: Path, node: str) -> None:
+    fd = claimed(data, node)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    name = Claim("box", str(data), kept=True).name
+    os.close(fd)
+    assert name == ("box" if node == NODE else f"box@{NODE}")
+
+
+def test_another_node_that_was_faster_has_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flock(2) lets go of a lock before it is shared."""
+    lock = claims.flock
+
+    def late(fd: int, *, shared: bool = False) -> bool:
+        if shared:
+            os.pwrite(fd, b"elsewhere", 0)
+        return lock(fd, shared=shared)
+
+    monkeypatch.setattr(claims, "flock", late)
+    claim = claims.Claim.__new__(Claim)
+    assert not claim._hold("box", NODE, str(data), kept=True)
+
+
+def test_a_claim_that_was_removed_this_moment_is_made_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a file without a name would keep nobody away."""
+    lock, removed = claims.flock, []
+
+    def late(fd: int, *, shared: bool = False) -> bool:
+        if not removed:
+            removed.append(os.unlink(data / ".box.node"))
+        return lock(fd, shared=shared)
+
+    monkeypatch.setattr(claims, "flock", late)
+    claim = Claim("box", str(data), kept=True)
+    assert claim.name == "box"
+    assert claims.holder("box", str(data)) == NODE
