@@ -29,12 +29,9 @@ def cache() -> None:
 
 
 def _store() -> Store:
-    from enroot_py.store import format
     from enroot_py.store.store import Store
 
-    store = Store(settings.load().cache_path)
-    format.check(store.root, mark=False)
-    return store
+    return Store(settings.load().cache_path)
 
 
 @synopsis

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from enroot_py.base import filesystems, linux, log, trusted, workers
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import isolated, namespaces, pods, rootfs, squashfuse
+from enroot_py.store import format
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +279,11 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
     kind = filesystems.kind(path)
     if why := _doubt(path):
         yield Finding("bad", f"images are stored in {path}, which {why}", _STICKY)
+        return
+    try:
+        format.check(path, mark=False)
+    except ImageError as e:
+        yield Finding("bad", str(e), e.hint)
         return
     if kind == "overlay":
         what = f"images are stored in {path}, which {pods.ON_OVERLAY}: layers that delete files cannot be stored"

@@ -147,6 +147,10 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
         ) from e
     except OSError:
         pass  # the image is gone then
+    if not layout.is_readable(store):
+        from enroot_py.store import format
+
+        format.check(store, mark=False)
     if os.path.isdir(image) and not is_usable(image):
         raise ContainerError(
             f"the image of {name} was damaged when this node went down: {image}",

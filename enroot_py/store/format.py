@@ -1,8 +1,7 @@
 """The format of a store: a number, which says whether another version of penroot can read and write it.
 
 It is the target of a symbolic link, which is made at once, whole and by one of several makers, and read by one system
-call. Who writes to a store, or looks through all of it, looks at it first; a start, which reads one image, does not:
-a later format gives its files other names, and an earlier penroot finds no image there.
+call. Whoever opens a store looks at it first, a start too: layout.is_readable().
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ from enroot_py import __version__
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
 
-# To be raised, with other names in layout.py, where what is there is not what earlier versions expect.
-FORMAT = 1
-READ = (1,)  # what this version reads and writes
+# What this version writes, the last of those that it reads: a store of an earlier one becomes one of this when it is
+# written to. To be raised where what is there is not what earlier versions expect.
+FORMAT = int(layout.FORMATS[-1])
 
 
 def check(root: str, *, mark: bool) -> None:
-    """Raise ImageError for a store of a format that is not READ; ``mark`` one that has none yet, as before 1.0."""
+    """Raise ImageError for a store whose format is not one of FORMATS; ``mark`` it as ours, as it is written to.
+
+    One that has no mark is from before 1.0.
+    """
     path = f"{root}/{layout.FORMAT}"
     try:
         given = os.readlink(path)
@@ -32,7 +34,9 @@ def check(root: str, *, mark: bool) -> None:
         return
     except OSError:
         given = "?"  # a file, or another thing: not ours
-    if given in map(str, READ):
+    if given in layout.FORMATS:
+        if mark and given != str(FORMAT):
+            _mark_anew(path)
         return
     later = given.isdecimal() and int(given) > FORMAT
     age = "a later penroot made" if later else "an earlier penroot made" if given.isdecimal() else "nobody knows"
@@ -41,3 +45,13 @@ def check(root: str, *, mark: bool) -> None:
         hint=f"{'that penroot' if given.isdecimal() else 'remove the directory'}, or another place for this one: "
         "ENROOT_CACHE_PATH",
     )
+
+
+def _mark_anew(path: str) -> None:
+    """At once; where it fails the store is full or another's, and what is written to it says why."""
+    new = f"{path}.{os.getpid()}"
+    try:
+        os.symlink(str(FORMAT), new)
+        os.rename(new, path)
+    except OSError:
+        pass

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 LAYERS, IMAGES, TMP, FORMAT = "layers", "images", "tmp", "format"
+FORMATS = ("1",)  # which this version reads: format.py
 REFS, USERS, LEASES, SWARMS, BLOBS = "refs", "users", "leases", "swarms", "blobs"
 # Of a layer, and of the head of an image.
 TREE, INDEX, SUMS = "fs", "index", "sums"
@@ -50,6 +51,16 @@ _LONGEST = 200  # characters of a name
 
 # ---------------------------------------------------------------------------
 # Layers and images
+
+
+def is_readable(root: str) -> bool:
+    """Whether this version reads a store; format.check() says why not. One that has no mark is from before 1.0."""
+    try:
+        return os.readlink(f"{root}/{FORMAT}") in FORMATS
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # no link: it is not ours
 
 
 def layer(root: str, diff_id: str) -> str:

@@ -142,10 +142,11 @@ class Store:
             raise cannot_write(f"read the store {root}", root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         if status.st_uid == me and status.st_mode & 0o077 and (me != 0 or create):
             os.chmod(root, 0o700)
-        if create:
+        if create or not layout.is_readable(root):
             from enroot_py.store import format
 
-            format.check(root, mark=True)
+            format.check(root, mark=create)
+        if create:
             if not os.path.isdir(f"{root}/{layout.LAYERS}"):
                 from enroot_py.base import filesystems
 

@@ -1,0 +1,87 @@
+"""A later and an earlier penroot over one store, and an installation that nobody may write to."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.images import Image, Layer, directory, tar
+from tests.kernel.conftest import PREFIX, User, require
+from tests.kernel.registry import Server, serve
+
+REFUSED = r"the store /\S+ has format 2, which a later penroot made: penroot \S+ reads 1"
+
+
+@pytest.fixture
+def registry(user: User) -> Iterator[Server]:
+    with serve(user.home / "registry") as server:
+        layers = [Layer(tar([directory("bin"), directory("tmp")]))]
+        for tag in ("1", "2"):
+            server.pusher.image("library/small", tag, Image(layers, {"Env": [f"TAG={tag}"]}))
+        yield server
+
+
+@pytest.fixture
+def later(user: User) -> str:
+    """The program of a build whose stores have another format, and which reads those of today."""
+    library = user.home / "later/lib/penroot"
+    shutil.copytree(os.path.realpath(f"{PREFIX}/lib/penroot"), library, symlinks=True)
+    layout = library / "enroot_py/store/layout.py"
+    text, count = re.subn(r'^FORMATS = \("1",\)', 'FORMATS = ("1", "2")', layout.read_text(), flags=re.MULTILINE)
+    assert count == 1
+    layout.write_text(text)
+    program = user.home / "later/penroot"
+    program.write_text(pathlib.Path(f"{PREFIX}/bin/penroot").read_text().replace(f"{PREFIX}/lib/penroot", str(library)))
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_later_version_reads_the_store_of_an_earlier_one_which_refuses_what_that_has_made(
+    user: User, registry: Server, later: str
+) -> None:
+    uri = f"docker://{registry.host}/library/small"
+    user.penroot("create", "--name", "one", f"{uri}:1")
+    mark = user.home / "cache/format"
+    assert os.readlink(mark) == "1"
+    assert "TAG=1" in user.run(later, "start", "--explain", "one").stdout
+    assert user.run(later, "cache", "list").stdout.startswith("sha256:")
+    assert os.readlink(mark) == "1"  # of what it only reads it makes no other
+    user.run(later, "create", "--name", "two", f"{uri}:2")
+    assert os.readlink(mark) == "2"
+    for verb in (
+        ("start", "one"),
+        ("start", f"{uri}:1"),
+        ("cache", "list"),
+        ("cache", "metrics"),
+        ("cache", "prune"),
+        ("cache", "verify"),
+        ("create", "--name", "three", f"{uri}:1"),
+        ("import", "--output", str(user.home / "small.sqsh"), f"{uri}:1"),
+        ("export", "--output", str(user.home / "one.sqsh"), "one"),
+    ):
+        said = user.penroot(*verb, status=1).stderr.splitlines()
+        assert re.search(REFUSED, said[0]), verb
+        assert "that penroot, or another place for this one: ENROOT_CACHE_PATH" in said[1], verb
+        assert len(said) == 2, verb
+    assert "has format 2" in user.run(f"{PREFIX}/bin/penroot", "doctor", status=1).stdout
+    assert user.penroot("list").stdout.split() == ["one", "two"]
+    user.run(later, "start", "--explain", "two")
+
+
+def test_an_installation_that_is_read_only(user: User, rootfs: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "only root can mount one")
+    script = f'mount --bind {PREFIX} {PREFIX} && mount -o remount,bind,ro {PREFIX} && exec "$@"'
+    prefix = ("unshare", "-m", "sh", "-c", script, "sh")
+    done = user.run(f"{PREFIX}/bin/penroot", "start", "box", "echo", "up", prefix=prefix)
+    assert (done.stdout, done.stderr) == ("up\n", "")
+    library = os.path.realpath(f"{PREFIX}/lib/penroot")
+    code = f"import sys; sys.path.insert(0, '{library}'); from enroot_py.base import versions; versions.use()"
+    refused = subprocess.run([*prefix, "python3", "-IS", "-c", code], capture_output=True, text=True, check=False)
+    assert "Read-only file system" in refused.stderr
+    assert user.penroot("version").returncode == 0
