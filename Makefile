@@ -3,13 +3,16 @@
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /opt/penroot
 LIBDIR := $(PREFIX)/lib/penroot
+# LIBDIR is a link to one of these: enroot_py/base/versions.py.
+VERSIONS := $(PREFIX)/lib/penroot-versions
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' enroot_py/__init__.py)
 PLUGIN := spank_pyxis.so
 LAYERS := aufs2ovlfs mksquashovlfs
 TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: packages packages-test release around help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: version libexec around packages packages-test release help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -81,28 +84,39 @@ $(VENV)/docs: $(VENV)/done
 
 # Python takes one argument on a #! line: -IS leaves out the caller's
 # environment and site-packages, and with them most of the start-up time.
-launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2) && chmod 755 $(2)
-# Where files are put before a package takes them to PREFIX; what runs here runs from there.
+launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
+	chmod 755 $(2).new && mv -f $(2).new $(2)
+# Where files are put before a package takes them to PREFIX; what runs here runs from the modules in NEW.
 ROOT := $(DESTDIR)$(PREFIX)
-run = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(DESTDIR)$(LIBDIR)"); sys.argv[0] = "$(2)"; from $(1) import main; main()'
+NEW  ?= $(ROOT)/lib/penroot
+from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
+run  = $(call from,$(2),from $(1) import main; main())
 
 install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plugin where slurm/spank.h is
-	rm -rf $(LIBDIR).new build
-	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-warn-script-location --target $(LIBDIR).new .
-	rm -rf $(LIBDIR).new/bin
-	mkdir -p $(PREFIX)/bin
-	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
-	if test -e $(LIBDIR)/$(PLUGIN); then cp -p $(LIBDIR)/$(PLUGIN) $(LIBDIR).new; fi
-	rm -rf $(LIBDIR).old
-	if test -e $(LIBDIR); then mv $(LIBDIR) $(LIBDIR).old; fi; mv $(LIBDIR).new $(LIBDIR)
-	rm -rf $(LIBDIR).old
-	$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(LIBDIR)"); from enroot_py.base import pack; pack.write()'
-	@$(MAKE) --no-print-directory around
-	chmod -R a+rX $(PREFIX)
-	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
-	elif test -e $(LIBDIR)/$(PLUGIN); then echo '$(PLUGIN) is the old one: pyxis-py install --slurm-include DIR'; fi
+	rm -rf build
+	mkdir -p $(PREFIX)/bin $(VERSIONS)
+	@new=$$(mktemp -d $(VERSIONS)/$(VERSION)-XXXXXX) && chmod 755 $$new && { $(MAKE) --no-print-directory NEW=$$new version || { rm -rf $$new; exit 1; }; }
 
-around: # LIBDIR, which is there: programs, manual pages, completion, the AppArmor profile
+version: # all of it in NEW, which LIBDIR leads to when it is whole
+	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-warn-script-location --target $(NEW) .
+	rm -rf $(NEW)/bin
+	@$(MAKE) --no-print-directory libexec
+	$(call from,pack,from enroot_py.base import pack; pack.write())
+	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
+	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
+	elif test -e $(LIBDIR)/$(PLUGIN); then cp -pL $(LIBDIR)/$(PLUGIN) $(NEW) && \
+		echo '$(PLUGIN) is the old one: pyxis-py install --slurm-include DIR'; fi
+	chmod -R a+rX $(NEW)
+	@$(MAKE) --no-print-directory around
+	chmod -R a+rX $(PREFIX)/bin $(PREFIX)/libexec $(PREFIX)/share
+	$(call from,versions,from enroot_py.base import versions; versions.use())
+
+libexec: # what programs of C and bundles need, beside the modules in NEW
+	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(NEW)/libexec
+	@for name in $(LAYERS); do tool=$(NEW)/libexec/penroot-$$name && \
+		$(call launcher,enroot_py.cli.ovlfs,$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
+
+around: # the modules: programs, manual pages, completion, the AppArmor profile
 	mkdir -p $(ROOT)/bin $(ROOT)/libexec/penroot $(ROOT)/share/bash-completion/completions $(ROOT)/share/penroot/apparmor
 	@$(call launcher,enroot_py.main,$(ROOT)/bin/penroot)
 	@$(call launcher,pyxis_py.cli,$(ROOT)/bin/pyxis-py)
@@ -110,9 +124,7 @@ around: # LIBDIR, which is there: programs, manual pages, completion, the AppArm
 	@$(call run,enroot_py.main,penroot) manual $(ROOT)/share/man > $(ROOT)/share/penroot/penroot.yaml
 	@$(call run,pyxis_py.cli,pyxis-py) manual $(ROOT)/share/man
 	sed 's,@PREFIX@,$(PREFIX),' configs/apparmor/penroot > $(ROOT)/share/penroot/apparmor/penroot
-	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(ROOT)/libexec/penroot
-	@for name in $(LAYERS); do tool=$(ROOT)/libexec/penroot/penroot-$$name && rm -f $$tool && \
-		$(call launcher,enroot_py.cli.ovlfs,$$tool) && ln -sf penroot-$$name $(ROOT)/libexec/penroot/enroot-$$name || exit 1; done
+	@for path in $(NEW)/libexec/*; do name=$${path##*/} && ln -sf ../../lib/penroot/libexec/$$name $(ROOT)/libexec/penroot/$$name || exit 1; done
 	for name in $(TOOLS); do ln -sf ../libexec/penroot/penroot-$$name $(ROOT)/bin/penroot-$$name || exit 1; done
 
 enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
@@ -124,14 +136,14 @@ enroot-names: ## links in PREFIX/bin under the names that enroot's programs have
 	@$(if $(DESTDIR),$(call run,enroot_py.main,enroot),$(PREFIX)/bin/enroot) completion bash > $(ROOT)/share/bash-completion/completions/enroot
 
 plugin: ## spank_pyxis.so, built against this machine's slurm/spank.h
-	$(PREFIX)/bin/pyxis-py build --output $(LIBDIR)/$(PLUGIN)
+	@$(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv = ["pyxis-py", "build", "--output", "$(NEW)/$(PLUGIN)"]; from pyxis_py.cli import main; main()'
 
 runtime-plugin: ## SLURM_SOURCE=DIR, configured: a first runtime/penroot for Slurm 26.11
 	@$(MAKE) --no-print-directory -C c_shims/runtime SLURM_SOURCE=$(abspath $(SLURM_SOURCE)) PYTHON=$(PYTHON) LIBDIR=$(LIBDIR)
 
 uninstall: ## remove what install put there, and this node's line in plugstack.conf.d
 	test ! -e $(PREFIX)/bin/pyxis-py || $(PREFIX)/bin/pyxis-py uninstall --prefix $(PREFIX)
-	rm -rf $(LIBDIR) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
+	rm -rf $(LIBDIR) $(VERSIONS) $(PREFIX)/libexec/penroot $(PREFIX)/share/penroot $(PREFIX)/bin/penroot $(PREFIX)/bin/pyxis-py
 	rm -f $(TOOLS:%=$(PREFIX)/bin/penroot-%) $(TOOLS:%=$(PREFIX)/bin/enroot-%) $(PREFIX)/bin/enroot-nsenter
 	test ! -L $(PREFIX)/bin/enroot || rm -f $(PREFIX)/bin/enroot $(PREFIX)/share/bash-completion/completions/enroot
 	test ! -L $(PREFIX)/share/man/man1/enroot.1 || rm $(PREFIX)/share/man/man1/enroot.1

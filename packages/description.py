@@ -10,7 +10,7 @@ from packages.vendored import PYTHONS
 MAINTAINER = "penroot maintainers <maintainers@penroot.invalid>"
 LICENCE = "Apache-2.0"
 
-LIBRARY = "usr/lib/penroot"
+LIBRARY = "usr/lib/penroot-package"  # of which scripts/packaged makes a version, /usr/lib/penroot-versions/…
 SETUP = "/usr/libexec/penroot/packaged"
 
 
@@ -44,7 +44,7 @@ The SPANK plugin of penroot, compiled for each release of Slurm; that of the
 Slurm on the machine is taken, again whenever Slurm is upgraded. It gives srun,
 sbatch and salloc the options that NVIDIA pyxis has, --container-image and
 others. Slurm loads it once `pyxis-py install` has written its line.""",
-    files=(f"{LIBRARY}/plugins/*", "usr/share/man/man7/penroot-srun.7*"),
+    files=(f"{LIBRARY}/plugins/*", f"{LIBRARY}/PLUGINS", "usr/share/man/man7/penroot-srun.7*"),
     deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)", "Enhances": "slurmd, slurm-client"},
     rpm={"Requires": "penroot = {version}"},
     on="plugin",

@@ -117,12 +117,12 @@ def copyright() -> str:
     for name, files in by_name().items():
         known = licence(files[0]).replace(" ", "-")
         label = f"{known}-of-{name}"
-        kept = " ".join(f"usr/lib/penroot/{pattern}" for pattern in vendored.KEPT[name])
+        kept = " ".join(f"usr/lib/penroot-package/{pattern}" for pattern in vendored.KEPT[name])
         stanzas.append(f"Files: {kept}\nCopyright: as its licence says\nLicense: {label}")
         texts[label] = "\n\n".join(words for _, words in files[0].licences())
     for name, expression in STATIC.values():
         label = f"{expression}-of-{name}"
-        stanzas.append(f"Files: usr/libexec/penroot/*\nCopyright: the authors of {name}\nLicense: {label}")
+        stanzas.append(f"Files: usr/lib/penroot-package/libexec/*\nCopyright: the authors of {name}\nLicense: {label}")
         texts[label] = f"{name} is linked into the static programs, under the licence that SPDX calls {expression}."
     texts[LICENCE] = "On Debian, the text is in /usr/share/common-licenses/Apache-2.0.\n\n" + (
         "It is also at https://www.apache.org/licenses/LICENSE-2.0."

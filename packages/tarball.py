@@ -20,10 +20,12 @@ def build(root: Path, work: Path, to: Path) -> list[Path]:
     shutil.copytree(root / "usr", top, symlinks=True)
     shutil.rmtree(top / "lib/tmpfiles.d")
     (top / "libexec/penroot/packaged").unlink()
+    (top / "lib/penroot-package").rename(top / "lib/penroot")
+    (top / "lib/penroot/PLUGINS").unlink()
     for path in tree.files(top):
         if NAMES.owns(f"usr/{path}"):
             (top / path).unlink()
-    for program in (*top.glob("bin/*"), *top.glob("libexec/penroot/*")):
+    for program in (*top.glob("bin/*"), *top.glob("lib/penroot/libexec/*")):
         if not program.is_symlink():
             relocate(program, top)
     profile = top / "share/penroot/apparmor/penroot"
@@ -37,8 +39,8 @@ def relocate(program: Path, top: Path) -> None:
     """Have a launcher look for the modules from where it is itself."""
     data = program.read_bytes()
     up = "/.." * len(program.relative_to(top).parts)
-    new = rf'library = __import__("os").path.realpath(__file__ + "{up}/lib/penroot")'.encode()
-    changed = re.sub(rb'^library = "/usr/lib/penroot"$', new, data, flags=re.MULTILINE)
+    new = rf'library = os.path.realpath(os.path.realpath(__file__) + "{up}/lib/penroot")'.encode()
+    changed = re.sub(rb'^library = os.path.realpath\("/usr/lib/penroot"\)', new, data, flags=re.MULTILINE)
     if changed != data:
         program.write_bytes(changed)
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from packages import place, vendored
-from packages.description import Package, owner
+from packages.description import LIBRARY, Package, owner
 from packages.place import CACHE, PROJECT, PackageError, run
 
 # Each loads a plugin of its own alone. The headers of one do for all: plugins().
@@ -159,10 +159,10 @@ def headers(to: Path, release: str) -> None:
 
 def around(source: Path, to: Path, *options: str) -> None:
     """Programs, manual pages, completion and profile, also those under enroot's names, around the modules."""
-    words = ("make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", *options)
+    words = ("make", "--silent", "PYTHON=" + PYTHON, "PREFIX=/usr", f"DESTDIR={to}", f"NEW={to / LIBRARY}", *options)
     environ = environment(source)
     del environ["CFLAGS"], environ["LDFLAGS"]
-    run(*words, "around", "enroot-names", cwd=source, **environ)
+    run(*words, "libexec", "around", "enroot-names", cwd=source, **environ)
 
 
 def documents(source: Path, to: Path) -> None:
@@ -180,8 +180,9 @@ def build(work: Path) -> Path:
     """The tree, in ``work``, which is empty; beside it are its source and the wheel. Raises PackageError."""
     source, tree = work / "source", work / "tree"
     checkout(source)
-    library(tree / "usr/lib/penroot", wheel(source, work))
-    plugins(tree / "usr/lib/penroot", source, work)
+    library(tree / LIBRARY, wheel(source, work))
+    plugins(tree / LIBRARY, source, work)
+    put(tree / LIBRARY / "PLUGINS", b"")  # tell() writes it
     around(source, tree)
     documents(source, tree)
     put(tree / "usr/lib/tmpfiles.d/penroot.conf", (source / "packages/files/tmpfiles.conf").read_bytes())
@@ -217,10 +218,9 @@ def part(package: Package, tree: Path, to: Path, kind: str) -> Path:
 
 
 def tell(tree: Path, kind: str) -> None:
-    """Write what `penroot --version` reads, where a tree has the modules."""
-    told = next(tree.glob("**/enroot_py/BUILD"), None)
-    if told:
-        date = time.strftime("%Y-%m-%d", time.gmtime(place.epoch()))
+    """Write what `penroot --version` reads, where a tree has the modules, and of what build plugins are."""
+    date = time.strftime("%Y-%m-%d", time.gmtime(place.epoch()))
+    for told in (*tree.glob("**/enroot_py/BUILD"), *tree.glob("**/PLUGINS")):
         told.write_text(f"{place.commit()} {date} {kind}\n")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from enroot_py import PACK
-from enroot_py.base import log, pack
+from enroot_py.base import log, pack, versions
 from enroot_py.base.build import line as build_line
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
@@ -31,7 +31,8 @@ def library_directory(prefix: str | None) -> str:
     Raises ConfigError where PREFIX holds no penroot.
     """
     if prefix is None:
-        return os.path.dirname(_PACKAGE)
+        link = versions.link(os.path.dirname(_PACKAGE))
+        return link if os.path.exists(link) else os.path.dirname(_PACKAGE)  # before the first is in use
     directory = os.path.join(os.path.abspath(prefix), "lib/penroot")
     if not os.path.exists(f"{directory}/pyxis_py/helper.py"):
         raise ConfigError(f"no penroot in {directory}", hint=f"first: make install PREFIX={prefix}")
@@ -256,7 +257,7 @@ def ssh_server_command(job: int, keys: str, container: str) -> None:
 @commands.command("choose", hidden=True)
 def choose_command() -> None:
     """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages."""
-    prebuilt.choose(library_directory(None))
+    prebuilt.choose(os.path.dirname(_PACKAGE))
 
 
 @commands.command("manual", hidden=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyxis_py.job import PROTOCOL
 from pyxis_py.options import OPTIONS
 from pyxis_py.settings import SETTINGS
 
@@ -19,6 +20,7 @@ def c_header() -> str:
 #ifndef PENROOT_OPTIONS_H
 #define PENROOT_OPTIONS_H
 
+#define PROTOCOL {PROTOCOL}
 #define OPTION_COUNT {len(OPTIONS)}
 #define ENVIRONMENT_OPTION {[o.name for o in OPTIONS].index("environment")}
 #define ENVIRONMENT_VARIABLE {_c_string(next(o.variable for o in OPTIONS if o.name == "environment"))}

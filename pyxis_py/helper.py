@@ -14,10 +14,11 @@ import gc
 import os
 import sys
 
+from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
 from pyxis_py.channel import SOCKET, Channel, tell
-from pyxis_py.job import REFUSED, Job
+from pyxis_py.job import PROTOCOL, REFUSED, Job
 
 _OFFER = 3.0  # seconds
 
@@ -29,6 +30,11 @@ def main() -> None:
     log.sink = channel.log
     try:
         job = Job(channel.receive())
+        if job.protocol != PROTOCOL:
+            raise PenrootError(
+                f"the plugin is of another version than penroot {__version__}: protocol {job.protocol}, not {PROTOCOL}",
+                hint="systemctl restart slurmd; where the plugin was built by hand: pyxis-py install",
+            )
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
             raise PenrootError(

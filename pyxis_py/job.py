@@ -34,6 +34,10 @@ CARRIED = "PYXIS_EDF"
 # What tags were where the job was submitted, and its lock file: Pins.dumps().
 PINNED = "PYXIS_PINNED"
 
+# Of the messages between plugin and helper. One more where a message means another thing than before: a plugin that is
+# older than the packages, as a slurmd may have it for months, asks no longer then.
+PROTOCOL = 1
+
 _BATCH = 0xFFFFFFFB  # SLURM_BATCH_SCRIPT of slurm.h
 
 
@@ -72,6 +76,10 @@ class Job:
         self.nodelist = single.get("nodelist", "")
         self.swarm = single.get("swarm", "")  # where srun's tracker is, and its key
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
+
+    @property
+    def protocol(self) -> int:
+        return self.numbers.get("protocol", 1)  # the first plugins said none
 
     @property
     def jobid(self) -> int:

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 
-from enroot_py.base import log
+from enroot_py.base import log, versions
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program
 from pyxis_py.settings import PLUGIN
@@ -91,7 +91,7 @@ def choose(library: str) -> None:
     elif version:
         came = ", ".join(releases(library)) or "none"
         log.error(f"Slurm {version} is another one than those that plugins came for: {came}")
-        log.hint(f"with gcc and slurm/spank.h: pyxis-py build --output {library}/{PLUGIN}")
+        log.hint(f"with gcc and slurm/spank.h: pyxis-py build --output {versions.link(library)}/{PLUGIN}")
     else:
         log.info("there is no Slurm on this machine; the plugin is chosen when there is")
 

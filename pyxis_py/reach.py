@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from enroot_py.base import workers
+from enroot_py import LIBRARY
+from enroot_py.base import versions, workers
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
@@ -32,8 +33,10 @@ _BEGINS = 20.0  # seconds more until all have said that they are there
 _TRIES = 5.0  # seconds for a connection
 _ENDS = 10.0  # seconds for what follows on that
 _OTHERS = 64  # nodes that one connects to: of more it is those that come after it
-_LIBRARY = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from pyxis_py.reach import answer; answer()"
+_LIBRARY = versions.link(LIBRARY)
+_START = (
+    "import os, sys; sys.path.insert(0, os.path.realpath(sys.argv[1])); from pyxis_py.reach import answer; answer()"
+)
 _LAUNCHER = "SLURM_LAUNCH_NODE_IPADDR"  # see swarm.py
 
 

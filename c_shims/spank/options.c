@@ -117,6 +117,7 @@ int register_options(void)
 
 void add_options(struct request *request)
 {
+	request_add(request, "protocol", "%d", PROTOCOL);
 	for (size_t i = 0; i < option_count; i++)
 		request_add(request, "option", "%s=%s", option_table[options[i].option].name, options[i].value);
 }

@@ -54,7 +54,7 @@ static inline int keep_fd(int *fd)
 	return kept;
 }
 
-/* place.c: the directory that holds pyxis_py and enroot_py, and the Python that runs them; whether they are those that a
+/* place.c: the directory that holds pyxis_py and enroot_py of our version, and the Python that runs them; whether they are those that a
  * container with Slurm of its node has. */
 const char *library(void);
 const char *interpreter(void);

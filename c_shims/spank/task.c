@@ -169,7 +169,7 @@ static void bring_launcher(void)
 	if (!launches_by_stepd() || stat("/proc/self/exe", &stepd) < 0)
 		return;
 	char launcher[PATH_MAX];
-	(void)snprintf(launcher, sizeof(launcher), "%s/../../libexec/penroot/penroot-launch", library());
+	(void)snprintf(launcher, sizeof(launcher), "%s/libexec/penroot-launch", library());
 	cleanup(close_fd) int ours = open(launcher, O_PATH | O_CLOEXEC);
 	for (int fd = STDERR_FILENO + 1; ours >= 0 && fd < LAUNCHER_LIMIT; fd++) {
 		if (fstat(fd, &info) == 0 && info.st_dev == stepd.st_dev && info.st_ino == stepd.st_ino)

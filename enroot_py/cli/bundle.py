@@ -193,7 +193,7 @@ def _header(checksum: str, offset: int = 0) -> bytes:
 def find(name: str) -> str:
     """A static helper or a part of the driver: beside an installation, or in a source tree. Raises PenrootError."""
     for directory in (
-        os.path.dirname(os.path.dirname(LIBRARY)) + "/libexec/penroot",
+        LIBRARY + "/libexec",
         LIBRARY + "/c_shims/helpers/build",
         LIBRARY + "/configs/bundle",
     ):

@@ -131,6 +131,8 @@ def _profile(proc: str) -> str:
 
 def _apparmor_profile() -> str:
     """The profile that comes with penroot: in an installation under share/, in a source tree under configs/."""
-    prefix = os.path.dirname(os.path.dirname(LIBRARY))
+    from enroot_py.base import versions  # rarely
+
+    prefix = os.path.dirname(os.path.dirname(versions.link()))
     installed = f"{prefix}/share/penroot/apparmor/penroot"
     return installed if os.path.exists(installed) else f"{LIBRARY}/configs/apparmor/penroot"

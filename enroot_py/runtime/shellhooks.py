@@ -210,7 +210,7 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
                 exported[variable] = "y"
         else:
             exported[variable] = text
-    libexec = os.path.realpath(LIBRARY + "/../../libexec/penroot")
+    libexec = LIBRARY + "/libexec"
     path = f"{exported.get('PATH') or _PATH}:/usr/sbin:/sbin"
     exported.update(
         ENROOT_VERSION=ENROOT_VERSION,

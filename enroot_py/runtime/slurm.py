@@ -20,14 +20,14 @@ from enroot_py.base.fds import Fd
 from enroot_py.config.settings import HERE, sysconf_path
 from enroot_py.config.slurmconf import Plugin, stack_text
 from enroot_py.runtime import mounts
-from enroot_py.runtime.slurmnode import SlurmNode
+from enroot_py.runtime.slurmnode import SlurmNode, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 BIN = f"{HERE}/bin"
-_LAUNCHER = "/../../libexec/penroot/penroot-slurm"
+_LAUNCHER = "/libexec/penroot-slurm"
 _FOR = "Slurm in the container"
 _WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
 _READ_ONLY = "bind,ro,nosuid,nodev,private"
@@ -131,7 +131,7 @@ class _Place:
         for number, plugin in enumerate(node.conf.plugstack):
             if plugin.path.startswith("/") and os.path.exists(plugin.path):
                 self._plugins[plugin.path] = f"spank/{number}/{os.path.basename(plugin.path)}"
-        yield from self._plugins.items()
+        yield from ((own(path), place) for path, place in self._plugins.items())
         for name in ("cli_filter.lua", "ca_cert.pem"):  # of which programs have no other
             if os.path.exists(f"{node.conf.directory}/{name}"):
                 yield f"{node.conf.directory}/{name}", f"etc/{name}"

@@ -16,6 +16,7 @@ from struct import error as StructError
 from struct import unpack_from
 
 from enroot_py import LIBRARY
+from enroot_py.base import versions
 from enroot_py.base.errors import ConfigError
 from enroot_py.config.slurmconf import Plugin, SlurmConf
 
@@ -183,9 +184,15 @@ def _is_ours(plugin: Plugin) -> bool:
     return os.path.basename(plugin.path) == _PLUGIN
 
 
+def own(path: str) -> str:
+    """A file of the installation that this is, as our version has it: its link may lead to another one by now."""
+    beside, name = os.path.split(path)
+    return f"{LIBRARY}/{name}" if beside == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
+
+
 def _library(plugin: Plugin) -> str:
     """Where the packages are that belong to our plugin: beside it, or those that run now."""
-    beside = os.path.dirname(plugin.path)
+    beside = os.path.dirname(own(plugin.path))
     return beside if os.path.exists(f"{beside}/pyxis_py/helper.py") else LIBRARY
 
 

@@ -79,6 +79,68 @@ def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
     assert pack.exists()
 
 
+# OLD.deb VERSION: the same package under another version, which its modules say too.
+OTHER = """
+set -e
+for package in penroot penroot-slurm-plugin; do
+    dpkg-deb --raw-extract /srv/${package}_*1.0*_amd64.deb /srv/$package
+    sed -i "s/^Version: .*/Version: 9.9/; s/penroot (= .*)/penroot (= 9.9)/" /srv/$package/DEBIAN/control
+done
+sed -i 's/^__version__ = .*/__version__ = "9.9"/' /srv/penroot/usr/lib/penroot-package/enroot_py/__init__.py
+echo 012345678901 2030-01-01 deb | tee /srv/penroot/usr/lib/penroot-package/enroot_py/BUILD \\
+    > /srv/penroot-slurm-plugin/usr/lib/penroot-package/PLUGINS
+for package in penroot penroot-slurm-plugin; do dpkg-deb -Znone --build /srv/$package /srv/${package}_9.9.deb; done
+"""
+# Says whatever goes wrong with it until there is a file /srv/stop.
+USED = "while [ ! -e /srv/stop ]; do penroot version 2>&1; [ -e /usr/lib/penroot/spank_pyxis.so ] || echo none; done"
+HELD = """
+import sys; sys.path.insert(0, __import__("os").path.realpath("/usr/lib/penroot"))
+from enroot_py.base import linux
+print(flush=True); input()
+from enroot_py.store import tar; import urllib3
+print(linux.__file__)
+"""
+
+
+@pytest.mark.parametrize("debian", ["trixie"], indirect=True)
+def test_replaced_and_put_back_while_it_is_used(debian: Machine, packages: Path) -> None:
+    install(debian, packages, "penroot", "penroot-slurm-plugin")
+    old = debian.run("penroot version").stdout
+    debian.run(OTHER)
+    (debian.path / "srv/held").write_text(HELD)
+    new_debs, old_debs = "/srv/penroot*_9.9.deb", "/srv/penroot*_1.0*_amd64.deb"
+    script = f"""
+        mkfifo /srv/go; (python3 -IS /srv/held < /srv/go > /srv/was) & exec 3> /srv/go
+        (sleep 1; {USED}) > /srv/said 2>&1 & used=$!
+        sleep 2
+        dpkg -i {new_debs} > /srv/dpkg
+        penroot version
+        sed -i 's/^_STARTS = .*/_STARTS = 0/' /usr/lib/penroot/enroot_py/base/versions.py
+        sed -i 's/^_STARTS = .*/_STARTS = 0/' /usr/lib/penroot-package/enroot_py/base/versions.py
+        dpkg -i {old_debs} > /srv/dpkg 2>&1
+        penroot version
+        for delay in 0.5 1 2 3; do
+            timeout --signal=KILL $delay dpkg -i {new_debs} > /srv/dpkg 2>&1 || true
+            penroot version > /srv/version
+        done
+        dpkg --configure --pending > /srv/dpkg 2>&1 || true
+        dpkg -i {new_debs} >> /srv/dpkg 2>&1
+        penroot version
+        ls /usr/lib/penroot-versions > /srv/versions
+        echo >&3; touch /srv/stop; wait $used; sleep 1
+        cat /srv/was
+    """
+    done = debian.run(script)
+    first, second, third, *was = done.stdout.splitlines()
+    assert [f"{first}\n", f"{second}\n", f"{third}\n"] == ["9.9\n", old, "9.9\n"]
+    said = (debian.path / "srv/said").read_text().splitlines()
+    assert set(said) == {old.strip(), "9.9"}
+    held = Path(was[-1]).parts[4]
+    assert held in (debian.path / "srv/versions").read_text().split()
+    debian.run("apt-get -qq purge --yes penroot penroot-slurm-plugin")
+    assert not list((debian.path / "usr/lib").glob("penroot*"))
+
+
 def test_lintian_has_nothing_to_say(packages: Path) -> None:
     import subprocess
 

@@ -31,6 +31,7 @@ CALLED = {
     *(f"enroot_py Pack.{name}" for name in ("find_spec", "create_module", "exec_module")),  # import
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
+    "enroot_py.base.versions use",  # Makefile, packages/scripts/packaged
     "enroot_py.cli.ovlfs main",
     "enroot_py.main main",
     "enroot_py.runtime.hooks Context.is_directory",  # hooks/README.md

@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_each_file_is_of_one_package() -> None:
     owners = {
-        "usr/lib/penroot/plugins/24.11/spank_pyxis.so": PLUGIN,
+        "usr/lib/penroot-package/plugins/24.11/spank_pyxis.so": PLUGIN,
         "usr/share/man/man7/penroot-srun.7.gz": PLUGIN,
         "usr/bin/enroot": NAMES,
         "usr/bin/enroot-mount": NAMES,
         "usr/libexec/penroot/enroot-mount": MAIN,  # by which hooks find it
-        "usr/lib/penroot/enroot_py/main.py": MAIN,
+        "usr/lib/penroot-package/enroot_py/main.py": MAIN,
         "usr/bin/pyxis-py": MAIN,
     }
     assert {path: description.owner(path) for path in owners} == owners

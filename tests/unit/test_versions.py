@@ -1,0 +1,180 @@
+"""The link of an installation, and the versions beside each other: which one is in use, and which ones go."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+USE = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import versions; versions.use()"
+AGES = 3600  # seconds: long enough for every start, and no day
+
+
+class Prefix:
+    """An installation of what its link needs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.link = directory / "lib/penroot"
+        self.versions = directory / "lib/penroot-versions"
+        self.versions.mkdir(parents=True)
+
+    def put(self, name: str) -> Path:
+        """Make a version, which is not in use yet."""
+        place = self.versions / name
+        (place / "enroot_py/base").mkdir(parents=True)
+        for file in ("__init__.py", "base/__init__.py", "base/versions.py", "base/filesystems.py"):
+            shutil.copy(ROOT / "enroot_py" / file, place / "enroot_py" / file)
+        return place
+
+    def begin(self, name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-IS", "-c", USE, self.versions / name])
+
+    def use(self, name: str) -> None:
+        assert self.begin(name).wait(60) == 0
+
+    def age(self, name: str, seconds: int = AGES) -> None:
+        """As if it had been replaced a while ago."""
+        then = time.time() - seconds
+        os.utime(self.versions / name / "in-use", (then, then))
+
+    @property
+    def current(self) -> str:
+        """Which one is in use; it is whole."""
+        place = Path(os.path.realpath(self.link))
+        assert (place / "enroot_py/base/filesystems.py").exists()
+        return place.name
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.versions))
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Prefix:
+    made = Prefix(tmp_path / "opt")
+    for name in ("1", "2", "3"):
+        made.put(name)
+    made.use("1")
+    return made
+
+
+def test_the_link_is_relative_so_that_all_of_it_can_be_moved(prefix: Prefix) -> None:
+    prefix.use("2")
+    assert os.readlink(prefix.link) == "penroot-versions/2"
+    assert prefix.current == "2"
+
+
+def test_who_has_just_followed_the_link_finds_the_version(prefix: Prefix) -> None:
+    prefix.use("2")
+    prefix.use("3")
+    assert prefix.names == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "of another process"])
+def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) -> None:
+    file = prefix.versions / "1/enroot_py/__init__.py"
+    prefix.use("2")
+    prefix.age("1")
+    if how == "of another process":
+        command = [sys.executable, "-c", "import sys; f = open(sys.argv[1]); print(flush=True); input()", file]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            prefix.use("3")
+            assert prefix.names == ["1", "2", "3"]
+            process.communicate(b"\n")
+    else:
+        with open(file, "rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) if how == "mapped" else None
+            if mapped:
+                opened.close()
+            prefix.use("3")
+            assert prefix.names == ["1", "2", "3"]
+            if mapped:
+                mapped.close()
+    prefix.age("2")
+    prefix.use("3")
+    assert prefix.names == ["3"]
+
+
+def test_one_that_is_being_made_stays_and_what_a_kill_has_left_goes(prefix: Prefix) -> None:
+    prefix.use("2")
+    assert "3" in prefix.names
+    then = time.time() - 3 * 86400
+    os.utime(prefix.versions / "3", (then, then))
+    prefix.use("2")
+    assert prefix.names == ["1", "2"]
+
+
+def test_where_nodes_share_it_only_age_counts(prefix: Prefix) -> None:
+    code = "from enroot_py.base import versions; print(versions._is_over(sys.argv[2], True))"
+    command = [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, sys.argv[1]); {code}"]
+
+    def is_over() -> str:
+        return subprocess.check_output([*command, prefix.link, prefix.versions / "1"], text=True).strip()
+
+    prefix.age("1", 29 * 86400)
+    assert is_over() == "False"
+    prefix.age("1", 31 * 86400)
+    with open(prefix.versions / "1/enroot_py/__init__.py"):
+        assert is_over() == "True"
+
+
+def test_an_installation_of_before_makes_room(tmp_path: Path) -> None:
+    prefix = Prefix(tmp_path)
+    prefix.put("1")
+    (prefix.link / "enroot_py").mkdir(parents=True)
+    prefix.use("1")
+    assert prefix.current == "1"
+    (before,) = (name for name in prefix.names if name != "1")
+    prefix.age(before)
+    prefix.use("1")
+    assert prefix.names == ["1"]
+
+
+def test_two_at_once(prefix: Prefix) -> None:
+    for _ in range(5):
+        processes = [prefix.begin(name) for name in ("1", "2", "3")]
+        assert [process.wait(60) for process in processes] == [0, 0, 0]
+        assert prefix.current in ("1", "2", "3")
+    assert sorted(os.listdir(prefix.link.parent)) == ["penroot", "penroot-versions"]
+
+
+def test_killed_at_any_moment_the_old_or_the_new_one_is_in_use(prefix: Prefix, rng: random.Random, soak: bool) -> None:
+    started = time.monotonic()
+    prefix.use("1")
+    longest = 1.2 * (time.monotonic() - started)
+    for number in range(200 if soak else 10):
+        process = prefix.begin("23"[number % 2])
+        time.sleep(rng.random() * longest)
+        process.kill()
+        process.wait()
+        assert prefix.current in ("1", "2", "3")
+    prefix.use("1")
+    assert prefix.current == "1"
+    assert sorted(os.listdir(prefix.link.parent)) == ["penroot", "penroot-versions"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_one_that_a_container_has_mounted_stays(prefix: Prefix, tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    script = 'mount --bind "$1" "$2" && echo && read -r line'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", prefix.versions / "1", tmp_path / "inside"]
+    prefix.use("2")
+    prefix.age("1")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"\n"
+        prefix.use("3")
+        assert "1" in prefix.names
+        process.communicate(b"\n")
+    prefix.use("3")
+    assert "1" not in prefix.names
