@@ -3,26 +3,31 @@
 Python looks for each module by itself, in a dozen system calls: a tenth of a start. So an installation has the code
 of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD bytes of lines
 
-    NAME FILE SIZE MTIME LENGTH OFFSET
+    NAME LENGTH OFFSET
 
-for a module, its source as that was, and where its code is, as marshal writes it. A module whose source is another
-one now is imported as usual. Nothing is imported here but what is built in.
+for a module, and where its code is, as marshal writes it, behind the source as that was: file, size, time. The line of
+HELP is for what ``penroot --help`` says, for which click takes longer than a start. What is of other sources now is
+imported, or said, as usual. Of two modules in C it is their places that are kept. Nothing is imported here but what is
+built in.
 """
 
 import posix
 import sys
 from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import ExtensionFileLoader
 from marshal import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
+    from typing import Any
 
 __version__ = "1.0.0rc1"
 ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are: scripts compare it
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on sys.path
 PACK = f"{LIBRARY}/enroot_py/__pycache__/pack.{sys.implementation.cache_tag}"
 HEAD = 1 << 15  # bytes: room for a few hundred modules
+HELP = "--help"
 
 
 def version() -> str:
@@ -40,29 +45,41 @@ class Pack:
 
     def __init__(self) -> None:
         """Raises OSError where there is none, as in a source tree."""
-        lines = _read(HEAD, 0).decode().split("\n")
-        self._lines = {line.partition(" ")[0]: line for line in lines}
+        self._head = b"\n" + _read(HEAD, 0)
 
-    def find(self, name: str) -> "tuple[str, CodeType] | None":
-        """The source file and the code of a module; None where it has to be looked for as usual."""
-        line = self._lines.get(name)
-        if not line:
-            return None
-        _, file, size, changed, length, offset = line.split(" ")
-        file = f"{LIBRARY}/{file}"
+    def find(self, name: str) -> "tuple[str, CodeType | None] | None":
+        """The source file and the code of a module, if it is not in C; None where it has to be looked for as usual."""
+        kept = self._kept(name)
+        return kept[0] if kept else None
+
+    def help(self) -> str:
+        """What ``penroot --help`` says in 80 columns or more; "" where that is not known."""
+        return "".join(text for _, text in self._kept(HELP))
+
+    def _kept(self, name: str) -> "list[tuple[str, Any]]":
+        """The sources that a line is for, with the code or the text of each; none where one is another now."""
+        begin = self._head.find(b"\n%s " % name.encode()) + 1
+        if not begin:
+            return []
+        kept = []
         try:
-            state = posix.stat(file)
-            if state.st_size == int(size) and state.st_mtime_ns == int(changed):
-                return file, loads(_read(int(length), int(offset)))
+            _, length, offset = self._head[begin : self._head.find(b"\n", begin)].split(b" ")
+            for file, size, changed, value in loads(_read(int(length), int(offset))):
+                state = posix.stat(path := f"{LIBRARY}/{file}")
+                if (state.st_size, state.st_mtime_ns) != (size, changed):
+                    return []
+                kept.append((path, value))
         except (OSError, ValueError, EOFError, TypeError):
-            pass  # it is cut, or replaced this moment
-        return None
+            return []  # it is cut, or replaced this moment
+        return kept
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         module = self.find(name)
         if not module:
             return None
         file, code = module
+        if code is None:
+            return ModuleSpec(name, ExtensionFileLoader(name, file), origin=file)
         spec = ModuleSpec(name, self, origin=file, loader_state=code)  # type: ignore[arg-type]
         directory, _, last = file.rpartition("/")
         if last == "__init__.py":
@@ -90,13 +107,13 @@ def _read(length: int, offset: int) -> bytes:
 def compiled(path: str) -> "CodeType | None":
     """The code of a file of ours that import does not take, as 10-home.py; None where it has to be compiled."""
     name = path[len(LIBRARY) + 1 : -len(".py")].replace("/", ".")
-    module = _pack.find(name) if _pack and path.startswith(LIBRARY + "/") else None
+    module = pack.find(name) if pack and path.startswith(LIBRARY + "/") else None
     return module[1] if module else None
 
 
-_pack: Pack | None = None
+pack: Pack | None = None
 try:
-    _pack = Pack()
-    sys.meta_path.insert(0, _pack)
+    pack = Pack()
+    sys.meta_path.insert(0, pack)
 except OSError:
     pass

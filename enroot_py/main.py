@@ -24,6 +24,7 @@ def main() -> None:
     try:
         status = _run(sys.argv[1:])
         sys.stdout.flush()  # or what cannot be written is told at exit, not by us
+        gc.freeze()  # or Python, as it ends, looks for garbage three times
         sys.exit(status)
     except PenrootError as e:
         from enroot_py import called_as
@@ -88,10 +89,31 @@ def _run(arguments: list[str]) -> int:
 
         sys.stdout.write(version() + "\n")
         return 0
+    if arguments in (["-h"], ["--help"]) and (text := _help()):
+        sys.stdout.write(text)
+        return 0
+    gc.disable()  # nothing of what is imported is garbage
     from enroot_py.cli.verbs import main as cli
 
+    gc.freeze()
+    gc.enable()
     os.umask(os.umask(0o077) & 0o077)  # what is made here, its owner can use
     return cli(arguments)
+
+
+def _help() -> str:
+    """What click would say, where that is known; "" where it would be another text."""
+    from enroot_py import pack
+
+    if pack is None or os.path.basename(sys.argv[0]) != "penroot":
+        return ""
+    asked = os.environ.get("COLUMNS", "").strip()
+    columns = int(asked) if asked.isdecimal() else 0
+    try:
+        columns = columns or os.get_terminal_size(1).columns
+    except OSError:
+        pass  # as many as it takes
+    return "" if 0 < columns < 80 else pack.help()
 
 
 def _say(error: PenrootError) -> None:

@@ -6,37 +6,67 @@ import __future__
 import ast
 import marshal
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from types import CodeType
 
-from enroot_py import HEAD, LIBRARY, PACK
+from enroot_py import HEAD, HELP, LIBRARY, PACK
+
+_Kept = tuple[str, int, int, CodeType | str | None]  # a source, its size and time, and what was made of it
+_IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
 def write() -> None:
     """Write it for the sources as they are now, in place of the one there is."""
-    lines, codes, offset = [], [], HEAD
-    for file in _sources():
-        path = f"{LIBRARY}/{file}"
-        state = os.stat(path)
-        with open(path, "rb") as f:
-            code = marshal.dumps(_compiled(f.read(), path))
-        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        lines.append(f"{name} {file} {state.st_size} {state.st_mtime_ns} {len(code)} {offset}\n")
-        codes.append(code)
-        offset += len(code)
+    modules = dict(_modules())
+    kept = {name: [module] for name, module in modules.items()}
+    kept[HELP] = _help(modules)
+    lines, blobs, offset = [], [], HEAD
+    for name, value in kept.items():
+        blob = marshal.dumps(value)
+        lines.append(f"{name} {len(blob)} {offset}\n")
+        blobs.append(blob)
+        offset += len(blob)
     head = "".join(lines).encode().ljust(HEAD, b"\0")
     assert len(head) == HEAD, f"HEAD is to be more than {len(head)}"
     temporary = f"{PACK}.{os.getpid()}"
     with open(temporary, "wb") as f:
-        f.write(head + b"".join(codes))
+        f.write(head + b"".join(blobs))
     os.rename(temporary, PACK)
 
 
-def _sources() -> Iterator[str]:
-    """The sources of both packages and the hooks, in LIBRARY."""
+def _modules() -> Iterator[tuple[str, _Kept]]:
+    """The modules of both packages and the hooks, in LIBRARY."""
     for package in ("enroot_py", "pyxis_py"):
         for directory, _, names in os.walk(f"{LIBRARY}/{package}"):
-            yield from (os.path.relpath(f"{directory}/{name}", LIBRARY) for name in names if name.endswith(".py"))
+            for path in (f"{directory}/{name}" for name in names if name.endswith(".py")):
+                with open(path, "rb") as f:
+                    code = _compiled(f.read(), path)
+                name = os.path.relpath(path, LIBRARY).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                yield name, _kept(path, code)
+    for name, directory in _IN_C.items():
+        spec = PathFinder.find_spec(name, [LIBRARY + directory])
+        if spec and spec.origin:
+            yield name, _kept(spec.origin, None)
+
+
+def _kept(path: str, value: CodeType | None) -> _Kept:
+    state = os.stat(path)
+    return os.path.relpath(path, LIBRARY), state.st_size, state.st_mtime_ns, value
+
+
+def _help(modules: dict[str, _Kept]) -> list[_Kept]:
+    """What ``penroot --help`` says, of the modules of ours that say it."""
+    code = (
+        f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.verbs import help_text; print(help_text());"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-ISB", "-c", code], stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    text, _, names = done.stdout[:-1].rpartition("\n")
+    sources = [modules[name][:3] for name in names.split() if name in modules]
+    return [(*source, "" if number else text) for number, source in enumerate(sources)]
 
 
 def _compiled(source: bytes, path: str) -> CodeType:

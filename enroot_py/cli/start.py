@@ -231,7 +231,7 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
             options.target = directives.get("ENROOT_ROOTFS", ("",))[0] or os.environ.get("ENROOT_ROOTFS", "")
             if not options.target:
                 raise UsageError(f"{options.conf[0]} does not say what to start", hint="add a line #ENROOT_ROOTFS=NAME")
-    settings = load(os.environ, directives)
+    settings = load(dict(os.environ), directives)  # which encodes and decodes at each look
     for line in slips(os.environ):
         log.warn(line)
     if options.file:
@@ -256,7 +256,7 @@ def asked(source: Source, settings: Settings, options: Options) -> Start:
     start = Start(
         source=source,
         settings=settings,
-        host={**os.environ, **file.host} if file else os.environ,
+        host={**os.environ, **(file.host if file else {})},
         superuser=namespaces.privileged(settings),
         mounts=(*file.mounts, *said) if file else said,
         env=environ.of_options(tuple(options.env), os.environ),

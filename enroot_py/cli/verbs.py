@@ -76,6 +76,11 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(message, hint=hint, usage=usage(e.ctx) if e.ctx else "") from e
 
 
+def help_text() -> str:
+    """What ``penroot --help`` says in 80 columns or more."""
+    return usage(penroot.make_context("penroot", [], terminal_width=78))
+
+
 def command(function: Callable[..., None]) -> click.Command:
     """A verb of the command line, under the name of its function."""
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))

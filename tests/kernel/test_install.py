@@ -66,6 +66,22 @@ def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None
     assert set(loaders.values()) == {"Pack"}
 
 
+@pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
+def test_help_is_what_click_says(prefix: Path, columns: str) -> None:
+    """An installation has the text; it would be click that says it where a verb were another one now."""
+    said = []
+    for _ in range(2):
+        code = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
+        code += "from enroot_py.main import main\ntry: main()\nfinally: print('click' in sys.modules)"
+        command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot"), "--help"]
+        environ = {**os.environ, "COLUMNS": columns}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        said.append(done.stdout.rpartition("\n")[0].rpartition("\n"))
+        (prefix / "lib/penroot/enroot_py/cli/verbs.py").touch()
+    assert said[0][0] == said[1][0]
+    assert (said[0][2], said[1][2]) == (str(columns in ("60", "79")), "True")
+
+
 @pytest.mark.parametrize("change", ["edited", "newer"])
 def test_a_module_whose_source_has_changed_is_imported_from_that(prefix: Path, change: str) -> None:
     source = prefix / "lib/penroot/enroot_py/runtime/enter.py"
@@ -76,6 +92,13 @@ def test_a_module_whose_source_has_changed_is_imported_from_that(prefix: Path, c
     loaders = imported(prefix, "enroot_py.runtime.enter")
     assert loaders["enroot_py.runtime.enter"] == "SourceFileLoader"
     assert loaders["enroot_py.runtime.hooks"] == "Pack"
+
+
+def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
+    for module in (*prefix.glob("lib/penroot/_cffi_backend.*"), prefix / "lib/penroot/enroot_py/base/_linux.abi3.so"):
+        shutil.copy(module, module.with_name("new"))  # another file, of another time
+        module.with_name("new").rename(module)
+    assert imported(prefix, "enroot_py.cli.start")["enroot_py.base.linux"] == "Pack"
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])

@@ -28,11 +28,12 @@ CALLED = {
         f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} {'outside' if 'fabric' in path.name else 'run'}"
         for path in (ROOT / "hooks").rglob("*.py")
     ),
-    *(f"enroot_py Pack.{name}" for name in ("find_spec", "create_module", "exec_module")),  # import
+    *(f"enroot_py Pack.{name}" for name in ("create_module", "exec_module")),  # import
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
     "enroot_py.base.versions use",  # Makefile, packages/scripts/packaged
     "enroot_py.cli.ovlfs main",
+    "enroot_py.cli.verbs help_text",  # base/pack.py
     "enroot_py.main main",
     "enroot_py.runtime.hooks Context.is_directory",  # hooks/README.md
     "enroot_py.registry.connections _Patient.readable",  # io.RawIOBase
