@@ -3,6 +3,9 @@
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /opt/penroot
 LIBDIR := $(PREFIX)/lib/penroot
+ifeq ($(PREFIX),)
+$(error PREFIX is empty: leave it out, or say where to install)
+endif
 # LIBDIR is a link to one of these: enroot_py/base/versions.py.
 VERSIONS := $(PREFIX)/lib/penroot-versions
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' enroot_py/__init__.py)
