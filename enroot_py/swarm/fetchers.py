@@ -11,6 +11,7 @@ TRIES = 3  # nodes that cannot get a blob from the registry, until nobody is ask
 STRIKES = 3  # children that complain of a node until nobody takes from it any more
 PATIENCE = 2.0  # seconds until fetchers are compared
 SLOW = 0.5  # of what others have: who has less is slow
+BEHIND = 8 << 20  # bytes less than others, from which on it may be: for less nobody asks the registry again
 SILENT = 5.0  # seconds without a byte of the registry until the seed is asked
 
 
@@ -184,7 +185,8 @@ class Fetchers:
         if not own or is_finished or not others or self.now < slow.asked + PATIENCE:
             return
         best = max(others, key=lambda other: self.member(other).fetched)
-        if slow.fetched < SLOW * self.member(best).fetched:
+        most = self.member(best).fetched
+        if slow.fetched < SLOW * most and slow.fetched + BEHIND <= most:
             self.add(best, own)
             self._tell(node)
 

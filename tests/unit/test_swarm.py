@@ -365,6 +365,18 @@ def test_a_source_that_is_slow_hands_over_its_work() -> None:
     told.check()
 
 
+def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
+    """A small image is there before a second request of the registry would pay."""
+    told = together(6)
+    before = dict(told.fetches)
+    slow, fast = before
+    trees_ = told.plan[slow].trees
+    for now in (1.0, 3.0):
+        for node, count in ((fast, 7 << 20), (slow, 0)):
+            told.hear(told.tracker.handle(now, node, Report((0,) * trees_, fetched=count)))
+    assert told.fetches == before
+
+
 def test_a_relay_that_many_complain_of_relays_no_more() -> None:
     told = together(8)
     slow = next(node for node, plan in told.plan.items() if plan.relays and node not in told.fetches)
