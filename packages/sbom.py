@@ -20,6 +20,15 @@ STATIC = {
 }
 # Where a wheel says in words what SPDX has an identifier for.
 IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
+# Debian has the text once for all packages, and wants no copy.
+APACHE = """\
+On Debian, the text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0.
+
+It is also at https://www.apache.org/licenses/LICENSE-2.0."""
+
+
+def is_apache(text: str) -> bool:
+    return "TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION" in text
 
 
 def licence(wheel: Wheel) -> str:
@@ -119,14 +128,12 @@ def copyright() -> str:
         label = f"{known}-of-{name}"
         kept = " ".join(f"usr/lib/penroot-package/{pattern}" for pattern in vendored.KEPT[name])
         stanzas.append(f"Files: {kept}\nCopyright: as its licence says\nLicense: {label}")
-        texts[label] = "\n\n".join(words for _, words in files[0].licences())
+        texts[label] = "\n\n".join(APACHE if is_apache(words) else words for _, words in files[0].licences())
     for name, expression in STATIC.values():
         label = f"{expression}-of-{name}"
         stanzas.append(f"Files: usr/lib/penroot-package/libexec/*\nCopyright: the authors of {name}\nLicense: {label}")
         texts[label] = f"{name} is linked into the static programs, under the licence that SPDX calls {expression}."
-    texts[LICENCE] = "On Debian, the text is in /usr/share/common-licenses/Apache-2.0.\n\n" + (
-        "It is also at https://www.apache.org/licenses/LICENSE-2.0."
-    )
+    texts[LICENCE] = APACHE
     for label, words in texts.items():
         lines = [f" {line.rstrip()}" if line.strip() else " ." for line in words.strip().splitlines()]
         stanzas.append(f"License: {label}\n" + "\n".join(lines))

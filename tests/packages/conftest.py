@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -96,9 +97,14 @@ def machine(release: str, name: str, *, slurm: bool) -> Iterator[Machine]:
 
 def base_of(release: str, *, slurm: bool) -> Path:
     """A directory with a release, made by debootstrap(8), and by apt(8) where it is to have Slurm."""
+    (place.CACHE / "roots").mkdir(parents=True, exist_ok=True)
+    with open(place.CACHE / f"{release}.lock", "w") as lock:  # another checkout may be tested meanwhile
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made(release, place.CACHE / "roots" / release, slurm)
+
+
+def _made(release: str, fresh: Path, slurm: bool) -> Path:
     log = place.CACHE / f"{release}.log"
-    fresh = place.CACHE / "roots" / release
-    fresh.parent.mkdir(parents=True, exist_ok=True)
     if not fresh.exists():
         roots.bootstrap(release, fresh, ("ca-certificates",), log)
     if not slurm:

@@ -26,8 +26,11 @@ assert isal_zlib.decompress(isal_zlib.compress(text)) == text
 assert zstandard.backend == "cext"
 assert zstandard.ZstdDecompressor().decompress(zstandard.ZstdCompressor().compress(text)) == text
 assert yaml.load("[1, {a: b}]", Loader=yaml.CSafeLoader) == [1, {"a": "b"}]
-import click, urllib3
-for module in (click, isal, urllib3, yaml, zstandard, linux):
+import asyncssh, click, cryptography, urllib3
+from cryptography.hazmat.primitives.asymmetric import ec
+assert ec.generate_private_key(ec.SECP256R1()).key_size == 256
+assert asyncssh.generate_private_key("ssh-ed25519").get_algorithm() == "ssh-ed25519"
+for module in (asyncssh, click, cryptography, isal, urllib3, yaml, zstandard, linux):
     assert module.__file__.startswith(sys.argv[1]), module.__file__
 if sys.version_info < (3, 11):
     import tomli
