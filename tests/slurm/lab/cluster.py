@@ -106,13 +106,15 @@ class Lab:
         prefix: str | None = None,
         slurm_conf: Sequence[str] = (),
         configless: bool = False,
+        apart: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Start the lab, or return at once when it is up with these very arguments.
 
         ``plugin`` is the line of plugstack.conf; without one, PREFIX/lib/penroot/spank_pyxis.so
         is loaded if ``prefix`` is given. ``slurm_conf`` are lines to add to slurm.conf. ``configless``: only ctl
-        has files in /etc/slurm, and the nodes ask slurmctld for them.
+        has files in /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has an /etc, a /usr and
+        a package database of its own, so that something can be installed there.
         Raises PrerequisiteError, LabError.
         """
         if prefix and not plugin:
@@ -122,6 +124,7 @@ class Lab:
             plugin = f"required {library} resolve_timeout=60"  # a busy machine is no registry that is silent
         conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
         wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}
+        wanted["apart"] = apart
         check_prerequisites()
         with self._locked():
             if self.is_up():
@@ -171,7 +174,7 @@ class Lab:
         shutil.copytree(storage, f"{self.root}/nodes/registry/var/spool/registry")
         etc.make(self.root, addresses, wanted["plugin"], wanted["slurm_conf"])
 
-        pids = self._start_namespaces(names, wanted["configless"])
+        pids = self._start_namespaces(names, wanted)
         nodes = {n: Node(n, addresses[n], pids[n], start_time(pids[n])) for n in names}
         self._state = {"wanted": wanted, "pid": pids["."], "nodes": nodes}
         self._connect()
@@ -186,9 +189,9 @@ class Lab:
             nodes[name].baseline = residue.inventory(self._entry(name), self._cgroups(name))
         self._save()
 
-    def _start_namespaces(self, names: list[str], configless: bool) -> dict[str, int]:
+    def _start_namespaces(self, names: list[str], wanted: dict[str, Any]) -> dict[str, int]:
         """Run node.py; process ids of the lab (".") and of each node."""
-        spec = json.dumps({"root": self.root, "branch": self.branch, "nodes": names, "configless": configless})
+        spec = json.dumps({**wanted, "root": self.root, "branch": self.branch, "nodes": names})
         script = os.path.join(os.path.dirname(__file__), "node.py")
         done = subprocess.run(
             [sys.executable, "-IS", script, spec], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/"

@@ -34,6 +34,9 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
+# What packages write to, beside /etc.
+APART = ("/usr", "/opt", "/var/lib", "/var/cache")
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 
@@ -127,7 +130,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
     reap()
 
 
-def mount_tree(root: str, name: str) -> None:
+def mount_tree(root: str, name: str, apart: bool) -> None:
     """Give this mount namespace its own /etc, /home, /run, /tmp, /var/{tmp,spool,log}, /dev/shm, /proc, /sys."""
     hierarchies = cgroups.hierarchies()  # read before /proc and /sys change
     own = f"{root}/nodes/{name}"
@@ -137,13 +140,12 @@ def mount_tree(root: str, name: str) -> None:
 
     # An overlay, not binds: files that the machine does not have need no mount point made on it.
     # Its upper directory is on tmpfs, so it works where the machine's / is itself an overlay.
-    for directory in ("etc", "work"):
-        os.mkdir(f"{memory}/{directory}")
-    write(f"{memory}/etc/hostname", name + "\n")
-    layers = f"lowerdir={root}/etc:/etc,upperdir={memory}/etc,workdir={memory}/work"
-    mount("overlay", "/etc", "overlay", options=layers)
-    for shared in ("slurm", "enroot"):  # one directory for all nodes, editable while the lab is up
+    own_layer(memory, "/etc", f"{root}/etc:/etc")
+    write("/etc/hostname", name + "\n")
+    for shared in () if apart else ("slurm", "enroot"):  # one directory for all nodes, editable while the lab is up
         bind(f"{root}/etc/{shared}", f"/etc/{shared}")
+    for directory in APART if apart else ():
+        own_layer(memory, directory, directory)
 
     bind(f"{root}/home", "/home")
     for directory in ("tmp", "var/tmp", "var/spool", "var/log"):
@@ -168,6 +170,14 @@ def mount_tree(root: str, name: str) -> None:
 
     mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
     mount("none", "/", flags=MS_REC | MS_SHARED)  # as systemd leaves it: leaking propagation must show
+
+
+def own_layer(memory: str, directory: str, lower: str) -> None:
+    """Let what this node writes in a directory be its own."""
+    upper, work = (f"{memory}/{kind}{directory.replace('/', '.')}" for kind in ("upper", "work"))
+    os.mkdir(upper)
+    os.mkdir(work)
+    mount("overlay", directory, "overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work}")
 
 
 def mount_cgroups(hierarchies: list[cgroups.Hierarchy]) -> None:
