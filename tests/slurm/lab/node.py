@@ -35,7 +35,7 @@ NS_GET_MNTNS_ID = 0x8008B705  # <linux/nsfs.h>
 MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 1 << 18, 1 << 20
 
 # What packages write to, beside /etc.
-APART = ("/usr", "/opt", "/var/lib", "/var/cache")
+APART = ("/usr", "/opt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -120,7 +120,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         pid = os.readlink("/proc/self")
         socket.sethostname(name)
         os.umask(0o022)
-        mount_tree(spec["root"], name)
+        mount_tree(spec["root"], name, spec["apart"])
         # BBR, where a machine has it, measures cables that share a processor wrongly and sends half of what they carry.
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":

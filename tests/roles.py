@@ -1,0 +1,89 @@
+"""Ansible on a cluster: packages/ansible as an admin runs it on ctl, over ssh, to nodes that share nothing but homes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.slurm.lab import Lab
+
+ANSIBLE = Path(__file__).parents[1] / "packages/ansible"
+HOME = "/home/admin"  # of whoever runs Ansible: the machine's own /root stays as it is
+SSHD = f"""\
+HostKey {HOME}/host
+AuthorizedKeysFile {HOME}/user.pub
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+PidFile none
+Subsystem sftp internal-sftp
+"""
+INVENTORY = f"""\
+all:
+  vars:
+    ansible_ssh_private_key_file: {HOME}/user
+    ansible_ssh_common_args: -F none -o UserKnownHostsFile={HOME}/known
+    ansible_python_interpreter: /usr/bin/python3
+    ansible_become: false
+    ansible_remote_tmp: /var/tmp/ansible
+  children:
+    slurm-master: {{hosts: {{ctl: {{ansible_connection: local}}}}}}
+    slurm-node: {{hosts: {{n1: , n2: }}}}
+    slurm-cluster: {{children: {{slurm-master: , slurm-node: }}}}
+"""
+
+
+class Site:
+    """A cluster that Ansible is to make ready."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.home = Path(lab.root + HOME)
+
+    def play(self, *arguments: str, check: bool = True, **variables: object) -> str:
+        """Run the playbook with these variables; what Ansible prints."""
+        (self.home / "variables.json").write_text(json.dumps(variables))
+        command = ["ansible-playbook", "-i", f"{HOME}/inventory.yml", "-e", f"@{HOME}/variables.json"]
+        environ = {"HOME": HOME, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"}
+        command += [*arguments, f"{HOME}/ansible/playbook.yml"]
+        done = self.lab.run(command, user="root", check=False, env=environ, cwd=HOME, timeout=900)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def on(self, node: str, command: str) -> str:
+        return self.lab.run(command, user="root", node=node).stdout
+
+    def slurmds(self) -> list[str]:
+        """The process of each slurmd, with when it began."""
+        return [self.on(node, "ps -o pid=,lstart= -p $(cat /run/slurmd.pid)") for node in self.lab.nodes]
+
+
+def changed(output: str) -> dict[str, int]:
+    """How much was changed on each machine, as the recap says; none of them may have failed."""
+    rows = re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0 ", output, re.MULTILINE)
+    assert {name for name, _ in rows} == {"ctl", "n1", "n2"}, output
+    return {name: int(number) for name, number in rows}
+
+
+@contextlib.contextmanager
+def site(root: str, *, configless: bool = False) -> Iterator[Site]:
+    """Two nodes without penroot, each with an sshd."""
+    lab = Lab(root)
+    lab.up(nodes=2, apart=True, configless=configless)
+    made = Site(lab)
+    try:
+        made.home.mkdir()
+        shutil.copytree(ANSIBLE, made.home / "ansible")
+        (made.home / "inventory.yml").write_text(INVENTORY)
+        (made.home / "sshd_config").write_text(SSHD)
+        keygen = f"ssh-keygen -q -t ed25519 -N '' -f {HOME}"
+        made.on("ctl", f"{keygen}/host; {keygen}/user; echo \"* $(cat {HOME}/host.pub)\" > {HOME}/known")
+        for node in lab.nodes:
+            made.on(node, f"mkdir -p /run/sshd; /usr/sbin/sshd -f {HOME}/sshd_config")
+        yield made
+    finally:
+        lab.down()
