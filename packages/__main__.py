@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from packages import deb, place, rpm, sbom, tarball, tree, vendored
+from packages import deb, place, recipes, rpm, sbom, tarball, tree, vendored
 from packages.place import PROJECT, PackageError
 
 
@@ -30,7 +30,7 @@ def bill(root: Path, work: Path, to: Path) -> list[Path]:
 
 
 KINDS = {"deb": deb.build, "rpm": rpm.build, "tarball": tarball.build}
-RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill}
+RELEASE = {**KINDS, "wheel": wheel, "sdist": sdist, "sbom": bill, "recipes": recipes.build}
 
 
 def check_release() -> None:

@@ -172,9 +172,14 @@ def _took(library: str, python: str) -> str | None:
     if python != sys.executable or not prebuilt.releases(library):
         return None
     check_for_users(library, "the packages' directory")
-    if not os.path.exists(PACK):  # of an archive that is unpacked, and has been run by nobody who may write there
-        pack.write()
+    _compile()
     return prebuilt.take(library)
+
+
+def _compile() -> None:
+    """The modules of an archive that is unpacked, and has been run by nobody who may write there."""
+    if not os.path.exists(PACK):
+        pack.write()
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
@@ -256,7 +261,8 @@ def ssh_server_command(job: int, keys: str, container: str) -> None:
 
 @commands.command("choose", hidden=True)
 def choose_command() -> None:
-    """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages."""
+    """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages, and recipes."""
+    _compile()
     prebuilt.choose(os.path.dirname(_PACKAGE))
 
 

@@ -1,4 +1,4 @@
-"""Ansible on a cluster: packages/ansible as an admin runs it on ctl, over ssh, to nodes that share nothing but homes."""
+"""Ansible on a cluster: packages/ansible as an admin runs it on ctl, over ssh, to nodes that share but homes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def site(root: str, *, configless: bool = False) -> Iterator[Site]:
         (made.home / "inventory.yml").write_text(INVENTORY)
         (made.home / "sshd_config").write_text(SSHD)
         keygen = f"ssh-keygen -q -t ed25519 -N '' -f {HOME}"
-        made.on("ctl", f"{keygen}/host; {keygen}/user; echo \"* $(cat {HOME}/host.pub)\" > {HOME}/known")
+        made.on("ctl", f'{keygen}/host; {keygen}/user; echo "* $(cat {HOME}/host.pub)" > {HOME}/known')
         for node in lab.nodes:
             made.on(node, f"mkdir -p /run/sshd; /usr/sbin/sshd -f {HOME}/sshd_config")
         yield made

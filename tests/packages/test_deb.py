@@ -65,8 +65,19 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     debian.run("apt-get -qq install --yes --no-install-recommends apparmor")
     assert "profile penroot /usr/bin/penroot flags=(unconfined) {" in profile.read_text()
     debian.run("apparmor_parser --skip-kernel-load --skip-cache /etc/apparmor.d/penroot")
+    # What a package wrote, the next one replaces; what an admin has changed stays.
+    again = "apt-get -qq install --yes --reinstall /srv/penroot_*.deb 2>&1"
+    older = profile.read_text().replace("userns,", "userns, # older")
+    for path in (profile, debian.path / "var/lib/penroot/apparmor-profile"):
+        path.write_text(older)
+    assert "and stays" not in debian.run(again).stdout
+    assert "older" not in profile.read_text()
+    profile.write_text(older)
+    assert "[INFO] /etc/apparmor.d/penroot is not as a package wrote it and stays;" in debian.run(again).stdout
+    assert profile.read_text() == older
     debian.run("apt-get -qq remove --yes penroot")
     assert not profile.exists()
+    assert not (debian.path / "var/lib/penroot").exists()
 
 
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)

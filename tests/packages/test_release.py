@@ -40,6 +40,8 @@ def test_it_has_all_kinds_and_their_checksums(release: Path) -> None:
     assert names == {
         "SHA256SUMS",
         f"penroot-{version}.cdx.json",
+        f"penroot-{version}.eb",
+        f"penroot-{version}-spack.tar.gz",
         f"penroot-{version}.tar.gz",
         f"penroot-{version}-cp310-abi3-manylinux_2_34_x86_64.whl",
         f"penroot-{version}-x86_64.tar.xz",
@@ -52,6 +54,16 @@ def test_it_has_all_kinds_and_their_checksums(release: Path) -> None:
         ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=release, capture_output=True, text=True
     )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == len(names) - 1
+
+
+def test_recipes_are_for_its_archive(release: Path, tmp_path: Path) -> None:
+    subprocess.run(["tar", "-xf", *release.glob("*-spack.tar.gz"), "-C", tmp_path], check=True)
+    (package,) = tmp_path.glob("*/packages/penroot/package.py")
+    (easyconfig,) = release.glob("*.eb")
+    (archive,) = release.glob("*.tar.xz")
+    for recipe in (package, easyconfig):
+        assert f"{vendored.sha256(archive)}" in recipe.read_text()
+        assert "@" not in re.sub(r"@(run_after|on_package_attributes)\(", "", recipe.read_text())
 
 
 def test_no_module_asks_for_a_later_glibc_than_the_wheel_says(release: Path, tmp_path: Path) -> None:

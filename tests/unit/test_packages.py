@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
 from enroot_py import __version__
+from enroot_py.base import making
+from enroot_py.config.words import base_directories
 from packages import deb, description, place, rpm, tarball, tree, vendored
 from packages.description import MAIN, NAMES, PACKAGES, PLUGIN
-from pyxis_py import prebuilt
+from pyxis_py import prebuilt, settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,6 +89,22 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
     calls = [*deb.scripts(package).values()], re.findall(rf"{description.SETUP} .*", spec)
     assert bool(package.on) is bool(calls[0]) is bool(calls[1])
     assert all(path in spec for path in package.watches)
+
+
+def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
+    """What penroot makes there, also what is not complete, and what its pages recommend."""
+    lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
+    patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
+    texts = [path.read_text() for path in (*(ROOT / "docs").glob("*.md"), ROOT / "enroot_py/cli/doctor.py")]
+    said = {place for text in texts for place in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
+    assert said
+    runtime = base_directories({"HOME": "/home/alice"})["XDG_RUNTIME_DIR"]
+    places = {runtime, settings.load(()).runtime_path, *said}
+    places |= {making.hidden(f"/tmp/{name}", making.MAKING) for name in ("penroot-bundle", "enroot-data-2001")}
+    for path in map(PurePath, places):
+        assert any(path.match(str(each)) for each in patterns), path
+        hidden = path.name.startswith(".")  # which a star does not stand for
+        assert not hidden or any(p.name.startswith(".") and path.match(str(p)) for p in patterns), path
 
 
 def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
