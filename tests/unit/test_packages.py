@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tarfile
 from pathlib import Path, PurePath
 
 import pytest
+import yaml
 
 from enroot_py import __version__
 from enroot_py.base import making
 from enroot_py.config.words import base_directories
-from packages import deb, description, place, rpm, tarball, tree, vendored
+from packages import deb, description, place, recipes, rpm, tarball, tree, vendored
 from packages.description import MAIN, NAMES, PACKAGES, PLUGIN
 from pyxis_py import prebuilt, settings
 
@@ -105,6 +107,29 @@ def test_nothing_of_ours_in_tmp_is_swept_away() -> None:
         assert any(path.match(str(each)) for each in patterns), path
         hidden = path.name.startswith(".")  # which a star does not stand for
         assert not hidden or any(p.name.startswith(".") and path.match(str(p)) for p in patterns), path
+
+
+def test_variables_of_the_role_are_the_same_everywhere() -> None:
+    """Those that have a default, that Ansible checks, and that the page explains; the version is this one."""
+    role = ROOT / "packages/ansible/penroot"
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
+    checked = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+    page = (ROOT / "packages/ansible/README.md").read_text()
+    explained = {
+        name for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert set(defaults) == set(checked) == explained
+    assert defaults["penroot_version"] == place.packaged_version()
+
+
+def test_recipes_have_two_places_to_fill(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_text("bytes")
+    for recipe in ("easybuild/penroot.eb", "spack/packages/penroot/package.py"):
+        text = (ROOT / "packages" / recipe).read_text()
+        assert text.count("@SHA256@") == 1 and "@VERSION@" in text
+        filled = ast.parse(recipes.filled(text, tmp_path / "archive"))
+        strings = {node.value for node in ast.walk(filled) if isinstance(node, ast.Constant)}
+        assert {__version__, vendored.sha256(tmp_path / "archive")} <= strings
 
 
 def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
