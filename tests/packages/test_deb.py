@@ -68,7 +68,7 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     # What a package wrote, the next one replaces; what an admin has changed stays.
     again = "apt-get -qq install --yes --reinstall /srv/penroot_*.deb 2>&1"
     older = profile.read_text().replace("userns,", "userns, # older")
-    for path in (profile, debian.path / "var/lib/penroot/apparmor-profile"):
+    for path in (profile, debian.path / "var/lib/penroot-package/apparmor-profile"):
         path.write_text(older)
     assert "and stays" not in debian.run(again).stdout
     assert "older" not in profile.read_text()
@@ -77,7 +77,7 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     assert profile.read_text() == older
     debian.run("apt-get -qq remove --yes penroot")
     assert not profile.exists()
-    assert not (debian.path / "var/lib/penroot").exists()
+    assert not (debian.path / "var/lib/penroot-package").exists()
 
 
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
