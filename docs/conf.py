@@ -24,6 +24,7 @@ root_doc = "README"
 include_patterns = [
     *("README.md", "CHANGELOG.md", "docs/**.md"),
     *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
+    *("packages/README.md", "packages/ansible/README.md"),
 ]
 exclude_patterns = [".venv", "build", "site"]
 myst_heading_anchors = 3  # of GitHub's names
