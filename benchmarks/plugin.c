@@ -75,9 +75,10 @@ void slurm_info(const char *format, ...)
 	(void)format;
 }
 
-static const char *const calls[2][5] = {
+static const char *const calls[2][6] = {
 	{ "slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_local_user_init", "slurm_spank_exit", NULL },
-	{ "slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_task_init", "slurm_spank_task_exit", "slurm_spank_exit" },
+	{ "slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_task_post_fork", "slurm_spank_task_init",
+	  "slurm_spank_task_exit", "slurm_spank_exit" },
 };
 
 /* Nanoseconds, or -1. */
@@ -93,7 +94,7 @@ static int64_t once(const char *file, int remote)
 		fprintf(stderr, "%s\n", dlerror());
 		return -1;
 	}
-	for (int i = 0; i < 5 && calls[remote][i]; i++) {
+	for (int i = 0; i < 6 && calls[remote][i]; i++) {
 		int (*call)(spank_t, int, char **) = (int (*)(spank_t, int, char **))dlsym(plugin, calls[remote][i]);
 		if (call && call(NULL, 0, NULL) != 0) {
 			fprintf(stderr, "%s failed\n", calls[remote][i]);

@@ -9,6 +9,7 @@ from pyxis_py.settings import SETTINGS
 
 def c_header() -> str:
     """The header: a row of the table as Slurm wants it, ``val`` being its index."""
+    names = [option.name for option in OPTIONS]
     rows = ""
     for i, o in enumerate(OPTIONS):
         texts = ", ".join(map(_c_string, (o.name, o.arginfo, f"[pyxis] {o.usage}")))
@@ -22,7 +23,9 @@ def c_header() -> str:
 
 #define PROTOCOL {PROTOCOL}
 #define OPTION_COUNT {len(OPTIONS)}
-#define ENVIRONMENT_OPTION {[o.name for o in OPTIONS].index("environment")}
+#define ENVIRONMENT_OPTION {names.index("environment")}
+#define IMAGE_OPTION {names.index("container-image")}
+#define NAME_OPTION {names.index("container-name")}
 #define ENVIRONMENT_VARIABLE {_c_string(next(o.variable for o in OPTIONS if o.name == "environment"))}
 #define DEFAULT_RUNTIME_PATH {_c_string(SETTINGS["runtime_path"].default)}
 

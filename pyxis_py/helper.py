@@ -17,7 +17,7 @@ import sys
 from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
-from pyxis_py.channel import SOCKET, Channel, tell
+from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell
 from pyxis_py.job import PROTOCOL, REFUSED, Job
 
 _OFFER = 3.0  # seconds
@@ -26,6 +26,8 @@ _OFFER = 3.0  # seconds
 def main() -> None:
     """Serve the verb that the command line names; the exit status is 0 when an answer was given."""
     gc.disable()  # until a pull, or the wait for others: what a start needs lives as long as that
+    if sys.argv[1] == "ahead":
+        _await_task()
     channel = Channel(_socket.socket(fileno=SOCKET))
     log.sink = channel.log
     try:
@@ -155,7 +157,22 @@ def epilog(job: Job, channel: Channel) -> None:
     channel.send((("ok", ""),))
 
 
-_VERBS = {"check": check, "step": hold, "finish": finish, "epilog": epilog}
+def _await_task() -> None:
+    """Load what a step needs; then wait for the first task, which sends its socket, or until slurmstepd is gone."""
+    from pyxis_py import held, step  # noqa: F401
+
+    control = _socket.socket(fileno=CONTROL)
+    _, controls, _, _ = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+    control.detach()
+    if not controls:
+        os._exit(0)
+    (asks,) = numbers(controls[0][2])
+    os.dup2(asks, SOCKET, inheritable=False)
+    os.close(asks)
+    _own_group()  # it is in the cgroups of the step now
+
+
+_VERBS = {"check": check, "step": hold, "ahead": hold, "finish": finish, "epilog": epilog}
 
 
 def _own_group() -> None:

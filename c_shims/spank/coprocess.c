@@ -181,9 +181,12 @@ static void execute(const char *verb, int socket, int control, int log, const st
 
 	if (!path || !*path || snprintf(search, sizeof(search), "PATH=%s", path) >= (int)sizeof(search))
 		(void)snprintf(search, sizeof(search), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+	bool ahead = strcmp(verb, AHEAD) == 0;
+
 	reset_scheduling();
+	must(log, ahead ? setsid() : 0, "setsid");
 	must(log, place_fds(socket, control, log), "place file descriptors");
-	reset_signals(as);
+	reset_signals(as && !ahead);
 	(void)umask(022);
 	must(STDERR_FILENO, as ? become(as) : 0, "become the user");
 	must(STDERR_FILENO, chdir("/"), "chdir to /");
@@ -280,6 +283,13 @@ static unsigned long long started(pid_t pid)
 	if (at)
 		ticks = strtoull(at, NULL, 10);
 	return ticks;
+}
+
+int identify(pid_t pid, struct identity *who)
+{
+	*who = (struct identity){ .pid = pid, .started = started(pid) };
+	errno = ESRCH;
+	return who->started ? 0 : -1;
 }
 
 static int open_process(const struct identity *who)

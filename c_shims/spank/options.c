@@ -158,6 +158,18 @@ bool anything_said(void)
 	return option_count > 0 || getenv(ENVIRONMENT_VARIABLE);
 }
 
+/* The container's name and image; false where other options are given, or one of these twice. */
+bool get_only(const char **name, const char **image)
+{
+	for (size_t i = 0; i < option_count; i++) {
+		const char **value = options[i].option == NAME_OPTION ? name : options[i].option == IMAGE_OPTION ? image : NULL;
+		if (!value || *value)
+			return false;
+		*value = options[i].value;
+	}
+	return option_count > 0;
+}
+
 /* Add the size of a value to that of all. */
 static int measure(const char *dashes, const char *name, const char *value, size_t *all)
 {

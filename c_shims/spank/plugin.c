@@ -19,7 +19,7 @@ SPANK_PLUGIN(pyxis, 1)
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
 
-#define NO_STEP ((struct step){ .lock = -1, .control = { -1, -1 } })
+#define NO_STEP ((struct step){ .lock = -1, .control = { -1, -1 }, .ahead = { .process = NO_COPROCESS } })
 struct step step = NO_STEP;
 
 static void called_with(spank_t sp, int ac, char **av)
@@ -36,6 +36,7 @@ static void free_step(void)
 	close_fd(&step.lock);
 	close_fd(&step.control[0]);
 	close_fd(&step.control[1]);
+	coprocess_free(&step.ahead.process);
 	if (step.shared)
 		(void)munmap(step.shared, sizeof(*step.shared));
 	step = NO_STEP;
@@ -103,6 +104,17 @@ int slurm_spank_local_user_init(spank_t sp, int ac, char **av)
 	return take_resolved();
 }
 
+int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
+{
+	int task = -1;
+	pid_t pid = -1;
+
+	called_with(sp, ac, av);
+	if (step.active && get_item(S_TASK_ID, &task) == ESPANK_SUCCESS && task == 0 && get_item(S_TASK_PID, &pid) == ESPANK_SUCCESS)
+		place_ahead(pid);
+	return 0;
+}
+
 int slurm_spank_task_init(spank_t sp, int ac, char **av)
 {
 	called_with(sp, ac, av);
@@ -152,8 +164,12 @@ int slurm_spank_exit(spank_t sp, int ac, char **av)
 
 	called_with(sp, ac, av);
 	/* Only if no container was ready when the last task ended, or a task could not even be launched. */
-	if (step.shared && !step.is_task)
+	if (step.shared && !step.is_task) {
+		if (!step.shared->ready)
+			(void)end_ahead();
 		rc = finish_step();
+		(void)end_ahead();
+	}
 	if (ends_job())
 		clean_up();
 	free_step();

@@ -88,7 +88,8 @@ struct coprocess {
 	bool wary;
 };
 
-#define COPROCESS_NONE ((struct coprocess){ .socket = -1, .log = -1, .pid = -1, .end = -1 })
+#define NO_COPROCESS   { .socket = -1, .log = -1, .pid = -1, .end = -1 }
+#define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
 
 /* A file of this size for good: it is memory, and nobody's. */
 int make_memory(const char *name, off_t size);
@@ -96,6 +97,12 @@ int make_memory(const char *name, off_t size);
 /* A moment to wait until; FOREVER is none. */
 #define FOREVER INT64_C(0)
 int64_t in_milliseconds(int64_t milliseconds);
+
+/* The verb of a helper that was started before there is a task, by root: it has its own session as well. */
+#define AHEAD "ahead"
+
+/* Which process has this number now. ESRCH where that cannot be known. */
+int identify(pid_t pid, struct identity *who);
 
 /* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
  * and becomes that user for good, and we are wary; without, it keeps the user that we are. `detached`: it is
@@ -170,10 +177,21 @@ struct shared {
 	atomic_bool reported; /* one task has said what is wrong */
 	char why[2048];       /* lines of one that is not heard: see print_error */
 	atomic_uint entered;
+	bool placed;          /* the helper that was started ahead is in the cgroups of the first task */
+	atomic_bool taken;    /* and is that of the step, or none */
 	struct identity helper; /* pid 0: it has said that there is no container to enter */
 	bool saves;           /* there is something to save at the end */
 	char cgroups[CGROUPS_SIZE]; /* of the helper, whose end is that of the step at the latest */
 	char cwd[PATH_MAX];
+};
+
+enum { INHERITED_SIZE = 1024 };
+
+/* A helper that slurmstepd has started, what it is, and what it has of slurmstepd. */
+struct ahead {
+	struct coprocess process;
+	struct identity who;
+	char inherited[INHERITED_SIZE];
 };
 
 struct step {
@@ -193,6 +211,7 @@ struct step {
 	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
 	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
 	struct credentials job;
+	struct ahead ahead;
 	char swarm[512];
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
@@ -223,6 +242,7 @@ bool options_are_lost(void);
 bool container_asked_for(void);
 bool anything_said(void);
 bool environment_asked_for(void);
+bool get_only(const char **name, const char **image);
 void add_options(struct request *request);
 int check_sizes(void);
 int check_component(void);
@@ -250,6 +270,15 @@ int consult(struct coprocess *process, const char *verb, struct request *request
 int make_directories(const char *path);
 int open_user_directory(struct statx *info);
 int make_user_directory(void);
+
+/* ahead.c */
+void start_ahead(void);
+void place_ahead(pid_t task);
+int take_ahead(struct coprocess *process);
+bool end_ahead(void);
+
+/* plain.c */
+bool is_plain(const char *context);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(const char *context);

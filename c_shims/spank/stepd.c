@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 /* How long root waits for what the user's processes do, in milliseconds: after a step was killed, less than Slurm's
  * patience; at a normal end without anything to save, before another process does it. */
@@ -72,6 +73,8 @@ void prepare_step(void)
 	else if (make_user_directory() < 0)
 		(void)postpone("cannot make the directory %s/%u: %s; it is to be the user's own, in a runtime_path of root's",
 			       runtime_path(), (unsigned int)step.job.uid, strerror(errno));
+	else
+		start_ahead();
 }
 
 /* Let the helper finish. SILENT if it does not: with ESRCH if it was dead before. */
@@ -95,6 +98,8 @@ static int finish_by_helper(struct request *request, int64_t until)
 	process.until = in_milliseconds(rc == SILENT ? 0 : KILLED_WAIT);
 	if (coprocess_wait(&process) < 0)
 		slurm_info("pyxis: %s: the helper process has not ended, and was killed", node);
+	if (helper->pid == step.ahead.process.pid) /* our child */
+		(void)waitpid(helper->pid, NULL, WNOHANG);
 	errno = why;
 	return rc;
 }

@@ -1,6 +1,7 @@
 /* In srun, salloc and sbatch: a mistake ends them before anything is queued. For srun the process goes on
  * meanwhile: it resolves a tag, and what it found is there when the allocation is. Of several components of
- * a heterogeneous job only one would get it then, so there srun waits. */
+ * a heterogeneous job only one would get it then, so there srun waits. Where there can be no mistake it
+ * is not started: plain.c. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
@@ -128,6 +129,8 @@ int check(const char *context)
 	add_environ(&request, "environ", environ, true);
 	if (environment_asked_for())
 		add_environ(&request, "caller", environ, false);
+	if (is_plain(context))
+		return 0;
 	request_add(&request, "optind", "%d", optind);
 	int terminal = fcntl(STDERR_FILENO, F_GETFD) < 0 ? -1 : STDERR_FILENO;
 	if (coprocess_start(&process, "check", terminal, NULL, false) < 0)

@@ -44,12 +44,17 @@ static int start_container(struct answer *answer)
 		shared->cwd[0] = '\0';
 	if (begin_task_request(&request, "step") < 0)
 		return -1;
-	if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
-		return fail("cannot read /proc/self/cgroup: %s", strerror(errno));
 	shared->started = true;
 	shared->helper = (struct identity){ 0 };
-	if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
-		return fail("cannot start %s: %s", interpreter(), strerror(errno));
+	int taken = take_ahead(&process);
+	if (taken == SILENT) {
+		if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
+			return fail("cannot read /proc/self/cgroup: %s", strerror(errno));
+		if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
+			return fail("cannot start %s: %s", interpreter(), strerror(errno));
+	} else if (taken < 0) {
+		return -1;
+	}
 	if (ask(&process, &request, answer) < 0)
 		return -1;
 	const char *who = answer_get(answer, "helper");

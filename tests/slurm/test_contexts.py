@@ -8,7 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, end, expect, next_line, refused, sh, srun
+from tests.slurm.steps import (
+    HELPER,
+    IMAGE,
+    MINIMAL,
+    ON_N1,
+    assert_nothing_left,
+    end,
+    expect,
+    next_line,
+    refused,
+    sh,
+    srun,
+)
 from tests.waiting import until
 
 
@@ -40,6 +52,20 @@ def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
 
 
 PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntest -d /srv/work && echo print inside\n"
+
+
+def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
+    """And it is the one that slurmstepd has started, where no task needs another."""
+    step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo ready; read line")])
+    assert next_line(step) == "ready\n"
+    task = lab.run(["pgrep", "-u", "alice", "-x", "sh"], node="n1", user="root").stdout.split()[0]
+    helper = lab.run(["pgrep", "-u", "alice", "-f", HELPER], node="n1", user="root").stdout.split()
+    assert len(helper) == 1
+    groups = [lab.run(["cat", f"/proc/{pid}/cgroup"], node="n1", user="root").stdout for pid in (task, *helper)]
+    assert groups[0] == groups[1]
+    words = lab.run(["cat", f"/proc/{helper[0]}/cmdline"], node="n1", user="root").stdout.split("\0")
+    assert "ahead" in words
+    end(step)
 
 
 def test_a_task_prolog_runs_inside(lab: Lab) -> None:

@@ -1,13 +1,15 @@
 /* A Slurm that has one plugin: the symbols and the order of calls of spank(8), nothing of ours.
  *
  * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch=SCRIPT | pty= | mute= | option name=value]...
- * CONTEXT is srun, sbatch or stepd; stepd must be started by root and runs TASKS tasks as UID,
+ * CONTEXT is srun, sbatch, stepd, or judge, which prints what plain.c makes of all words as those of an srun; stepd must be started by root and runs TASKS tasks as UID,
  * each of which prints how it finds itself. With pty= nobody hears any but the last, which comes when the others
- * have ended. With mute= it does not tell the groups of the user. Launch failure: TASKS=0 says 1 task and starts none.
+ * have ended. With unshare= a task is in another mount namespace than slurmstepd was. With hold=FILE no task is there
+ * before the file. With mute= it does not tell the groups of the user. Launch failure: TASKS=0 says 1 task and starts none.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <grp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -22,15 +24,20 @@
 
 enum { LIMIT = 64 };
 
+extern _Bool is_plain(const char *context);
+
 static struct spank_option table[LIMIT];
 static int table_length;
 static enum spank_context context;
 static char *job_env[LIMIT + 1];
+static pid_t task_pid;
+static int gate[2];
 static uid_t uid;
 static gid_t groups[] = { 2001, 44 };
 static uint32_t tasks, step_id = 3;
 static char *script[2];
-static int task_id = -1, exit_status, pty, mute;
+static int task_id = -1, exit_status, pty, mute, unshares;
+static const char *hold = "/";
 
 enum spank_context spank_context(void)
 {
@@ -128,6 +135,7 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 		*(gid_t **)to = groups;
 		*va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
 		break;
+	case S_TASK_PID: *(pid_t *)to = task_pid; break;
 	case S_TASK_ID: *(int *)to = task_id; break;
 	case S_TASK_GLOBAL_ID: *(uint32_t *)to = 100 + (uint32_t)task_id; break;
 	default: rc = ESPANK_BAD_ARG;
@@ -167,11 +175,14 @@ static void show(const char *path)
 
 static int task(int ac, char **av)
 {
-	char cwd[4096], link[256];
+	char cwd[4096], link[256], go;
 
+	/* Slurm's parent has a task wait until the task is where it belongs. */
+	if (read(gate[0], &go, 1) != 1)
+		return 97;
 	if (pty && task_id + 1 < (int)tasks && dup2(open("/dev/null", O_WRONLY), 2) < 0)
 		return 98;
-	if (setgroups(2, groups) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
+	if ((unshares && unshare(CLONE_NEWNS)) || setgroups(2, groups) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
 		return 99;
 	int rc = slurm_spank_task_init(NULL, ac, av);
 	if (rc != 0) {
@@ -204,7 +215,8 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 64;
-	context = strcmp(argv[1], "srun") == 0 ? S_CTX_LOCAL : strcmp(argv[1], "stepd") == 0 ? S_CTX_REMOTE : S_CTX_ALLOCATOR;
+	int judges = strcmp(argv[1], "judge") == 0;
+	context = judges || strcmp(argv[1], "srun") == 0 ? S_CTX_LOCAL : strcmp(argv[1], "stepd") == 0 ? S_CTX_REMOTE : S_CTX_ALLOCATOR;
 	tasks = (uint32_t)atoi(argv[2]);
 	uid = (uid_t)atoi(argv[3]);
 	for (int i = 4; i < argc; i++) {
@@ -215,6 +227,10 @@ int main(int argc, char **argv)
 			script[0] = argv[i] + 6;
 		} else if (strcmp(argv[i], "mute=") == 0)
 			mute = 1;
+		else if (strcmp(argv[i], "unshare=") == 0)
+			unshares = 1;
+		else if (strncmp(argv[i], "hold=", 5) == 0)
+			hold = argv[i] + 5;
 		else if (strcmp(argv[i], "pty=") == 0)
 			pty = 1;
 		else if (strncmp(argv[i], "env=", 4) == 0)
@@ -234,6 +250,10 @@ int main(int argc, char **argv)
 			}
 		}
 	}
+	if (judges) {
+		optind = argc;
+		return printf("%d\n", is_plain("srun")) < 0;
+	}
 	if (slurm_spank_init_post_opt(NULL, ac, av)) {
 		slurm_spank_exit(NULL, ac, av);
 		return 4;
@@ -246,10 +266,17 @@ int main(int argc, char **argv)
 	}
 	if (context == S_CTX_REMOTE) {
 		pid_t pids[LIMIT];
+		if (pipe2(gate, O_CLOEXEC))
+			return 9;
+		while (access(hold, F_OK) < 0)
+			usleep(10000);
 		for (task_id = 0; task_id < (int)tasks; task_id++) {
 			pids[task_id] = fork();
 			if (pids[task_id] == 0)
 				_exit(task(ac, av));
+			task_pid = pids[task_id];
+			if (slurm_spank_task_post_fork(NULL, ac, av) || write(gate[1], "", 1) != 1)
+				return 8;
 			siginfo_t info;
 			if (pty)
 				(void)waitid(P_PID, (id_t)pids[task_id], &info, WEXITED | WNOWAIT);

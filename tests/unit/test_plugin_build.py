@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
-from pyxis_py import cli, plugstack
+from pyxis_py import cli, options, plugstack
 from pyxis_py.header import c_header
 from tests.waiting import until
 
@@ -31,6 +32,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
 MOMENTS = 30  # seconds: root waits for 3, and what he should not wait for takes a minute
+# An option with which there is something to check.
+NOT_PLAIN = "container-mount-home="
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
 
@@ -256,6 +259,71 @@ def test_a_process_that_breaks_is_an_error(driver: Driver, image: str, said: str
     done = driver.run("srun", 0, f"container-image={image}")
     assert done.returncode == 4
     assert said in done.stderr
+
+
+CHECKED, PLAIN = "0\n", "1\n"  # as the driver prints what plain.c says
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("container-name=work",),
+        ("container-name=Work_1.2-3",),
+        ("container-image=./x.sqsh",),
+        ("container-image=/data/a-b/x_1.sqsh", "container-name=work"),
+    ],
+)
+def test_nothing_is_wrong_with_what_srun_does_not_check(driver: Driver, words: tuple[str, ...]) -> None:
+    done = driver.run("judge", 0, *words)
+    request = options.parse([(word.partition("=")[0], word.partition("=")[2]) for word in words], {}, "/")
+    assert not options.ignored(request)
+    assert not request.is_reference("/") and not request.sent
+    assert done.stdout == PLAIN
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("container-mounts=/usr",),
+        ("container-name=a", "container-name=b"),
+        ("container-name=a", NOT_PLAIN),
+        *(
+            (f"container-name={name}",)
+            for name in ("", "a:create", "a/b", "a b", "\N{SNOWMAN}", "a\n", "x" * 129, "a,b", "a%")
+        ),
+        *(
+            (f"container-image={image}",)
+            for image in (
+                *("", ".", "/", "./", "x.sqsh", "a.b/x.sqsh", "~/x.sqsh", "/x y.sqsh", "/tmp/", "/tmp/x", "./..sqsh/"),
+                *(
+                    "Ubuntu",
+                    "ubuntu:",
+                    "ubuntu:.x",
+                    "ubuntu:a/b",
+                    "a//b",
+                    "a/",
+                    "/a",
+                    "a:b:c",
+                    "a@sha256:1",
+                    "docker://a",
+                ),
+                *("#a", ":5#a", "h:#a", "h:99999#a", "-h#a", "H#a", "me@h#a", "h##a", "h#", "bcast:a", "bcast:5000#x"),
+                *("a:" + "x" * 128, "a\n", "dockerd://a", "a..b", "a$b", "\N{SNOWMAN}"),
+            )
+        ),
+        *(("container-name=a", word) for word in ("-v", "-vv", "--verbose", "--wait-for-children")),
+        ("container-name=a", ":"),
+    ],
+)
+def test_srun_checks_what_could_be_wrong(driver: Driver, words: tuple[str, ...]) -> None:
+    assert driver.run("judge", 0, *words).stdout == CHECKED
+
+
+@pytest.mark.parametrize("variable", ["PYXIS_CONTAINER_MOUNTS", "PYXIS_PINNED", "ENROOT_LOCK", "PENROOT_X"])
+def test_srun_checks_where_a_variable_may_change_what_is_found(driver: Driver, variable: str) -> None:
+    assert driver.run("judge", 0, "container-name=a", **{variable: "x"}).stdout == CHECKED
+    assert driver.run("judge", 0, "container-name=a", **{f"OTHER_{variable}": "x"}).stdout == PLAIN
 
 
 def test_log_lines_go_where_their_level_says(driver: Driver) -> None:
@@ -561,8 +629,13 @@ def start_slowly(driver: Driver, tasks: int) -> tuple[subprocess.Popen[str], int
     step = subprocess.Popen(driver.command("stepd", tasks, *words), stdout=pipe, stderr=pipe, text=True)
     until(driver.journal, "the helper has been asked")
     (task,) = re.findall(r"^taskid (\d+)$", driver.journal()[0], re.MULTILINE)
-    with open(f"/proc/{step.pid}/task/{step.pid}/children") as file:
-        return step, int(file.read().split()[int(task)])
+    ours = processes_of(driver.directory)
+    return step, [pid for pid in children_of(step.pid) if pid not in ours][int(task)]
+
+
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
 
 
 def open_gate(driver: Driver) -> None:
@@ -603,6 +676,124 @@ def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
     open_gate(driver)
     step.communicate(timeout=250)
     # The fixture waits until no process is left.
+
+
+# ---- the helper that slurmstepd starts before the first task
+
+
+@pytest.fixture
+def ahead(driver: Driver) -> Iterator[pathlib.Path]:
+    """The file that says how such a peer behaves."""
+    path = pathlib.Path(f"{driver.directory}/lib/ahead")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def started_as(driver: Driver) -> list[str]:
+    return re.findall(r"^started as (\w+)$", "".join(driver.journal()), re.MULTILINE)
+
+
+@contextmanager
+def held(driver: Driver, *words: str) -> Iterator[tuple[subprocess.Popen[str], int, pathlib.Path]]:
+    """A step that has no task before a file is there; the step, its helper, and that file."""
+    hold = pathlib.Path(f"{driver.directory}/hold")
+    hold.unlink(missing_ok=True)
+    told = ("container-image=ok", f"hold={hold}", f"env=JOURNAL={driver.directory}/journal")
+    pipe = subprocess.PIPE
+    step = subprocess.Popen(driver.command("stepd", 2, *told, *words), stdout=pipe, stderr=pipe, text=True)
+    try:
+        until(lambda: any(is_users(pid) for pid in processes_of(driver.directory)), "the helper is there, and the user")
+        (helper,) = processes_of(driver.directory)
+        yield step, helper, hold
+    finally:
+        hold.touch()
+        step.communicate(timeout=250)
+
+
+def is_users(pid: int) -> bool:
+    return f"\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\n" in pathlib.Path(f"/proc/{pid}/status").read_text()
+
+
+def as_user(*command: str) -> int:
+    return subprocess.run(command, user=USER, group=USER, extra_groups=[], capture_output=True, check=False).returncode
+
+
+@as_root
+def test_the_helper_is_there_before_the_first_task(driver: Driver) -> None:
+    done = driver.run("stepd", 3, "container-image=ok", f"env=JOURNAL={driver.directory}/journal")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(started_as(driver)) == {"ahead"}  # each request is heard by the same process
+    assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb step"]
+
+
+@as_root
+def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Driver) -> None:
+    with held(driver) as (_, helper, _):
+        status = pathlib.Path(f"/proc/{helper}/status").read_text()
+        assert f"\nGid:\t65534\t{USER}\t{USER}\t{USER}\n" in status
+        for name in ("mem", "environ", "maps", "fd/3", "ns/mnt"):
+            assert as_user("head", "-c0", f"/proc/{helper}/{name}") == 1
+        assert sorted(os.listdir(f"/proc/{helper}/fd")) == ["0", "1", "2", "3", "4"]
+        assert os.getsid(helper) == helper
+        assert as_user("kill", "-CONT", str(helper)) == 0  # it is the user who asks, and the process is there
+
+
+@as_root
+@pytest.mark.parametrize("signal_", ["KILL", "TERM"])
+def test_a_helper_that_is_killed_before_the_first_task_is_replaced(driver: Driver, signal_: str) -> None:
+    with held(driver) as (step, helper, hold):
+        assert as_user("kill", f"-{signal_}", str(helper)) == 0
+        until(lambda: not processes_of(driver.directory), "the helper is gone")
+        hold.touch()
+        out, err = step.communicate(timeout=250)
+    assert (step.returncode, err) == (0, "")
+    assert out.count("NoNewPrivs:\t1") == 2
+    assert set(started_as(driver)) == {"step"}
+
+
+@as_root
+def test_what_a_helper_writes_before_the_first_task_is_bounded(driver: Driver, ahead: pathlib.Path) -> None:
+    ahead.write_text("chatter")
+    done = driver.run("stepd", 1, "container-image=crash", f"env=JOURNAL={driver.directory}/journal")
+    assert done.returncode == 5
+    assert len(done.stderr) < 10_000
+    assert started_as(driver)[0] == "ahead"
+
+
+@as_root
+def test_a_deaf_helper_is_killed_where_no_task_comes(driver: Driver, ahead: pathlib.Path) -> None:
+    ahead.write_text("deaf")
+    assert driver.run("stepd", 0, "container-image=ok").returncode == 0
+    # The fixture waits until no process is left.
+
+
+@as_root
+def test_a_deaf_helper_is_killed_when_the_task_is_that_asks_it(driver: Driver, ahead: pathlib.Path) -> None:
+    ahead.write_text("deaf")
+    with held(driver) as (step, helper, hold):
+        os.kill(helper, signal.SIGSTOP)
+        hold.touch()
+        until(lambda: len(children_of(step.pid)) == 3, "the tasks are there")
+        for task in children_of(step.pid):
+            if task != helper:
+                os.kill(task, signal.SIGKILL)
+        step.communicate(timeout=250)
+        assert step.returncode == 5
+    # The fixture waits until no process is left.
+
+
+@as_root
+def test_a_helper_of_another_namespace_than_the_tasks_is_not_taken(driver: Driver) -> None:
+    done = driver.run("stepd", 2, "container-image=ok", "unshare=", f"env=JOURNAL={driver.directory}/journal")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(started_as(driver)) == {"step"}
+
+
+@as_root
+def test_a_helper_without_a_task_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
+    with held(driver) as (step, _, _):
+        os.kill(step.pid, signal.SIGKILL)
+        until(lambda: not processes_of(driver.directory), "the helper is gone")
 
 
 def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: pathlib.Path) -> None:
