@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from benchmarks.against import bench_against
+from benchmarks.cold import bench_pytorch
 from benchmarks.first import bench_first
 from benchmarks.images import bench_images
 from benchmarks.reading import bench_reading
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "images": (bench_images, 2),
     "first": (bench_first, 3),
     "reading": (bench_reading, 20),
+    "pytorch": (bench_pytorch, 2),
     "swarm": (bench_swarm, 1),
     "tracker": (bench_tracker, 1),
 }
