@@ -365,8 +365,7 @@ class Decompressed:
         """Write the next ``size`` bytes to a file at ``offset``; returns their CRC-32.
 
         As they come, from the processor's cache. Collected into aligned pieces of 1 MiB they would lie in folios as
-        large, and no program reads those faster; but where a hypervisor takes back free memory, as virtio-balloon
-        does, each is new to the guest: writing took six times as long.
+        large, and no program reads those faster, but the kernel was seen to take six times as long to fill them.
         """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small
