@@ -159,7 +159,7 @@ packages: $(VENV)/done ## deb, rpm and archive, in dist/packages
 	@tests/prerequisites packages
 	@$(VENV)/bin/python -m packages
 
-packages-test: $(VENV)/done ## packages installed in fresh Debians, and built twice: a quarter of an hour
+packages-test: $(VENV)/done ## packages installed in fresh Debians, and built twice: half an hour
 	@tests/prerequisites packages
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
