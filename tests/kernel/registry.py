@@ -195,7 +195,7 @@ class Front(BaseHTTPRequestHandler):
             return response.status, headers, response.read()
 
     def answer(self, status: int, headers: dict[str, str], body: bytes, fault: Fault | None = None) -> None:
-        end = len(body)
+        end = len(body) if self.command != "HEAD" else 0  # more would be taken for the next answer
         if fault is not None and (fault.drop_at or fault.stall_at):
             end = int(len(body) * (fault.drop_at or fault.stall_at))
         # Before who asked has the answer, and looks.
