@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel.conftest import require
+from tests.kernel.registry import Server, serve
 from tests.slurm.lab import Lab, PrerequisiteError, images
 from tests.slurm.lab.cluster import check_prerequisites
 
@@ -42,6 +43,13 @@ def lab() -> Iterator[Lab]:
     yield lab
     if not found:
         lab.down()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A registry of this machine; front() of test_pull.py shows it to nodes."""
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

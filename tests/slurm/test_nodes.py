@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Server, serve
+from tests.kernel.registry import Fault, Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
@@ -16,12 +16,6 @@ from tests.waiting import until
 MPI = "--container-image=registry:5000#mpi:1"
 
 pytestmark = pytest.mark.parametrize("nodes", [1, 2, 4])
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Faulty, Login, Server, serve
+from tests.kernel.registry import Fault, Faulty, Login, Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, end, expect, plugin_argument, srun
 from tests.slurm.steps import refused as run_refused
@@ -23,12 +23,6 @@ from tests.waiting import until
 
 SHOW = "cat /number"
 DOCS = (Path(__file__).parents[2] / "docs/pins.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -15,19 +15,13 @@ import pytest
 from tests import images
 from tests.images import Image, entry
 from tests.kernel.conftest import require
-from tests.kernel.registry import Fault, Faulty, Login, Server, faulty, serve
+from tests.kernel.registry import Fault, Faulty, Login, Server, faulty
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
 
 STORE = "/var/tmp/enroot-cache-2001"  # alice's on each node: lab/etc.py
 BLOBS = "blobs"  # in alice's home, which all nodes share
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @contextlib.contextmanager
@@ -44,6 +38,12 @@ def blobs(lab: Lab, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     where: Lab = request.getfixturevalue("four") if "four" in request.fixturenames else lab
     yield {"ENROOT_SHARED_BLOBS": f"/home/alice/{BLOBS}"}
     where.run(["rm", "-rf", BLOBS])
+
+
+def empty_stores(lab: Lab) -> None:
+    """Remove what nodes have: images of other tests have some layers in common with those of this one."""
+    for node in lab.nodes:
+        lab.run(["rm", "-rf", STORE], user="root", node=node)
 
 
 def numbered(number: int) -> Image:
@@ -236,8 +236,7 @@ def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dic
     image = images.busybox(entry("file", os.urandom(300_000)))
     image.layers += [images.Layer(images.tar([entry(f"file{n}", os.urandom(300_000))])) for n in range(5)]
     registry.pusher.image("test/four", "a", image)
-    for node in four.nodes:
-        four.run(["rm", "-rf", STORE], user="root", node=node)  # other tests have the first layer too
+    empty_stores(four)
     with front(four, registry) as shown:
         out = four.run(
             ["srun", "-N4", f"--container-image={shown.host}#test/four:a", "sh", "-c", "cat /file* | sha256sum"],

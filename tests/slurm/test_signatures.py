@@ -15,9 +15,7 @@ from tests.kernel.registry import Server
 from tests.signing import Signer, payload, push, sign
 from tests.slurm.lab import Lab
 from tests.slurm.steps import MINIMAL, assert_nothing_left, next_line, plugin_argument, refused, sbatch, srun
-from tests.slurm.test_pull import front, registry
-
-__all__ = ["registry"]
+from tests.slurm.test_pull import front
 
 SIGNER, OTHER = Signer(), Signer("ed25519")
 POLICY = "/etc/enroot/policy.json"

@@ -16,20 +16,14 @@ import pytest
 
 from tests import images
 from tests.images import Image, Layer, entry, tar
-from tests.kernel.registry import Fault, Faulty, Login, Server, serve
+from tests.kernel.registry import Fault, Faulty, Login, Server
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
 from tests.slurm.steps import HELPER, assert_nothing_left, configured, plugin_argument, sbatch, sh
-from tests.slurm.test_pull import STORE, front
+from tests.slurm.test_pull import STORE, empty_stores, front
 from tests.waiting import until
 
 NODES = ("n1", "n2", "n3", "n4")
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +49,7 @@ def asked(shown: Faulty) -> Counter[tuple[str, str]]:
 
 
 def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) -> None:
+    empty_stores(four)
     registry.pusher.image("test/once", "a", layered(1))
     with front(four, registry) as shown:
         done = four.run(step(shown.host, "once", *sh("cat /number; echo /fill*")))
