@@ -13,7 +13,7 @@ from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.store import layout
-from enroot_py.store.store import Image, Name, Store, cannot_write
+from enroot_py.store.store import Build, Image, Store, cannot_write
 from enroot_py.swarm.apart import apart
 
 TYPE_CHECKING = False
@@ -56,15 +56,8 @@ class _Arrival:
         if (stored := store.image(self._digest)) is not None:
             apart(lambda: self._source(stored.file).lend())  # all that it needs is imported there
             return stored
-        store.sweep()
         try:
-            with store.lock(), store.build(layout.IMAGES, self._digest) as build:
-                if not build.done:
-                    self._receive(build.path)
-                    build.publish()
-            if os.geteuid() == 0:  # see crash.py
-                store.settle(self._digest)
-            store.name(self._name, None, Name(self._digest))
+            store.add_file(self._name, self._digest, self._make)
         except OSError as e:
             raise cannot_write(f"store {self._name} in {store.root}", store.root, e) from e
         image = store.image(self._digest)
@@ -73,6 +66,11 @@ class _Arrival:
 
             prune.shrink(store, self._settings)
         return image
+
+    def _make(self, build: Build) -> None:
+        if not build.done:
+            self._receive(build.path)
+            build.publish()
 
     def _receive(self, directory: str) -> None:
         """Fill what is to be the image. Raises ImageError, RegistryError, OSError."""

@@ -20,6 +20,10 @@ from enroot_py.base.locks import is_at
 from enroot_py.registry.platforms import architecture
 from enroot_py.store import crash, layout
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _USE_STEP = 3600  # seconds
 
@@ -246,6 +250,19 @@ class Store:
     def build(self, kind: str, digest: str) -> Build:
         """Make ``layers/…`` or ``images/…`` (``kind``), one maker at a time: see Build."""
         return Build(self.root, kind, digest)
+
+    def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
+        """Let ``make`` fill and publish the image of a squashfs file, by whose path it is known then.
+
+        Raises ImageError, OSError.
+        """
+        self.sweep()
+        with self.lock():
+            with self.build(layout.IMAGES, digest) as build:
+                make(build)
+            if os.geteuid() == 0:  # see crash.py
+                self.settle(digest)
+            self.name(path, None, Name(digest))
 
     def settle(self, digest: str) -> None:
         """Write all to the disk: then an image and its layers need no mark any more. Raises ImageError."""

@@ -12,7 +12,7 @@ import stat
 from enroot_py.base import digests, log, superblock
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
-from enroot_py.store.store import Image, Name, Store, cannot_write
+from enroot_py.store.store import Build, Image, Store, cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,24 +67,22 @@ class _Copy:
         from enroot_py.store import prune
 
         store = self._store
-        store.sweep()
         try:
-            with store.lock():
-                with store.build(layout.IMAGES, self._digest) as build:
-                    if store.image(self._digest) is None:
-                        self._unpack()
-                        if not build.done:
-                            self._compose(build.path)
-                            build.publish()
-                if os.geteuid() == 0:  # see crash.py
-                    store.settle(self._digest)
-                store.name(self._path, None, Name(self._digest))
+            store.add_file(self._path, self._digest, self._make)
         except OSError as e:
             raise cannot_write(f"unpack {self._path} in {store.root}", store.root, e) from e
         copy = store.image(self._digest)
         if copy is not None and copy.hold():
             prune.shrink(store, self._settings)
         return copy
+
+    def _make(self, build: Build) -> None:
+        """Make layer and image. Raises ImageError, OSError."""
+        if self._store.image(self._digest) is None:
+            self._unpack()
+            if not build.done:
+                self._compose(build.path)
+                build.publish()
 
     def _unpack(self) -> None:
         """Make the layer. Raises ImageError, OSError."""
