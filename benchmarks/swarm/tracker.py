@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from enroot_py.swarm import wire
-from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import Joined, Report, Standing
-from enroot_py.swarm.peer import REPORT
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm, listener
+from enroot_py.swarm.messages import Joined, Report, Standing, report_every
 from enroot_py.swarm.tracking import Documents, Tracking
 
 NODES = (100, 1000, 10_000)
@@ -27,6 +26,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Host:
+    kept = ()
+
     def documents(self) -> Documents:
         return Documents("sha256:" + "0" * 64, _DOCUMENT, _DOCUMENT, "amd64", LAYERS, "")
 
@@ -48,6 +49,8 @@ class _Nodes:
         self.released: set[int] = set()
         self.heard = 0  # messages
         self.known: set[int] = set()  # who knows the image
+        self.fetched: dict[int, int] = {}  # bytes that it gets from the registry, by node
+        self.lost: list[str] = []  # why connections have ended
         self.connections: dict[int, Connection] = {}
 
     def come(self) -> bool:
@@ -55,10 +58,11 @@ class _Nodes:
         waiting = len(self.connections) - len(self.known)
         for node in range(len(self.connections), min(self.swarm.nodes, len(self.connections) + _AT_ONCE - waiting)):
             self.loop.node = node
-            connection = self.connections[node] = self.loop.connect("t", ("127.0.0.1", self.port))
+            connection = self.connections[node] = self.loop.connect(TO_TRACKER, ("127.0.0.1", self.port))
             connection.most = wire.LONG
             connection.ready = lambda connection=connection: connection.say({"is": "Come", "lacks": True})  # type: ignore[misc]
             connection.heard = lambda message, node=node: self._hear(node, message)  # type: ignore[misc]
+            connection.gone = self.lost.append
         return len(self.planned) == self.swarm.nodes
 
     def _hear(self, node: int, message: Mapping[str, object]) -> None:
@@ -71,18 +75,20 @@ class _Nodes:
         elif kind == "Routes":
             self.trees = int(str(message["trees"]))
             self.planned.add(node)
+        elif kind == "FetchBlobs":
+            self.fetched[node] = sum(LAYERS[blob] for blob in message["blobs"])  # type: ignore[attr-defined]
         elif kind == "Released":
             self.released.add(node)
             self.connections[node].close()
 
     def report(self, part: float, *, done: bool) -> None:
         got = tuple(int(sum(LAYERS) * part / self.trees) for _ in range(self.trees))
-        for connection in self.connections.values():
-            connection.say(wire.encode(Report(got, 0, done)))
+        for node, connection in self.connections.items():
+            connection.say(wire.encode(Report(got, int(self.fetched.get(node, 0) * part), done)))
 
     def serve(self, until: Callable[[], bool]) -> None:
         def tick(now: float) -> None:
-            self.loop.running = not until()
+            self.loop.running = not (self.lost or until())
 
         self.loop.tick, self.loop.running = tick, True
         self.loop.run()
@@ -121,7 +127,7 @@ def _row(nodes: int) -> bool:
     sock.close()
     all_nodes.serve(all_nodes.come)
     planned = _cpu(process)
-    period = REPORT * max(1.0, nodes / 1000)
+    period = report_every(nodes)
     for number in range(PERIODS):
         all_nodes.report((number + 1) / (PERIODS + 1), done=False)
         until = time.monotonic() + period
@@ -131,6 +137,9 @@ def _row(nodes: int) -> bool:
     all_nodes.serve(lambda: len(all_nodes.released) == nodes)
     os.close(life)
     usage = os.wait4(process, 0)[2]
+    if all_nodes.lost:
+        print(f"{nodes:28} FAILED: {len(all_nodes.lost)} connections have ended: {all_nodes.lost[0]}")
+        return False
     ended = usage.ru_utime + usage.ru_stime
     share = (reported - planned) / PERIODS
     costs = f"{planned:12.2f}{share:12.2f}{ended - reported:12.2f}{all_nodes.heard:12}{usage.ru_maxrss / 1e3:12.0f}"

@@ -19,7 +19,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ImageError, RegistryError
 from enroot_py.registry import authorization
 from enroot_py.swarm.apart import apart
-from enroot_py.swarm.loop import Connection, Loop, Swarm
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.wire import LONG
@@ -100,7 +100,7 @@ class Guest(ABC):
     def _ask(self, lacks: bool) -> None:
         """Raises _Alone where there is no tracker, RegistryError, ImageError, and whatever a wrong answer makes."""
         loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
-        tracker = loop.connect("t", (self._invitation.host, self._invitation.port))
+        tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
         tracker.most = LONG
         why = "it does not answer"
         until = time.monotonic() + _PATIENCE

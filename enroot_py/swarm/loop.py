@@ -14,21 +14,18 @@ from ipaddress import ip_address, ip_network
 
 from enroot_py.base import log
 from enroot_py.swarm import ports, tls
-from enroot_py.swarm.messages import Address
+from enroot_py.swarm.messages import REPORT, Address, report_every
 from enroot_py.swarm.tls import Tls
 from enroot_py.swarm.wire import SHORT, End, Handshake, Session, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
 LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer
 STRANGERS = 64  # connections more than nodes that have not proved who they are
-# The other end is gone where it does not answer for nine seconds: tcp(7).
-_OPTIONS = {
-    socket.TCP_NODELAY: 1,
-    socket.TCP_KEEPIDLE: 3,
-    socket.TCP_KEEPINTVL: 2,
-    socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 9000,
-}
+# Of TCP, tcp(7): seconds without a word until the other end is asked whether it is there, from one question to the
+# next, and until it is gone. Between a tracker and its peers, who report, all are longer, as reports are rarer: else
+# the questions of ten thousand connections come all at once, and so many of them are dropped that many seem to be gone.
+_IDLE, _AGAIN, _GONE = 3, 2, 9
+TO_TRACKER, TO_PEER = "t", "p"  # what a connection is for
 _CHUNK = 256 << 10
 _SMALL = 4096  # bytes to read at once of who has not proved who he is
 _TURN = 4  # pieces to send until it is the next one's turn
@@ -136,7 +133,7 @@ class Loop:
             return
         if len(self._strangers) >= STRANGERS + self.swarm.nodes:
             self._crowded()
-        connection = Connection(self, sock, host, self._handshake(role, connects=False))
+        connection = Connection(self, sock, host, self._handshake(role, connects=False), self._patience(role))
         connection.ready = lambda: accept(connection)
         self._strangers[connection] = None
         self._deadlines[connection] = self._served + PATIENCE
@@ -148,13 +145,16 @@ class Loop:
         sock.setblocking(False)
         if self.admits(address[0]):  # else it fails at once, as what is not connected does
             sock.connect_ex(address)
-        connection = Connection(self, sock, address[0], self._handshake(role, connects=True))
+        connection = Connection(self, sock, address[0], self._handshake(role, connects=True), self._patience(role))
         self._deadlines[connection] = self._served + LONGER
         return connection
 
     def _handshake(self, role: str, *, connects: bool) -> Handshake:
         end = End(self.node, role, self._has_tls)
         return Handshake(self.swarm.key, self.swarm.context, end, connects=connects)
+
+    def _patience(self, role: str) -> float:
+        return report_every(self.swarm.nodes) / REPORT if role == TO_TRACKER else 1.0
 
     def admits(self, host: str) -> bool:
         """Whether an address is in a network of the swarm."""
@@ -184,7 +184,8 @@ def _no_more() -> bool:
 class Connection:
     """One socket. Whoever uses it sets ``ready``, ``heard`` (a message), ``gone``, and the two for pieces."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, host: str, handshake: Handshake) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, host: str, handshake: Handshake, patience: float = 1.0) -> None:
+        """``patience``: how many times longer than usually nothing may come from the other end."""
         self.host = host
         self.most = SHORT
         self.ready: Callable[[], None] = _nothing
@@ -202,7 +203,13 @@ class Connection:
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, after what is in _out
         self._closed = False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OPTIONS.items():
+        for option, value in {
+            socket.TCP_NODELAY: 1,
+            socket.TCP_KEEPIDLE: int(_IDLE * patience),
+            socket.TCP_KEEPINTVL: int(_AGAIN * patience),
+            socket.TCP_KEEPCNT: (_GONE - _IDLE) // _AGAIN,
+            socket.TCP_USER_TIMEOUT: int(_GONE * patience * 1000),
+        }.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._out += handshake.out
         self._watch()

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 
 Address = tuple[str, int]  # a host that is "" is the tracker's
 SEED = 0xFFFFFFFE  # no node's number: a peer on the tracker's host, which lacks nothing and fetches where nobody can
+REPORT = 1.0  # seconds from one report to the next, of who fetches
+
+
+def report_every(nodes: int) -> float:
+    """Seconds from one report to the next, of others: the tracker hears a thousand in a second."""
+    return REPORT * max(1.0, nodes / 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enroot_py.swarm.messages import (
+    REPORT,
     Complaint,
     Failed,
     FetchBlobs,
@@ -18,13 +19,13 @@ from enroot_py.swarm.messages import (
     Link,
     Report,
     Routes,
+    report_every,
 )
 
-CONNECT = 3.0  # seconds to reach a parent in
+CONNECT = 6.0  # seconds to reach a parent in: four trips, each behind what waits in a full queue
 PATIENCE = 1.0  # seconds with a parent until it may be slow, and from one complaint to the next
 BEHIND = 8 << 20  # bytes by one tree less than by others, from which on it may be slow
 SLOW = 0.5  # of what comes by other trees: less is slow
-REPORT = 1.0  # seconds from one report to the next, of a thousand nodes
 ALONE = 10.0  # seconds without a plan, or without a tracker to complain to
 
 
@@ -90,7 +91,7 @@ class Part:
     def __init__(self, joined: Joined, nodes: int) -> None:
         self._joined = joined
         self._lacks = frozenset(joined.lacks)
-        self._every = REPORT * max(1.0, nodes / 1000)
+        self._every = report_every(nodes)
         self._plan: Routes | None = None
         self._flows: dict[int, list[_Flow]] = {}  # by tree
         self._own: set[int] = set()  # blobs that it has from the registry

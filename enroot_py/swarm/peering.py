@@ -17,7 +17,7 @@ from enroot_py.base import linux
 from enroot_py.base.errors import PenrootError, RefusedError
 from enroot_py.base.fds import Fd
 from enroot_py.swarm import peer, wire
-from enroot_py.swarm.loop import Connection, Loop, listener
+from enroot_py.swarm.loop import TO_PEER, Connection, Loop, listener
 from enroot_py.swarm.messages import Joined, Link, Routes
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.trees import MOST
@@ -52,7 +52,7 @@ class Peering:
         """``rate``: bytes a second that others are given at most."""
         self._loop, self._tracker, self._spool, self._source = loop, tracker, spool, source
         others = listener(loop.ports)
-        loop.listen("p", others, self._accept)
+        loop.listen(TO_PEER, others, self._accept)
         self._peer = peer.Part(self._joined(others), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
@@ -162,7 +162,7 @@ class Peering:
     def _parent(self, link: Link) -> _Parent:
         if link.parent not in self._parents:
             address = (link.address[0] or self._tracker.host, link.address[1])
-            self._parents[link.parent] = _Parent(self, link.parent, self._loop.connect("p", address), self._spool)
+            self._parents[link.parent] = _Parent(self, link.parent, self._loop.connect(TO_PEER, address), self._spool)
         return self._parents[link.parent]
 
     def _get(self, blobs: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from enroot_py.swarm import trees
 from enroot_py.swarm.fetchers import SLOW, STRIKES, Fetchers, Member
 from enroot_py.swarm.messages import (
+    REPORT,
     SEED,
     Complaint,
     Failed,
@@ -24,6 +25,7 @@ from enroot_py.swarm.messages import (
     Report,
     Routes,
     Standing,
+    report_every,
 )
 from enroot_py.swarm.trees import SOURCES, BlobTree, Forest
 
@@ -276,11 +278,12 @@ class Tracker:
     def _find_stalled(self) -> None:
         """Depend no more on nodes that are stopped, or hang, though their kernel answers."""
         assert self._forest
-        longest = DEAF + 3 * max(1.0, self._nodes / 1000)
+        every = dict.fromkeys(self._fetchers.nodes, REPORT)
         for node, member in self._members.items():
-            if not member.stalled and self._now > member.heard + longest:
+            longest = DEAF + 3 * every.get(node, report_every(self._nodes))
+            if not member.stalled and self._now > max(member.heard, member.asked) + longest:
                 member.stalled = True
-                if node in self._fetchers:
+                if node in every:
                     self._replace(node)
                 self._retire(node)
 

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError, RefusedError
 from enroot_py.swarm import wire
-from enroot_py.swarm.loop import Connection, Loop, Swarm
+from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
 from enroot_py.swarm.messages import SEED, FromTracker, Standing
 from enroot_py.swarm.peering import close_others
 from enroot_py.swarm.tracker import Tracker
@@ -80,7 +80,7 @@ class Tracking:
         self._curious: list[Connection] = []  # who waits for it
         self._peers: dict[int, Connection] = {}
         self._owners: set[int] = set()  # nodes that have come with all of it
-        self._loop.listen("t", socket.socket(fileno=listener), self._accept)
+        self._loop.listen(TO_TRACKER, socket.socket(fileno=listener), self._accept)
         self._loop.tick = self._tick
 
     def serve(self, lifeline: int) -> None:

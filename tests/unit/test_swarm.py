@@ -377,6 +377,25 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
     assert told.fetches == before
 
 
+@pytest.mark.parametrize("nodes", [6, 10_000])
+def test_a_source_that_says_nothing_hands_over_its_work(nodes: int) -> None:
+    """It says something once a second, in a swarm of any size; others, of ten thousand, once in ten."""
+    told = Told(nodes)
+    for node in range(6):
+        told.join(node * 0.01, node, set(range(len(SIZES))))
+    told.hear(told.tracker.tick(1.0))
+    silent, other = told.fetches
+    trees_ = told.plan[silent].trees
+    for second in range(1, 7):
+        for node in range(6) if nodes == 6 or second == 1 else [other]:
+            if node != silent:
+                told.hear(told.tracker.handle(float(second), node, Report((0,) * trees_, fetched=1 << 20)))
+        told.hear(told.tracker.tick(second + 0.5))
+    assert told.fetches[silent] == set()
+    assert told.fetches[other] == set(range(len(SIZES)))
+    told.check()
+
+
 def test_a_relay_that_many_complain_of_relays_no_more() -> None:
     told = together(8)
     slow = next(node for node, plan in told.plan.items() if plan.relays and node not in told.fetches)

@@ -426,6 +426,18 @@ def test_who_does_not_listen_is_thrown_out() -> None:
         assert gone == ["it does not listen"]
 
 
+@pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
+def test_ten_thousand_are_not_asked_all_the_time_whether_they_are_there(nodes: int, idle: int) -> None:
+    here = Loop(Swarm(KEY, CONTEXT, nodes), 0)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        for role, seconds in ((loops.TO_TRACKER, idle), (loops.TO_PEER, 3)):
+            connection = here.connect(role, there.getsockname())
+            with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == seconds
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000 * seconds
+            connection.close()
+
+
 def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "LONGER", 0.3)
     here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
