@@ -30,6 +30,7 @@ ffibuilder.cdef(
     int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
     int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
     int linux_capget_permitted(uint64_t *permitted);
+    int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
     """
 )

@@ -74,15 +74,18 @@ static inline int penroot_install_filter(void)
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
 }
 
-/* Root of the user namespace keeps his, as that is what he asks for: --root, --container-remap-root. */
 static inline int penroot_drop_capabilities(void)
 {
-	if (geteuid() == 0)
-		return 0;
 	for (unsigned long capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
 		if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
 			return -1;
 	return linux_capset(0, 0, 0);
+}
+
+/* Root of the user namespace keeps his, as that is what he asks for: --root, --container-remap-root. */
+static inline int penroot_drop_capabilities_unless_root(void)
+{
+	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
 }
 
 #endif

@@ -33,6 +33,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # AUDIT_WRITE, SETFCAP: capabilities(7)
 _CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
 _SYS_ADMIN = 21
+_PR_CAPBSET_DROP = 24  # prctl(2)
 
 _NUMBERS = {  # of system calls, on x86_64 and aarch64
     "unshare": (272, 97),
@@ -218,7 +219,7 @@ def _restrict(options: argparse.Namespace) -> None:
     kept = _CAPABILITIES | ({_SYS_ADMIN} if options.sys_admin else set())
     for capability in range(int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1):
         if capability not in kept:
-            linux.prctl(linux.PR_CAPBSET_DROP, capability)
+            linux.prctl(_PR_CAPBSET_DROP, capability)
     mask = sum(1 << capability for capability in kept)
     linux.capset(mask, mask, 0)
 

@@ -76,7 +76,7 @@ static void drop_privileges(void)
 {
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		err(EXIT_FAILURE, "cannot give up privileges");
-	if (penroot_drop_capabilities() < 0)
+	if (penroot_drop_capabilities_unless_root() < 0)
 		err(EXIT_FAILURE, "cannot drop capabilities");
 	if (penroot_install_filter() < 0)
 		err(EXIT_FAILURE, "cannot install the system call filter");

@@ -74,7 +74,6 @@ RENAME_EXCHANGE = 2
 # prctl(2), capabilities(7)
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
@@ -192,6 +191,11 @@ def boot_id() -> str:
     """What is another one after each boot: random(4)"""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f.read().strip()
+
+
+def drop_capabilities() -> None:
+    """Of the bounding set, and all others: capabilities(7)"""
+    _check(lib.penroot_drop_capabilities())
 
 
 def install_filter() -> None:

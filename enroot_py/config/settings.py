@@ -80,6 +80,7 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
     Raises ConfigError, with file and line, for a key that is none or a value that does not parse.
     Source of the format: enroot(1), configuration.
     """
+    environ = dict(environ)  # os.environ encodes and decodes whatever it is asked for
     base = base_directories(environ)
     places = list(_places(environ, base))
     in_files = dict(_in_files(places, environ, base))
@@ -91,8 +92,11 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
             value = environ[variable], "environment"
         elif variable in in_files:
             value = in_files[variable]
-        else:
+        elif "$" in setting.default:
             value = expand(setting.default, base), "default"
+        else:  # it is good
+            values[setting.name] = setting.default, "default"
+            continue
         _check(setting, *value)
         values[setting.name] = value
     for name in ("cache_path", "data_path", "runtime_path"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 from enroot_py.base import linux
@@ -106,16 +105,7 @@ def confine(*, remap_root: bool) -> None:
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:
-            capability = 0
-            while True:
-                try:
-                    linux.prctl(linux.PR_CAPBSET_DROP, capability)
-                except OSError as e:
-                    if e.errno == errno.EINVAL:  # beyond the last capability of this kernel
-                        break
-                    raise
-                capability += 1
-            linux.capset(0, 0, 0)
+            linux.drop_capabilities()
         linux.install_filter()
     except OSError as e:
         raise NamespaceError(f"cannot drop privileges: {e.strerror}") from e

@@ -7,7 +7,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import settings
-from enroot_py.config.table import SETTINGS, UNUSED, slips
+from enroot_py.config.table import SETTINGS, UNUSED, Setting, slips
 from enroot_py.config.words import expand
 
 
@@ -180,3 +180,9 @@ def test_a_file_whose_target_is_gone_is_not_an_empty_one(environ: dict[str, str]
 @pytest.mark.parametrize("home", ["/", "/home/x/"])
 def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
     assert settings.load({"HOME": home, "ENROOT_SYSCONF_PATH": "/no"}).data_path == f"{home}.local/share/enroot"
+
+
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS.values() if "$" not in setting.default])
+def test_a_default_is_good(setting: Setting) -> None:
+    """load() does not look at it."""
+    setting.parse(setting.default)
