@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -193,7 +194,7 @@ def _of_command(words: str, command: click.Command) -> tuple[list[str], str, lis
         usage.append(" ".join((f"{words} {name}", *inner.collect_usage_pieces(within))))
         options += [(f"{name}", inner.help or "")]
         options += [(f"{name} {option}", meaning) for option, meaning in _options(inner, within)]
-    return usage, command.help or "", options
+    return usage, inspect.cleandoc(command.help or ""), options
 
 
 def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
