@@ -74,7 +74,8 @@ def submit(lab: Lab, *words: str, script: str = SHOW, **where: Any) -> str:
 
 
 def show(lab: Lab, job: str) -> str:
-    return lab.run(["scontrol", "show", "job", job]).stdout
+    """Its lines end with a space, which those of Slurm 26.05 do not."""
+    return lab.run(["scontrol", "show", "job", job]).stdout.replace(" \n", "\n")
 
 
 def slurm(lab: Lab) -> list[str]:
@@ -434,7 +435,7 @@ def test_the_comment_says_the_image(lab: Lab, tag: Tag) -> None:
     with plugin_argument(lab, "show_image=yes"):
         pinned = f"image={tag.image.replace('#', '/')}@{tag.digest}"
         job = submit(lab, "--requeue", "--comment=mine; a=b", f"--container-image={tag.image}", script="sleep 300")
-        until(lambda: f"Comment=mine; a=b; {pinned} " in show(lab, job), "the comment")
+        until(lambda: f"Comment=mine; a=b; {pinned}\n" in show(lab, job), "the comment")
         lab.run(["scontrol", "requeue", job], user="root")
         until(lambda: "PENDING" in show(lab, job), "it is queued again")
         lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")
@@ -450,7 +451,7 @@ def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
         words = ("--comment=mine", f"--container-image={tag.image}")
         array = submit(lab, "--array=1-2", *words, script="sleep 300")
         until(lambda: show(lab, array).count("image=") >= 2, "the comments of the array")
-        assert show(lab, array).count(f"Comment=mine; {pinned} ") == 2 and show(lab, array).count("image=") == 2
+        assert show(lab, array).count(f"Comment=mine; {pinned}\n") == 2 and show(lab, array).count("image=") == 2
         lab.run(["scancel", array])
 
 

@@ -54,8 +54,8 @@ def inside(lab: Lab, image: str, script: str, *more: str, **where: object) -> st
 def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
     script = (
         "grep VERSION_CODENAME /etc/os-release; command -v squeue; squeue -h -j $SLURM_JOB_ID -o %i.%u; "
-        "sinfo -h -N -o %N; scontrol show job $SLURM_JOB_ID | grep -o 'UserId=[a-z(0-9)]*'; scontrol ping; sacct 2>&1; "
-        "sbatch --version; sprio -V; echo $SLURM_JOB_ID"
+        "sinfo -h -N -o %N; scontrol show job $SLURM_JOB_ID | grep -o 'UserId=[a-z][a-z(0-9)]*'; scontrol ping; "
+        "sacct 2>&1; sbatch --version; sprio -V; echo $SLURM_JOB_ID"
     )
     out = inside(lab, debian, script).splitlines()
     job = out.pop()
