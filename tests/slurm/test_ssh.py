@@ -301,7 +301,7 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
         lab.run("mkdir -p papers && touch papers/thesis")
         on_node(lab, f"ln -sfn /home/alice/papers /run/pyxis/2001/pyxis_{number}.ssh")
     until(lambda: not on_node(lab, f"ls -d /run/pyxis/2001/pyxis_{number}.*"), "the job has been tidied up")
-    assert lab.run("ls papers; rm -rf papers .config/enroot/ssh/*").stdout == "thesis\n"
+    assert lab.run("ls papers; rm -r papers; rm -r .config/enroot/ssh/*").stdout == "thesis\n"
 
 
 def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> None:
