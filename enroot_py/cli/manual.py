@@ -159,7 +159,7 @@ def _main_page(root: click.Group) -> str:
         (
             title("penroot", 1, "containers without root or daemon"),
             section("SYNOPSIS", bold("penroot") + " COMMAND [OPTION...] [ARGUMENT...]\n"),
-            section("DESCRIPTION", text(root.help or "")),
+            section("DESCRIPTION", text(_help(root))),
             section("COMMANDS", entries(rows)),
             section("EXIT STATUS", entries(STATUS)),
             section("ENVIRONMENT", entries(VARIABLES)),
@@ -182,6 +182,10 @@ def command_page(words: str, command: click.Command, see: str, *more: str) -> st
     return "".join((*parts, *more, section("SEE ALSO", text(see))))
 
 
+def _help(command: click.Command) -> str:
+    return inspect.cleandoc(command.help or "")  # as Python 3.13 keeps a docstring, and earlier ones do not
+
+
 def _of_command(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options of a command and those within it."""
     context = click.Context(command, info_name=words, help_option_names=["-h", "--help"])
@@ -192,9 +196,9 @@ def _of_command(words: str, command: click.Command) -> tuple[list[str], str, lis
             continue
         within = click.Context(inner, info_name=name, parent=context)
         usage.append(" ".join((f"{words} {name}", *inner.collect_usage_pieces(within))))
-        options += [(f"{name}", inner.help or "")]
+        options += [(f"{name}", _help(inner).replace("\n\n", "\n"))]  # an entry is one paragraph
         options += [(f"{name} {option}", meaning) for option, meaning in _options(inner, within)]
-    return usage, inspect.cleandoc(command.help or ""), options
+    return usage, _help(command), options
 
 
 def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
