@@ -94,7 +94,7 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
             value = in_files[variable]
         elif "$" in setting.default:
             value = expand(setting.default, base), "default"
-        else:  # it is good
+        else:  # a test has parsed it
             values[setting.name] = setting.default, "default"
             continue
         _check(setting, *value)

@@ -278,9 +278,10 @@ class Tracker:
     def _find_stalled(self) -> None:
         """Depend no more on nodes that are stopped, or hang, though their kernel answers."""
         assert self._forest
+        usual = report_every(self._nodes)
         every = dict.fromkeys(self._fetchers.nodes, REPORT)
         for node, member in self._members.items():
-            longest = DEAF + 3 * every.get(node, report_every(self._nodes))
+            longest = DEAF + 3 * every.get(node, usual)
             if not member.stalled and self._now > max(member.heard, member.asked) + longest:
                 member.stalled = True
                 if node in every:
