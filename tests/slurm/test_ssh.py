@@ -41,7 +41,8 @@ Host login
     StrictHostKeyChecking yes
 
 """
-SERVER = "[s]sh-server"  # a pattern of pgrep(1)
+SERVER = "[s]sh-server"  # patterns of pgrep(1)
+PROXY = "[s]sh-proxy"
 
 
 @dataclass
@@ -298,6 +299,8 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
     """Who gets at the notes of the user, as a program in a container with /run/pyxis, names another directory there."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
+        # What connected them outlives the client, and removes the keys of jobs that have ended.
+        until(lambda: lab.run(f"pgrep -f '{PROXY}'", check=False).returncode == 1, "the login node is done with it")
         lab.run("mkdir -p papers && touch papers/thesis")
         on_node(lab, f"ln -sfn /home/alice/papers /run/pyxis/2001/pyxis_{number}.ssh")
     until(lambda: not on_node(lab, f"ls -d /run/pyxis/2001/pyxis_{number}.*"), "the job has been tidied up")
