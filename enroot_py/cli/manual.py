@@ -196,7 +196,7 @@ def _of_command(words: str, command: click.Command) -> tuple[list[str], str, lis
             continue
         within = click.Context(inner, info_name=name, parent=context)
         usage.append(" ".join((f"{words} {name}", *inner.collect_usage_pieces(within))))
-        options += [(f"{name}", _help(inner).replace("\n\n", "\n"))]  # an entry is one paragraph
+        options += [(name, _help(inner).replace("\n\n", "\n"))]  # an entry is one paragraph
         options += [(f"{name} {option}", meaning) for option, meaning in _options(inner, within)]
     return usage, _help(command), options
 
