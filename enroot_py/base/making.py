@@ -150,15 +150,29 @@ def _link(source: str, path: str) -> None:
 
 
 def hold(path: str) -> Fd | None:
-    """Open a file or directory of ours and lock it; None where that cannot be. Raises FileNotFoundError."""
+    """Open a file or directory of ours, which is to go, and lock it; None where that cannot be.
+
+    Raises FileNotFoundError.
+    """
     try:
-        fd = Fd(os.open(path, os.O_RDONLY | _OPEN))
+        fd = _open_whatever_its_modes(path, os.O_RDONLY)
     except FileNotFoundError:
         raise
     except OSError:
-        return None  # its modes are closed, or it is a symbolic link: it goes without
+        return None  # it is a symbolic link, or nothing of ours: it goes without
     _lock(fd)
     return fd
+
+
+def _open_whatever_its_modes(path: str, flags: int) -> Fd:
+    """Open what is to go; a directory that its owner cannot read he can from now on. Raises OSError."""
+    try:
+        return Fd(os.open(path, flags | _OPEN))
+    except PermissionError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+    os.chmod(path, 0o700)
+    return Fd(os.open(path, flags | _OPEN))
 
 
 def _lock(fd: int) -> bool | None:
@@ -202,10 +216,8 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):
         return
-    if is_directory and not status.st_mode & stat.S_IRUSR:
-        os.chmod(path, 0o700)  # of a container that was to be deleted
     # To lock a file of NFS it must be open for writing.
-    with Fd(os.open(path, _OPEN | (os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR))) as fd:
+    with _open_whatever_its_modes(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
         free = _lock(fd)
         if free is None:
             free = ours and not os.path.exists(f"/proc/{pid}")

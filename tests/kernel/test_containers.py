@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
 
 from enroot_py import ENROOT_VERSION, __version__
-from tests.kernel.conftest import PREFIX, UID, User, mounts_under
+from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
 
 
 def names(user: User) -> list[str]:
@@ -59,6 +61,19 @@ def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> 
     user.penroot("remove", "-f", "again", "box")
     assert names(user) == []
     assert [p.name for p in user.data.iterdir()] == []
+
+
+def test_a_root_that_its_owner_cannot_read_is_locked_as_well_while_it_is_deleted(
+    user: User, rootfs: pathlib.Path
+) -> None:
+    """Else another process takes it for one that was left, and deletes it at the same time."""
+    require(shutil.which("strace"), "strace is not installed")
+    rootfs.chmod(0o311)
+    trace = user.home / "trace"
+    prefix = ("strace", "-f", "-qq", "-y", "-o", str(trace), "-e", "trace=flock")
+    user.penroot("remove", "-f", "box", prefix=prefix)
+    assert re.search(rf"flock\(\d+<{rootfs}>, LOCK_EX\|LOCK_NB\) += 0", trace.read_text())
+    assert names(user) == []
 
 
 def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
