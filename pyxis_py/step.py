@@ -233,8 +233,9 @@ class Step:
         return self._existing() or self._create()
 
     def _check_sources(self) -> None:
-        """Raise MountError for a path in --container-mounts that is not there, or is no squashfs file where one is."""
+        """Raise MountError for the source of a mount that is not there, or is no squashfs file where one is to be."""
         for mount in self.request.mounts:
+            origin = mount.origin or self.request.origins["mounts"]
             try:
                 if mount.is_squashfs:
                     from enroot_py.runtime import data
@@ -243,12 +244,11 @@ class Step:
                 elif mount.source.startswith("/"):
                     os.stat(mount.source)
             except MountError as e:
-                raise MountError(f"{self.request.origins['mounts']}: {e}", hint=e.hint) from e
+                raise MountError(f"{origin}: {e}", hint=e.hint) from e
             except OSError as e:
                 missing = isinstance(e, FileNotFoundError)
                 why = "source path does not exist" if missing else f"source path: {e.strerror}"
                 hint = f"it must exist on the node {self.job.node}" if missing else "give a path that you may read"
-                origin = mount.origin or self.request.origins["mounts"]
                 raise MountError(f"{origin}: {why}: {mount.source}", hint=hint) from e
 
     def _existing(self) -> rootfs.Source | None:
