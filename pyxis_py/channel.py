@@ -92,8 +92,8 @@ class Channel:
             self.send((("log", text), ("level", names[level])))
 
     def fail(self, error: PenrootError) -> None:
-        lines = [("error", line) for line in str(error).split("\n")]
-        self.send([*lines, *((("hint", error.hint),) if error.hint else ())])
+        lines = [("error", line) for line in log.printable(str(error)).split("\n")]
+        self.send([*lines, *((("hint", log.printable(error.hint)),) if error.hint else ())])
 
 
 class Client(Channel):

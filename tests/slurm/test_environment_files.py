@@ -96,6 +96,7 @@ def test_a_variable_names_it(lab: Lab) -> None:
         ('workdir = "/x"\n', "--environment=bad: neither the file nor those that it is based on say an image"),
         ('image = "a"\nworkdir = "${NOTHING}"\n', f"{LOGIN}/bad.toml:2: workdir: the variable NOTHING is not set"),
         ('base_environment = "none"\n', f"{LOGIN}/bad.toml:1: base_environment: there is no none.toml in {LOGIN}"),
+        ('image = "a\0b"\n', f"{LOGIN}/bad.toml:1: Illegal character"),
     ],
 )
 def test_a_slip_is_told_before_anything_is_queued(lab: Lab, command: str, text: str, says: str) -> None:
