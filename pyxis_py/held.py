@@ -173,6 +173,8 @@ class Held:
         if self.step.request.save:
             pairs.append(("saves", ""))
         pairs.append(("workdir", workdir))
+        if by := self.step.request.origins.get("workdir"):
+            pairs.append(("workdir_by", by))
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]
         pairs += [("unset", name) for name in drop]
         channel.send(pairs, tuple(self.spaces.values()))

@@ -51,7 +51,7 @@ static bool leads_away(int fd)
 
 int enter(const struct answer *answer)
 {
-	const char *workdir = answer_get(answer, "workdir");
+	const char *workdir = answer_get(answer, "workdir"), *by = answer_get(answer, "workdir_by");
 	int fds[LENGTH(kinds)];
 
 	if (sort(answer, fds) < 0)
@@ -67,8 +67,8 @@ int enter(const struct answer *answer)
 			return fail("setns %s: %s", kinds[i].name, strerror(errno));
 	}
 	if (workdir && chdir(workdir) < 0)
-		return fail("cannot enter the working directory in the container (--container-workdir): %s: %s", workdir,
-			    strerror(errno));
+		return fail("cannot enter the working directory in the container (%s): %s: %s", by ? by : "--container-workdir",
+			    workdir, strerror(errno));
 	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;

@@ -71,7 +71,10 @@ class Container:
                 os.chdir(directory)
             except OSError as e:
                 whose = "the" if self.workdir else "the image's"
-                raise ContainerError(f"cannot enter {whose} working directory {directory}: {e.strerror}") from e
+                hint = f"asked for by {self.origins['PWD']}" if self.workdir else ""
+                raise ContainerError(
+                    f"cannot enter {whose} working directory {directory}: {e.strerror}", hint=hint
+                ) from e
         # What a shell would set that had run the command.
         self.environ["PWD"] = os.path.normpath(directory)
         self.environ.setdefault("SHLVL", "0")

@@ -115,6 +115,9 @@ def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
     write(lab, "bad", f'image = "{MINIMAL}"\nmounts = ["/etc/hostname:/x:sqsh"]\n')
     said = refused(lab, "--environment=bad", "true", env=ENV)
     assert f"{LOGIN}/bad.toml:2: mounts: /etc/hostname is no squashfs file" in said and "Traceback" not in said
+    write(lab, "bad", f'image = "{MINIMAL}"\nworkdir = "/nowhere"\n')
+    said = refused(lab, "--environment=bad", "true", env=ENV)
+    assert f"working directory in the container ({LOGIN}/bad.toml:2: workdir): /nowhere: No such file" in said
     write(lab, "bad", f'image = "{MINIMAL}"\n\n[env]\nA = "${{NOBODY_HAS_IT}}"\n')
     assert f"{LOGIN}/bad.toml:4: A: the variable NOBODY_HAS_IT is not set" in refused(
         lab, "--environment=bad", "true", env=ENV
