@@ -443,7 +443,7 @@ def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tupl
             raise UsageError(f"{entry.where}: only the job knows {text}", hint="which image that is, is asked before")
     for key in ("entrypoint_log", "slurm"):
         if said := file.annotation(f"com.pyxis.{key}"):
-            values[key] = said.text == "true", said.where
+            values[key] = said
     return values
 
 

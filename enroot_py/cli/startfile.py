@@ -51,7 +51,7 @@ class StartFile:
         writable, origin = self._file.flag("writable")
         said = settings.replace(origin, rootfs_writable=writable)
         if slurm := self._file.annotation("com.pyxis.slurm"):
-            said = said.replace(slurm.where, slurm=slurm.text == "true")
+            said = said.replace(slurm[1], slurm=slurm[0])
         return said.with_devices(self._file.devices(os.environ), self._file.path)
 
     def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:

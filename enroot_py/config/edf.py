@@ -76,8 +76,15 @@ class Environment(Frozen):
         entry = self.last(key)
         return (entry.text == "true", entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
-    def annotation(self, name: str) -> FileEntry | None:
-        return self.by_name("annotations").get(name)
+    def annotation(self, name: str) -> tuple[bool, str] | None:
+        """Whether an annotation is true, and where that is said; None where nothing is. Raises ConfigError."""
+        entry = self.by_name("annotations").get(name)
+        word = self.value(entry).strip().lower() if entry else ""
+        if entry is None or not word:
+            return None
+        if word not in ("true", "false"):
+            raise ConfigError(f"{entry.where}={word}: it is neither true nor false", hint=f'write {name} = "true"')
+        return word == "true", entry.where
 
     @staticmethod
     def waits(text: str) -> bool:

@@ -48,10 +48,24 @@ KEYS: dict[str, tuple[type, str, str]] = {
 _WORDS = {str: "a string", bool: "true or false", list: "an array of strings", dict: "a table of strings"}
 # Those in which a dollar without braces can only be a slip: they are no text for a program.
 _PATHS = ("base_environment", "image", "mounts", "workdir", "devices")
+# What a whole value looks like, where no option tells.
+_ANY = re.compile(".*", re.DOTALL)
+_FORMS = {
+    "workdir": (re.compile("/.*", re.DOTALL), "absolute path"),
+    "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "path in /dev and no name of CDI"),
+}
 _BARE = re.compile(r"(?<!\$)(?:\$\$)*\$([A-Za-z_]\w*)")
+_TWICE = re.compile("Cannot (overwrite|declare|mutate)")  # in words of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
 # Hooks of CSCS whose work something of ours does where their annotation asks for it.
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))
+# Annotations that mean something to us, by what they begin with: of these a slip can be told.
+_TRUTHS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
+_OURS = {
+    "com.pyxis.": _TRUTHS,
+    "com.hooks.cxi.": ("com.hooks.cxi.enabled",),
+    "com.hooks.aws_ofi_nccl.": ("com.hooks.aws_ofi_nccl.enabled", "com.hooks.aws_ofi_nccl.variant"),
+}
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
@@ -69,8 +83,13 @@ def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Enviro
 def check(environment: Environment) -> None:
     """What can be wrong with a file as a whole. Raises UsageError for one that fits into no job, and ConfigError."""
     for entry in environment.entries:
-        if entry.key in ("devices", "annotations"):  # others are looked at with the options that they stand for
-            environment.value(entry)
+        if entry.key in ("devices", "annotations", "workdir"):  # others are looked at with options that they stand for
+            text = environment.value(entry)
+            form, what = _FORMS.get(entry.key, (_ANY, ""))
+            if text and not environment.waits(text) and not form.fullmatch(text):
+                raise ConfigError(f"{entry.where}={text} is no {what}", hint=f"for example {KEYS[entry.key][1]}")
+    for name in _TRUTHS:
+        environment.annotation(name)
     if len(environment.dumps()) > edf.LARGEST:
         raise UsageError(
             f"{environment.path} says more than the {edf.LARGEST >> 10} KiB that fit into the environment of a job",
@@ -85,10 +104,19 @@ def lacking(environment: Environment) -> str:
         for name, entry in environment.by_name("annotations").items()
         if (match := _HOOK.fullmatch(name)) and entry.text.strip().lower() == "true" and match[1] not in SERVED
     }
-    if not wanted:
+    hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items()]
+    hooks += [slip for name, entry in environment.by_name("annotations").items() if (slip := _slip(name, entry))]
+    if not hooks:
         return ""
-    hooks = ", ".join(f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items())
-    return f"{environment.path}: nothing here does what these annotations ask for: {hooks}"
+    return f"{environment.path}: nothing here does what these annotations ask for: {', '.join(hooks)}"
+
+
+def _slip(name: str, entry: FileEntry) -> str:
+    """An annotation in words that nobody reads, though it begins as some do that we read; else ""."""
+    known = next((names for begin, names in _OURS.items() if name.startswith(begin)), (name,))
+    if name in known:
+        return ""
+    return f"{name} ({entry.origin}; did you mean {nearest(name, known) or ' or '.join(known)}?)"
 
 
 class _Reading:
@@ -122,15 +150,16 @@ class _Reading:
             raise UsageError(f"{origin}: no shell has replaced the {name[0]}", hint=hint)
         here = edf.path_in(self._cwd, name)
         if edf.is_path(name):
-            if not os.path.exists(here):
-                raise UsageError(f"{origin}: there is no file {here}", hint=self._hint(name, here))
+            if not _is_there(here):
+                hint = self._hint(name, here) or "without a / or a dot before it, a name is looked for in EDF_PATH"
+                raise UsageError(f"{origin}: there is no file {here}", hint=hint)
             return here
-        if name.endswith(_SUFFIX) and os.path.exists(here):
+        if name.endswith(_SUFFIX) and _is_there(here):
             return here
         places = self._places()
         for place in places:
             path = f"{place}/{name.removesuffix(_SUFFIX)}{_SUFFIX}"
-            if os.path.exists(path):
+            if os.path.lexists(path):
                 _check_place(place)
                 return path
         raise UsageError(
@@ -148,6 +177,9 @@ class _Reading:
 
     @staticmethod
     def _nearest(name: str, places: list[str]) -> str:
+        for place in places:
+            if os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK):
+                return f"you may not look into {place}: is what you mean there?"
         there = [file.removesuffix(_SUFFIX) for place in places for file in _listed(place) if file.endswith(_SUFFIX)]
         if meant := nearest(name.removesuffix(_SUFFIX), there):
             return f"did you mean {meant}?"
@@ -160,6 +192,15 @@ class _Reading:
             if not place.startswith("/"):
                 raise ConfigError(f"EDF_PATH: {place} is not an absolute path", hint="write it out: EDF_PATH=$PWD/edf")
         return said or [base_directories(self._environ)["HOME"] + "/.edf"]
+
+
+def _is_there(path: str) -> bool:
+    """Whether something may be at a path: a link, or what we may not see. Who opens it says what is wrong."""
+    try:
+        os.lstat(path)
+    except OSError as e:
+        return not isinstance(e, (FileNotFoundError, NotADirectoryError))
+    return True
 
 
 def _listed(place: str) -> list[str]:
@@ -217,6 +258,8 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
             line, at = lines[number - 1], int(place[2]) - 1 if place and place[2] else 0
             if not re.fullmatch(r",\s*(#.*)?", line[at:]) or passed_over == _MOST:
                 hint = "TOML: strings are in double quotes, and nothing is behind a value but a comment"
+                if _TWICE.match(why):
+                    hint = "TOML: a key or table comes once; the values of several belong into one"
                 message = f"{path}:{number}: {why[: place.start()] if place else why}: {line.strip()[:80]}"
                 raise ConfigError(message, hint=hint) from e
             log.warn(f"{path}:{number}: the comma at the end is no TOML, and means nothing")

@@ -60,7 +60,10 @@ def content(path: str) -> bytes | None:
     if file is None:
         return None
     with file:
-        return limited(file, path)
+        try:
+            return limited(file, path)
+        except OSError as e:  # the file system fails
+            raise _unreadable(path, e) from e
 
 
 def limited(file: BinaryIO, path: str) -> bytes:

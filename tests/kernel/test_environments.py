@@ -129,6 +129,8 @@ def test_hooks_see_the_annotations(files: Files) -> None:
     [
         ("mounts = ['/nowhere:/x']", "/nowhere"),
         ("workdir = '/nowhere'", "cannot enter the working directory /nowhere"),
+        ("workdir = '/nowhere'", "/.edf/it.toml:2: workdir"),
+        ("workdir = 'nowhere'", "it.toml:2: workdir=nowhere is no absolute path"),
         ("mounts = ['a:/b']", "it.toml:2: mounts: the source 'a' is neither"),
         ("mounts = ['/usr:/b:rodent']", "it.toml:2: mounts"),
         ("env.A = '${NOTHING}'", "it.toml:2: A: the variable NOTHING is not set"),

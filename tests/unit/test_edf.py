@@ -120,7 +120,12 @@ def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(hom
         ('[env]\nmounts = ["/a:/b"]', 2, "mounts in env is not a string", "come before its first [table]"),
         ('[env]\n"A-B" = "x"', 2, "A-B: 'A-B' is not the name of a variable", 'NAME = "VALUE"'),
         ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
-        ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML"),
+        ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: a key or table comes once"),
+        ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: a key or table comes once"),
+        ('image = "a\0b"', 1, "Illegal character", "TOML"),
+        ('workdir = "work"', 1, "workdir=work is no absolute path", 'workdir = "/work"'),
+        ('devices = ["/etc/passwd"]', 1, "devices=/etc/passwd is no path in /dev", "nvidia.com/gpu=all"),
+        ('[annotations]\ncom.pyxis.slurm = "yes"', 2, "com.pyxis.slurm=yes: it is neither true nor false", '"true"'),
         ("image = 'a'\nmounts = [\n'/a'", 3, "", "TOML"),
         ("image = ubuntu", 1, "Invalid value", "in double quotes"),
         ('image = "a" "b"', 1, "Expected newline", "nothing is behind a value"),
@@ -176,7 +181,11 @@ def test_where_files_are_found(home: Home) -> None:
         ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
         ("there", {}, "there is no there.toml in HOME/.edf", "EDF_PATH names other directories"),
         ("./here", {}, "there is no file HOME/here", "it may be ./here.toml"),
-        ("/none.toml", {}, "there is no file /none.toml", ""),
+        ("/none.toml", {}, "there is no file /none.toml", "a name is looked for in EDF_PATH"),
+        ("loop", {}, "cannot read HOME/.edf/loop.toml: Too many levels of symbolic links", "let it be read"),
+        ("./loop", {}, "cannot read HOME/loop: No such file", "let it be read"),
+        (f"./{'long' * 100}", {}, "File name too long", "let it be read"),
+        ("./mem", {}, "cannot read HOME/mem: Input/output error", "let it be read"),
         ("~/x.toml", {}, "no shell has replaced the ~", "write the path out"),
         ("x", {"EDF_PATH": "edf"}, "EDF_PATH: edf is not an absolute path", "EDF_PATH=$PWD/edf"),
         ("x", {"EDF_PATH": "/no:/where"}, "in /no, /where", ""),
@@ -186,6 +195,9 @@ def test_where_files_are_found(home: Home) -> None:
 def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str], says: str, hint: str) -> None:
     home.write("ubuntu", 'image = "a"')
     (home.path / "here.toml").write_text('image = "a"')
+    (home.path / ".edf/loop.toml").symlink_to("loop.toml")
+    (home.path / "loop").symlink_to("nowhere")
+    (home.path / "mem").symlink_to("/proc/self/mem")
     with pytest.raises(PenrootError) as caught:
         home.read(name, **environ)
     assert says in str(caught.value).replace(str(home.path), "HOME")
@@ -320,6 +332,20 @@ def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
     line = edffile.lacking(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
     assert not edffile.lacking(home.said('image = "a"'))
+
+
+def test_slips_in_annotations_that_we_read_are_named(home: Home) -> None:
+    text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
+    line = edffile.lacking(home.said(text))
+    assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
+    assert "com.hooks.cxi.enable " in line and "did you mean com.hooks.cxi.enabled?" in line and "org.site" not in line
+
+
+@pytest.mark.parametrize(("text", "said"), [("True", True), ("${ON}", True), ("FALSE", False), ("", None)])
+def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> None:
+    home.write("it", f'image = "a"\n[annotations]\ncom.pyxis.slurm = "{text}"\n')
+    found = home.read("it", ON="true").annotation("com.pyxis.slurm")
+    assert (found and found[0]) == said
 
 
 def test_hooks_learn_the_annotations(home: Home) -> None:

@@ -6,6 +6,7 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import HookError
+from enroot_py.config.table import SETTINGS
 from enroot_py.devices import allocation, cdi
 from enroot_py.devices.edits import Edits, Host, shown
 from enroot_py.devices.nvidia import driver
@@ -72,6 +73,9 @@ class Plan:
         why, hint = driver.absence(self.host)
         if self.by_option or self.context.host.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "all", "none"):
             why = f" ({why})" if why else ""
+            if self.by_option:
+                by = self.context.settings.origin(SETTINGS["ENROOT_DEVICES"])
+                hint = hint.replace("unset the variable", f"leave it out of what {by} asks for")
             raise HookError(f"{self._origin}: {os.uname().nodename} has no NVIDIA driver{why}", hint=hint)
         # An image made for GPUs runs without them too, as it does elsewhere.
         say = log.warn if why and self._words else log.debug
