@@ -115,6 +115,11 @@ class File:
                 if _is_ours(fd, path):
                     self._hidden, self.fd = path, fd.keep()
 
+    def write(self, data: bytes) -> None:
+        """Write all of it: a disk that fills up takes a part first. Raises OSError."""
+        while data:
+            data = data[os.write(self.fd, data) :]
+
     def publish(self, *, replace: bool) -> None:
         """Raises FileExistsError where there is one of the name that is not to be replaced, and OSError."""
         # NFS reports a full disk only now. And without this a power cut could lose the old file and the new one.

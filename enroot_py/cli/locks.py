@@ -93,7 +93,7 @@ def _write(path: str, before: str, text: str) -> None:
         with making.File(path) as file:
             if exists:
                 os.fchmod(file.fd, os.stat(path).st_mode & 0o777)
-            os.write(file.fd, text.encode())
+            file.write(text.encode())
             file.publish(replace=True)
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}", hint="may you write to its directory?") from e

@@ -119,7 +119,7 @@ def parse(path: str, text: str) -> LockFile:
         raise ConfigError(f"{path}:{number}: this is no lock file of penroot", hint=hint)
     if header != HEADER.split():
         said = " ".join(header)
-        hint = f"this penroot knows {HEADER}: a newer one may know it, and penroot lock makes such a file anew"
+        hint = f"a newer penroot may know it; to make it anew, move it away: penroot lock {path} IMAGE..."
         raise ConfigError(f"{path}:{number}: unknown {said!r}", hint=hint)
     return LockFile(path, _unique(path, [locked(path, number, words) for number, words in lines[1:]]))
 

@@ -127,7 +127,7 @@ class AuthFile:
                 if json.dumps(config) == unchanged:
                     return
                 with making.File(self.path) as file:
-                    os.write(file.fd, (json.dumps(config, indent="\t") + "\n").encode())
+                    file.write((json.dumps(config, indent="\t") + "\n").encode())
                     file.publish(replace=True)
         except OSError as e:
             raise ConfigError(

@@ -103,6 +103,18 @@ def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
     assert not [name for name in os.listdir(locks.user.home) if "lock" in name and name != "team.lock"]
 
 
+def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
+    """A part of the new one fits: what is there afterwards is the old one, not that part."""
+    image = f"{locks.registry.host}#lock/full:1"
+    locks.push("lock/full", 1)
+    text = "version 1\n" + "# of the team\n" * 400
+    locks.write(text)
+    limited = ("sh", "-c", f"ulimit -f 8; exec {PREFIX}/bin/penroot lock team.lock {image}")
+    assert f"cannot write {locks.path}: File too large" in locks.user.run(*limited, status=1).stderr
+    assert locks.path.read_text() == text
+    assert [name for name in os.listdir(locks.user.home) if "lock" in name] == ["team.lock"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -209,6 +221,7 @@ def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> N
     locks.path.write_bytes(text.replace("{image}", image).encode(errors="surrogateescape"))
     out = locks.start("lock/slip", "--lock", "team.lock", status=1)
     assert f"[ERROR] {locks.path}{says.replace('{image}', image)}" in out and "[HINT]" in out and "Traceback" not in out
+    assert ("move it away: penroot lock" in out) == ("version 2" in text)
 
 
 def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
