@@ -48,7 +48,8 @@ FIELDS = {
 }
 _LONGEST = 400  # characters of a text
 _PRIORITY = 14  # user.info, RFC 3164
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")  # what is known of a start by the pull in it
 _FROM_AROUND = ("user", "uid", "node", "job", "step")
 
@@ -153,7 +154,9 @@ class _Sink:
                 self._socket.send(self._framed(line))
                 self._socket.close()
             else:
-                os.write(self._file, f"{line}\n".encode())
+                data = f"{line}\n".encode()
+                while data:  # a disk that fills up takes a part first
+                    data = data[os.write(self._file, data) :]
                 os.close(self._file)
         except OSError as e:
             self._warn(self._where, e)
@@ -173,7 +176,7 @@ def _open_file(where: str) -> int:
     """Open a file to append to: it is the caller's or root's, whatever others have put in its place. Raises OSError."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
-    fd = trusted.regular(os.open(path, _FLAGS, 0o600), path)
+    fd = opened(path, _FLAGS)
     state = os.fstat(fd)
     if state.st_uid not in (os.geteuid(), 0) or state.st_nlink != 1:
         os.close(fd)
@@ -181,6 +184,15 @@ def _open_file(where: str) -> int:
         raise PermissionError(errno.EPERM, why, path)
     os.set_blocking(fd, True)
     return fd
+
+
+def opened(path: str, flags: int) -> int:
+    """Open a file of records, and nothing else that has its name. Raises OSError."""
+    try:
+        return trusted.regular(os.open(path, flags | _OPEN, 0o600), path)
+    except OSError as e:
+        why = {errno.ELOOP: "is a symbolic link", errno.ENXIO: trusted.IRREGULAR}.get(e.errno or 0)
+        raise OSError(e.errno, why, path) if why else e from None
 
 
 def who() -> dict[str, str | int]:

@@ -13,7 +13,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from enroot_py.base import events, log, trusted
+from enroot_py.base import events, log
 from enroot_py.base.errors import PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.store import containers, inventory
@@ -83,9 +83,8 @@ def _records(where: str) -> Iterator[dict[str, object]]:
     if not where.startswith("/"):
         return
     path = events.file_of(where)
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(trusted.regular(os.open(path, flags), path), "rb") as f:
+        with open(events.opened(path, os.O_RDONLY), "rb") as f:
             while line := f.readline(_LONGEST):
                 try:
                     record = json.loads(line)

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -160,6 +161,24 @@ def test_what_is_no_file_of_ours_is_not_written_to(
     assert other.read_text() == "precious\n"
     said = capsys.readouterr().err
     assert said.count("[WARN] events are not recorded: ") == 1 and "ENROOT_EVENTS" in said
+    words = {"pipe": "is not a regular file", "link": "is a symbolic link", "second name": "has other names"}
+    assert words.get(what, "No such file or directory") in said
+
+
+def test_a_record_for_which_there_is_not_enough_room_costs_a_warning(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of it fits: that is no reason to say nothing."""
+    file = tmp_path / "events"
+    file.write_text("x" * 900 + "\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with Recording("pull", str(file)):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"[WARN] events are not recorded: {file}: File too large" in capsys.readouterr().err
 
 
 def test_phases_in_words() -> None:
