@@ -48,7 +48,8 @@ def parse(path: str, data: bytes) -> Lined:
     try:
         return _Reader(path, data.decode()).document()
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}: is not UTF-8") from e
+        line = data.count(b"\n", 0, e.start) + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8, which JSON is") from e
 
 
 class _Reader:

@@ -8,7 +8,6 @@ sigstore's own authorities, lets no image in.
 from __future__ import annotations
 
 import base64
-import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -187,6 +186,8 @@ class Policy:
                 ) from None
         if not text.startswith("/"):
             raise ConfigError(f"{node.where}: {name}={text!r} must be an absolute path", hint="write /etc/…/cosign.pub")
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"{node.where}: no file has the name {text!r}", hint="write /etc/…/cosign.pub")
         return KeySource(node.where, os.path.normpath(text), owner=self._owner)
 
 
@@ -217,7 +218,10 @@ def scopes_of_path(path: str) -> list[str]:
 
 
 def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
-    """What is in a file that root or ``owner`` alone can write, and who owns it; None where there is none."""
+    """What is in a file that root or ``owner`` alone can write, and who owns it; None where there is none.
+
+    Raises ConfigError.
+    """
     for place in _places(path):
         files.check(place)
     # Root's are of another number in a user namespace, as what is installed is.
@@ -227,16 +231,18 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
         with open(fd, "rb") as f:
             state = os.fstat(fd)
             if state.st_uid not in owners:
-                raise PermissionError(errno.EPERM, f"belongs to uid {state.st_uid}, not to root", path)
+                raise _not_believed(path, origin, f"belongs to uid {state.st_uid}, not to root", f"chown root {path}")
             if state.st_mode & 0o022:
-                raise PermissionError(errno.EPERM, f"can be written by others (mode {state.st_mode & 0o7777:o})", path)
+                why = f"can be written by others (mode {state.st_mode & 0o7777:o})"
+                raise _not_believed(path, origin, why, f"chmod 644 {path}")
             data = f.read(_LARGEST + 1)
     except FileNotFoundError as e:
         if not os.path.islink(path):
             return None
         raise _not_believed(path, origin, "is a link that leads nowhere") from e
     except OSError as e:
-        raise _not_believed(path, origin, str(e.strerror)) from e
+        why = trusted.IRREGULAR if e.strerror == trusted.IRREGULAR else f"cannot be read: {e.strerror}"
+        raise _not_believed(path, origin, why) from e
     if len(data) > _LARGEST:
         raise _not_believed(path, origin, f"is larger than {_LARGEST >> 20} MiB")
     return data, state.st_uid
@@ -251,10 +257,11 @@ def _places(path: str) -> Iterator[str]:
         path = os.path.join(os.path.dirname(path), os.readlink(path))
 
 
-def _not_believed(path: str, origin: str, why: str) -> ConfigError:
+def _not_believed(path: str, origin: str, why: str, command: str = "") -> ConfigError:
+    """No ``command`` where it could be any other file, as one of the system's, that is named by mistake."""
     before = "" if origin == path else f"{origin}: "
-    what = f"{before}{path} {why}: it says which images are let in"
-    return ConfigError(what, hint=f"it is to be root's, and a file: chown root {path}; chmod 644 {path}")
+    hint = "it is to be a file of root's that all who use penroot can read"
+    return ConfigError(f"{before}{path} {why}: it says which images are let in", hint=command or hint)
 
 
 def _check_scope(transport: str, scope: str, where: str) -> None:

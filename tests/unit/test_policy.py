@@ -97,6 +97,8 @@ SLIPS: list[tuple[object, str]] = [
     ({"default": [{**KEYED, "keyData": "eA=="}]}, "P:3: sigstoreSigned has keyPath and keyData"),
     ({"default": [{**KEYED, "keypath": "/x"}]}, "P:6: unknown key 'keypath'"),
     ({"default": [{"type": "sigstoreSigned", "keyData": "?"}]}, "P:5: keyData is not base64"),
+    ({"default": [{"type": "sigstoreSigned", "keyPath": "/a\0b"}]}, "P:5: no file has the name '/a\\x00b'"),
+    ({"default": [{"type": "sigstoreSigned", "keyPath": "/a\ud800b"}]}, "P:5: no file has the name '/a\\ud800b'"),
     ({"default": [{"type": "sigstoreSigned", "keyPaths": []}]}, "P:5: keyPaths is to be an array, and not empty"),
     ({"default": [{**KEYED, "signedIdentity": {"type": "match"}}]}, "P:6: unknown signedIdentity 'match'"),
     ({"default": [{**KEYED, "signedIdentity": {"type": "exactReference"}}]}, "exactReference needs dockerReference"),
@@ -228,6 +230,25 @@ def test_a_policy_or_key_that_others_write_is_not_believed(tmp_path: pathlib.Pat
             read()
         assert f"can be written by others (mode {mode:o})" in str(said.value) and "chmod 644" in said.value.hint
         put(path, path.read_bytes(), mode)
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/etc", "loop", "pipe", "/proc/self/mem", "large"])
+def test_nobody_is_told_to_open_what_is_named_by_mistake(tmp_path: pathlib.Path, name: str) -> None:
+    """As the shadow passwords, or a directory of the system."""
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    put(tmp_path / "large", b"x" * (2 << 20))
+    named = str(tmp_path / name)
+    for read in (lambda: policy.load(named), lambda: policy.KeySource("P:1", named).content()):
+        with pytest.raises(ConfigError) as said:
+            read()
+        assert f"{named} " in str(said.value) and said.value.hint.startswith("it is to be a file")
+
+
+def test_a_policy_that_is_no_text() -> None:
+    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
+        policy.Policy("P", b"{\n\xff")
+    assert said.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
