@@ -12,11 +12,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
 
 _DEEPEST = 10  # files that include each other
 _LARGEST = 16 << 20  # bytes, with all that is included: nodes of a large cluster take some
+_WHICH = "is it the configuration of Slurm? SLURM_CONF names another one"
 _CONTINUED = re.compile(r"\\\r?\n")
 _PAIR = r"(?:(?<=\s)|^)({})\s*=\s*(\"[^\"]*\"|[^\s#]*)"
 _INCLUDE = re.compile(r"\s*include\s+(\S.*?)\s*", re.IGNORECASE)
@@ -56,22 +58,25 @@ class SlurmConf:
 
     def _text(self, path: str, origin: str) -> str:
         try:
-            with open(path, encoding="utf-8", errors="surrogateescape") as f:
+            fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
+            with open(fd, encoding="utf-8", errors="surrogateescape") as f:
                 self.is_open = self.is_open and bool(os.fstat(f.fileno()).st_mode & 0o004)
                 text = f.read(_LARGEST + 1)
         except OSError as e:
             by = f", which {origin} names" if origin != path else ""
+            if e.strerror == trusted.IRREGULAR:
+                raise ConfigError(f"{path}{by}{',' * bool(by)} {e.strerror}", hint=_WHICH) from e
             hint = "Slurm's own programs could not read it either: see who may, on this node"
             raise ConfigError(f"cannot read {path}{by}: {e.strerror}", hint=hint) from e
         self._size += len(text)
         if self._size > _LARGEST:
-            raise ConfigError(f"{path}: the configuration of Slurm has more than {_LARGEST >> 20} MiB")
+            raise ConfigError(f"{path}: the configuration of Slurm has more than {_LARGEST >> 20} MiB", hint=_WHICH)
         return text
 
     def _read(self, path: str, origin: str, depth: int) -> Iterator[str]:
         """The lines of a file, and where it includes another, those of that."""
         if depth > _DEEPEST:
-            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other")
+            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other", hint=_WHICH)
         cluster = ""
         for line in _CONTINUED.sub("", self._text(path, origin)).splitlines():
             for match in _pairs("ClusterName").finditer(_bare(line)):
@@ -84,7 +89,7 @@ class SlurmConf:
 
     def _stack(self, path: str, origin: str, named: bool, depth: int) -> Iterator[Plugin]:
         if depth > _DEEPEST:
-            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other")
+            raise ConfigError(f"{origin}: more than {_DEEPEST} files include each other", hint=_WHICH)
         if not named and not os.path.exists(path):
             return
         for line in self._text(path, origin).splitlines():

@@ -7,6 +7,8 @@ Source: slurm.conf(5), sack_api.c and read_config.c of Slurm. Off the start path
 
 from __future__ import annotations
 
+import _socket
+import errno
 import glob
 import os
 import stat
@@ -113,7 +115,12 @@ class SlurmNode:
 
     def _find_plugins(self) -> list[str]:
         if said := self.conf.value("PluginDir"):
-            return [place for place in said.split(":") if os.path.isdir(place)]
+            if there := [place for place in said.split(":") if os.path.isdir(place)]:
+                return there
+            raise ConfigError(
+                f"{_node()} has no directory {said}, in which Slurm has its plugins",
+                hint=f"PluginDir= in {self.conf.directory}/slurm.conf names it",
+            )
         for place in self.libraries:
             for name in ("slurm", "slurm-wlm"):
                 if glob.glob(f"{place}/{name}/auth_*.so"):
@@ -133,14 +140,14 @@ class SlurmNode:
             places = [given] if given else [place.format(self.conf.value("ClusterName")) for place in _SACK]
         else:
             return ""
+        daemon = "munged" if self.uses_munge else "slurmd or sackd"
+        by = f"by which {self._auth} tells Slurm who somebody is"
         for place in places:
             if _is_socket(place):
+                if why := _silence(place):
+                    raise ConfigError(f"{_node()}: the socket {place}, {by}: {why}", hint=f"does {daemon} run there?")
                 return place
-        daemon = "munged" if self.uses_munge else "slurmd or sackd"
-        raise ConfigError(
-            f"{_node()} has no socket {' or '.join(places)}, by which {self._auth} tells Slurm who somebody is",
-            hint=f"does {daemon} run there?",
-        )
+        raise ConfigError(f"{_node()} has no socket {' or '.join(places)}, {by}", hint=f"does {daemon} run there?")
 
 
 def interpreter(path: str) -> str:
@@ -201,6 +208,19 @@ def _is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
         return False
+
+
+def _silence(path: str) -> str:
+    """Why nobody can be asked by a socket, as where a daemon has left it behind: programs of Slurm try for minutes."""
+    # By a datagram, which is not for these daemons: they notice nothing, and the kernel says whether somebody is there.
+    client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    try:
+        client.connect(path)
+    except OSError as e:
+        return "" if e.errno == errno.EPROTOTYPE else str(e.strerror)
+    finally:
+        client.close()
+    return ""
 
 
 def _node() -> str:

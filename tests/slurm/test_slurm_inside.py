@@ -197,8 +197,26 @@ def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProces
 
 
 PLUGINS = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
+LEFT = (
+    "mount -t tmpfs none /run/munge && "
+    "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/run/munge/munge.socket.2')\""
+)
 BAD = {
     "socket": ("mount -t tmpfs none /run/munge", "n1 has no socket /run/munge/munge.socket.2, by which auth/munge "),
+    "left socket": (
+        f"{LEFT} && chmod 777 /run/munge/munge.socket.2",
+        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Connection refused",
+    ),
+    "closed socket": (
+        f"{LEFT} && chmod 700 /run/munge/munge.socket.2",
+        "n1: the socket /run/munge/munge.socket.2, by which auth/munge tells Slurm who somebody is: Permission denied",
+    ),
+    "pipe": (
+        "rm /etc/slurm/slurm.conf && mkfifo -m 644 /etc/slurm/slurm.conf",
+        "/etc/slurm/slurm.conf is not a regular file",
+    ),
+    "endless": ("echo 'include slurm.conf' >> /etc/slurm/slurm.conf", "/etc/slurm/slurm.conf: more than 10 files"),
+    "directory of plugins": ("echo PluginDir=/none >> /etc/slurm/slurm.conf", "n1 has no directory /none, in which"),
     "conf": ("mount -t tmpfs none /etc/slurm", "n1 has no slurm.conf in /etc/slurm, /run/slurm/conf, "),
     "closed": ("chmod 600 /etc/slurm/slurm.conf", "cannot read /etc/slurm/slurm.conf: Permission denied"),
     "included": (

@@ -68,9 +68,11 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
     [
         ("Include slurm.conf\n", "files include each other"),
         ("Include none.conf\n", "none.conf, which DIRECTORY/slurm.conf names: No such file"),
+        ("Include /dev/zero\n", "/dev/zero, which DIRECTORY/slurm.conf names, is not a regular file"),
         ("PlugStackConfig=/none/stack\n", "cannot read /none/stack, which DIRECTORY/slurm.conf names"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: pathlib.Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("DIRECTORY", str(tmp_path))):
+    with pytest.raises(ConfigError, match=says.replace("DIRECTORY", str(tmp_path))) as caught:
         conf(tmp_path, text)
+    assert caught.value.hint
