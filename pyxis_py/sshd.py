@@ -66,9 +66,11 @@ class Keys:
             self.user = asyncssh.import_authorized_keys(_read(f"{directory}/user.pub"))
         except (OSError, ValueError) as e:
             why = e.strerror if isinstance(e, OSError) else str(e)
+            hint = "ENROOT_CONFIG_PATH must be a directory that login nodes and compute nodes see, and yours"
+            if os.path.isdir(directory):
+                hint = f"rm -r {directory}, and the next ssh makes them anew"
             raise PenrootError(
-                f"{os.uname().nodename} does not have the keys of the job: {directory}: {why}",
-                hint="ENROOT_CONFIG_PATH must be a directory that login nodes and compute nodes see, and yours",
+                f"{os.uname().nodename} does not have the keys of the job: {directory}: {why}", hint=hint
             ) from e
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
@@ -33,10 +34,10 @@ class JobKeys:
                 self._generate()
             trusted.place(self.path, closed_to=0o077)
         except OSError as e:
-            raise ConfigError(
-                f"cannot keep keys in {e.filename or self.path}: {e.strerror}",
-                hint=f"it must be yours alone: chmod 700 {self.parent}",
-            ) from e
+            hint = "ENROOT_CONFIG_PATH names another directory, which login nodes and compute nodes see, and yours"
+            if e.errno == errno.EPERM:  # of trusted.py
+                hint = f"it must be yours alone: chmod 700 {self.parent}"
+            raise ConfigError(f"cannot keep keys in {e.filename or self.path}: {e.strerror}", hint=hint) from e
 
     def _generate(self) -> None:
         try:
@@ -93,8 +94,8 @@ def remove(path: str, job: str) -> None:
 
 
 def _write(path: str, data: bytes) -> None:
-    with Fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
-        os.write(fd, data)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)
 
 
 def _read(path: str) -> bytes:

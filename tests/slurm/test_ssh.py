@@ -393,6 +393,21 @@ def test_what_is_no_running_container_is_told_in_one_line(lab: Lab, laptop: Lapt
     lab.run(["scancel", theirs], user="bob")
 
 
+def test_keys_that_are_damaged_or_cannot_be_kept(lab: Lab, laptop: Laptop) -> None:
+    with job(lab, IMAGE) as number:
+        laptop.ssh(f"{number}.cluster", "true")
+        (keys,) = lab.run("echo ~/.config/enroot/ssh/*").stdout.split()
+        lab.run(f"echo damaged > {keys}/host")
+        line, hint = laptop.refused(f"{number}.cluster")
+        assert line == f"[ERROR] n1 does not have the keys of the job: {keys}: Invalid private key"
+        assert hint == f"[HINT] rm -r {keys}, and the next ssh makes them anew"
+        lab.run(f"rm -r {keys}")
+        assert laptop.ssh(f"{number}.cluster", "echo again") == "again\n"
+        done = lab.run(["penroot", "ssh-key", number], check=False, env={"ENROOT_CONFIG_PATH": "/proc/none"})
+        error, hint = done.stderr.splitlines()
+        assert error.startswith("[ERROR] cannot keep keys in /proc/none") and "names another directory" in hint
+
+
 def test_bad_words_for_ssh_config(lab: Lab) -> None:
     for words in (["login; id"], ["-oProxyCommand=x"], ["--suffix=a b", "login"], ["--suffix=", "login"]):
         done = lab.run(["penroot", "ssh-config", "--", *words][: 2 + len(words) + 1], check=False)
