@@ -220,7 +220,11 @@ def _check_place(place: str) -> None:
 
 def _entries(path: str) -> list[FileEntry]:
     """What a file says, in its order. Raises ConfigError."""
-    data = files.content(path) or b""
+    try:
+        data = files.named(path) or b""
+    except OSError as e:
+        hint = "in a directory that everybody can write to it has to be your own or root's, and closed to their writing"
+        raise ConfigError(f"{path}: {e.strerror}: what it says is not believed", hint=hint) from e
     if len(data) > _LARGEST:
         raise ConfigError(f"{path} is larger than {_LARGEST >> 10} KiB", hint="is it an environment file?")
     try:

@@ -66,6 +66,28 @@ def content(path: str) -> bytes | None:
             raise _unreadable(path, e) from e
 
 
+def named(path: str) -> bytes | None:
+    """The same of a file that the user has named: where everybody can put one, it has to be his own or root's.
+
+    Elsewhere a team may have its files. Raises ConfigError, OSError.
+    """
+    if not any(map(_is_everybodys, {os.path.dirname(path), os.path.dirname(os.path.realpath(path))})):
+        return content(path)
+    try:
+        fd = trusted.file(path)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        return limited(file, path)
+
+
+def _is_everybodys(directory: str) -> bool:
+    try:
+        return bool(os.stat(directory).st_mode & stat.S_IWOTH)
+    except OSError:
+        return False  # who reads the file says why it cannot be
+
+
 def limited(file: BinaryIO, path: str) -> bytes:
     """What is in a file that people write, or in a pipe or device. Raises ConfigError, OSError."""
     info = os.fstat(file.fileno())

@@ -10,10 +10,6 @@ A line without a digest waits for `penroot lock`; what begins with # is a commen
 
 from __future__ import annotations
 
-import os
-import stat
-
-from enroot_py.base import trusted
 from enroot_py.base.digests import Pin, is_digest
 from enroot_py.base.errors import ConfigError, ImageReferenceError
 from enroot_py.base.frozen import Frozen
@@ -81,9 +77,7 @@ def read(path: str) -> LockFile:
 def content(path: str) -> str:
     """The text of a lock file. Raises ConfigError, also where somebody else could have written it."""
     try:
-        data = _closed(path) if any(map(_is_open, {path, os.path.realpath(path)})) else files.content(path)
-    except FileNotFoundError:
-        data = None
+        data = files.named(path)
     except OSError as e:
         raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWN) from e
     if data is None:
@@ -96,17 +90,6 @@ def content(path: str) -> str:
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
         raise ConfigError(f"{path}:{line}: this is not UTF-8", hint=_FORM) from e
-
-
-def _is_open(path: str) -> bool:
-    """Whether everybody can put a file there. Raises OSError."""
-    return bool(os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH)
-
-
-def _closed(path: str) -> bytes:
-    """The content of a file that is the caller's own or root's; elsewhere a team has its files. Raises OSError."""
-    with open(trusted.file(path), "rb") as file:
-        return files.limited(file, path)
 
 
 def parse(path: str, text: str) -> LockFile:

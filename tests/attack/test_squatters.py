@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -183,3 +184,59 @@ def test_what_another_user_makes_where_events_go_gets_none(
     assert done.stdout == "started\n"
     assert f"events are not recorded: {place}: " in done.stderr
     assert precious.read_text() == "precious\n" and not (place.is_file() and place.stat().st_size > 9)
+
+
+def swap_file(place: str, stop: object) -> None:
+    """As bob, until told to end: put his file in the place of the victim's, and back."""
+    os.setgid(BOB)
+    os.setuid(BOB)
+    while not stop.is_set():  # type: ignore[attr-defined]
+        for name in ("theirs", "mine"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{place}/new")
+            try:
+                os.link(f"{place}/{name}", f"{place}/new")
+                os.rename(f"{place}/new", f"{place}/it.toml")
+            except OSError:  # hard links to another user's file may be protected
+                os.symlink(name, f"{place}/new")
+                os.rename(f"{place}/new", f"{place}/it.toml")
+
+
+@pytest.mark.parametrize("way", ["path", "name", "base"])
+def test_an_environment_file_that_another_user_puts_where_everybody_may(
+    user: User, scratch: pathlib.Path, way: str
+) -> None:
+    """It would say which image runs, and with which mounts, as the victim."""
+    (scratch / "it.toml").write_text('image = "/squatted.sqsh"\n')
+    os.chown(scratch / "it.toml", BOB, BOB)
+    own = user.home / "own.toml"
+    own.write_text(f'base_environment = "{scratch}/it.toml"\n')
+    user.own(own)
+    asked = {"path": "./it.toml", "name": "it.toml", "base": str(own)}[way]
+    for verb in (("start", f"--environment={asked}", "true"), ("env", "render", asked)):
+        done = user.penroot(*verb, cwd=scratch, status=1)
+        assert f"it.toml: belongs to uid {BOB}, not to uid {UID} or root: what it says is not believed" in done.stderr
+        assert "squatted" not in done.stdout
+
+
+def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathlib.Path) -> None:
+    place = scratch / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    for name, owner in (("mine", user.uid), ("theirs", BOB)):
+        (place / name).write_text(f'image = "/{name}.sqsh"\n')
+        os.chown(place / name, owner, owner)
+    shutil.copy2(place / "mine", place / "it.toml")
+    os.chown(place / "it.toml", user.uid, user.uid)
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    process = context.Process(target=swap_file, args=(str(place), stop))
+    process.start()
+    try:
+        for _ in range(20):
+            done = user.run("sh", "-c", f"{PREFIX}/bin/penroot env render {place}/it.toml || true")
+            assert "theirs" not in done.stdout, done.stdout
+            assert "mine.sqsh" in done.stdout or "is not believed" in done.stderr, done.stderr
+    finally:
+        stop.set()
+        process.join()

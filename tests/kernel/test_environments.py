@@ -196,6 +196,13 @@ def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None
     assert files.user.start("--environment=it", "true", env=environ) == ""
     place.chmod(0o1777)
     assert "can be written by everybody" in files.refused("--environment=it", "true", env=environ)
+    named = f"--environment={place}/it.toml"
+    assert files.user.start(named, "true") == ""
+    if os.geteuid() == 0:
+        os.chown(place / "it.toml", 4711, 4711)
+        said = files.refused(named, "true")
+        assert f"{place}/it.toml: belongs to uid 4711" in said and "what it says is not believed" in said
+        files.user.own(place)
     place.chmod(0o755)
     (place / "it.toml").chmod(0o666)
     assert "can be written by others" in files.refused("--environment=it", "true", env=environ)
