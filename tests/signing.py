@@ -21,6 +21,8 @@ from tests.images import OCI, Pusher, digest
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 ARTIFACT = "application/vnd.dev.cosign.artifact.sig.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+IN_TOTO = "application/vnd.in-toto+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
 
 
@@ -106,6 +108,47 @@ def sign(pusher: Pusher, repository: str, of: str, signer: Signer, reference: st
     """Sign an image as ``cosign sign --key``, or skopeo with a tag in the reference."""
     data = payload(reference, of)
     push(pusher, repository, of, [(data, signer.sign(data))])
+
+
+def statement(of: str, **changes: object) -> bytes:
+    """What cosign 3 signs: a statement of in-toto that names a digest, and no image."""
+    subject = [{"digest": {"sha256": of.removeprefix("sha256:")}, "annotations": {}}]
+    kinds = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://sigstore.dev/cosign/sign/v1"}
+    return json.dumps({**kinds, "subject": subject, "predicate": {}, **changes}).encode()
+
+
+def bundle(signer: Signer, body: bytes, kind: str = IN_TOTO) -> bytes:
+    """A bundle as cosign 3 makes it with a key; protobuf-specs, sigstore_bundle.proto, and DSSE's protocol.md."""
+    signed = f"DSSEv1 {len(kind)} {kind} {len(body)} ".encode() + body
+    envelope = {
+        "payload": base64.b64encode(body).decode(),
+        "payloadType": kind,
+        "signatures": [{"sig": base64.b64encode(signer.sign(signed)).decode()}],
+    }
+    material = {"publicKey": {"hint": "x"}, "tlogEntries": []}
+    return json.dumps({"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope}).encode()
+
+
+def push_bundles(pusher: Pusher, repository: str, of: str, bundles: Sequence[bytes]) -> None:
+    """Put bundles where cosign puts those of an image, in a registry that keeps no list of referrers."""
+    entries = []
+    for number, data in enumerate(bundles):
+        pusher.blob(repository, b"{}")
+        pusher.blob(repository, data)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": OCI["manifest"],
+            "artifactType": BUNDLE,
+            "config": {"mediaType": "application/vnd.oci.empty.v1+json", "size": 2, "digest": digest(b"{}")},
+            "layers": [{"mediaType": BUNDLE, "size": len(data), "digest": digest(data)}],
+            "subject": {"mediaType": OCI["manifest"], "digest": of, "size": 2},
+        }
+        written = json.dumps(manifest).encode()
+        named = pusher.manifest(repository, f"bundle{number}", written)
+        entry = {"mediaType": OCI["manifest"], "artifactType": BUNDLE, "digest": named, "size": len(written)}
+        entries.append(entry)
+    listing = {"schemaVersion": 2, "mediaType": OCI["index"], "manifests": entries}
+    pusher.manifest(repository, of.replace(":", "-"), json.dumps(listing).encode())
 
 
 def encrypted(signer: Signer, passphrase: bytes) -> bytes:

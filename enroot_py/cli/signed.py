@@ -61,4 +61,4 @@ def _signature(signature: signatures.Signature, keys: Sequence[Key]) -> dict[str
     """What a signature says, which is to be believed only where a key of the policies has made it."""
     its = signatures.claim(signature.payload)
     key = next((str(key.source) for key in keys if key.has_signed(signature)), None)
-    return {"for": str(its.name) if its else None, "digest": its.digest if its else None, "key": key}
+    return {"for": str(its.name) if its and its.name else None, "digest": its.digest if its else None, "key": key}

@@ -84,6 +84,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "exactReference": ("dockerReference",),
     "exactRepository": ("dockerRepository",),
     "remapIdentity": ("prefix", "signedPrefix"),
+    "digestOnly": (),  # ours, for bundles, which name no image
 }
 
 
@@ -105,7 +106,10 @@ class Identity:
         any_tag = self.kind == "matchRepository" or bool(image.digest) and self.kind != "matchExact"
         return image, any_tag
 
-    def matches(self, image: DockerName, signed: DockerName) -> bool:
+    def matches(self, image: DockerName, signed: DockerName | None) -> bool:
+        """Whether a signature with a name, or one without, may be that of an image."""
+        if signed is None or self.kind == "digestOnly":
+            return self.kind == "digestOnly"
         wanted, any_tag = self.wanted(image)
         if any_tag:
             return signed.repository == wanted.repository

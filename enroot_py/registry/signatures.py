@@ -2,10 +2,12 @@
 
 A signature is over a payload that names an image and its digest. A manifest has the payloads as its layers, with
 the signature of each beside it. That manifest has the tag ``sha256-HEX.sig``; or it refers to the image, and is in the
-list of referrers, which the tag ``sha256-HEX`` stands for in older registries.
+list of referrers, which the tag ``sha256-HEX`` stands for in older registries. There are bundles of sigstore too, as
+cosign 3 makes them: what is signed in these is a statement of in-toto behind its type, and names a digest alone.
 
-Sources: cosign's specs/SIGNATURE_SPEC.md; containers-signature(5); OCI distribution specification, "Listing Referrers"
-and "Referrers Tag Schema". ``cryptography`` is imported where a key is needed, and only there.
+Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". ``cryptography`` is imported where a key is
+needed, and only there.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ if TYPE_CHECKING:
 _TYPE = "cosign container image signature"
 _PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 _ANNOTATION = "dev.cosignproject.cosign/signature"
-_ARTIFACTS = ("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", "")
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_ARTIFACTS = (
+    *("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", ""),
+    _BUNDLE,
+)
+# What a bundle is to say: that an image is signed, and nothing else that a key may attest of it.
+_STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/cosign/sign/v1"
+_PREDICATE = "dev.sigstore.bundle.predicateType"  # an annotation, where somebody has written it
+_IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
 # What a hostile registry may give us to look at.
 MOST = 50  # signatures of one manifest: cosign adds the newest at the end
 _MANIFESTS = 8  # that refer to an image
@@ -125,7 +135,9 @@ def _signing(listing: bytes) -> Iterator[str]:
     entries = manifests.parse(listing, "the list of referrers").get("manifests")
     for entry in entries if isinstance(entries, list) else ():
         known = manifests.fields(entry)
-        if str(known.get("artifactType") or "") in _ARTIFACTS and isinstance(known.get("digest"), str):
+        says = manifests.fields(known.get("annotations")).get(_PREDICATE, _SIGNED)
+        kind = str(known.get("artifactType") or "")
+        if kind in _ARTIFACTS and says == _SIGNED and isinstance(known.get("digest"), str):
             yield known["digest"]
 
 
@@ -137,25 +149,42 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
     if len(layers) > MOST:
         log.warn(f"there are {len(layers)} signatures: the last {MOST} are looked at")
     for layer in reversed(layers[-MOST:]):
-        written = manifests.fields(manifests.fields(layer).get("annotations")).get(_ANNOTATION)
-        if not isinstance(written, str) or len(written) > _LONGEST_SIGNATURE or layer.get("mediaType") != _PAYLOAD:
-            continue
+        known = manifests.fields(layer)
+        written = manifests.fields(known.get("annotations")).get(_ANNOTATION)
         try:
-            descriptor = manifests.descriptor(layer)
-            signature = base64.b64decode(written, validate=True)
-        except (KeyError, TypeError, ValueError) as e:
+            if known.get("mediaType") == _BUNDLE:
+                yield from _in_bundle(_fetched(place, known, seen))
+            elif known.get("mediaType") == _PAYLOAD and isinstance(written, str) and len(written) <= _LONGEST_SIGNATURE:
+                signature = base64.b64decode(written, validate=True)
+                yield Signature(_fetched(place, known, seen), signature)
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
             log.debug(f"a signature that is none: {e}")
-            continue
-        if descriptor.size > _LONGEST:
-            log.debug(f"a signature over {descriptor.size} bytes")
-            continue
-        if descriptor.digest not in seen:
-            with place.blob(descriptor) as stream:
-                payload = b"".join(iter(lambda: stream.read(_LONGEST), b""))
-            if digests.of(payload) != descriptor.digest:
-                raise ImageError(f"the payload {descriptor.digest} has the digest {digests.of(payload)}")
-            seen[descriptor.digest] = payload
-        yield Signature(seen[descriptor.digest], signature)
+
+
+def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
+    """A payload, or a bundle. Raises ImageError for another one than the layer says, ValueError for none."""
+    descriptor = manifests.descriptor(layer)
+    if descriptor.size > _LONGEST:
+        raise ValueError(f"it has {descriptor.size} bytes")
+    if descriptor.digest not in seen:
+        with place.blob(descriptor) as stream:
+            payload = b"".join(iter(lambda: stream.read(_LONGEST), b""))
+        if digests.of(payload) != descriptor.digest:
+            raise ImageError(f"the payload {descriptor.digest} has the digest {digests.of(payload)}")
+        seen[descriptor.digest] = payload
+    return seen[descriptor.digest]
+
+
+def _in_bundle(data: bytes) -> Iterator[Signature]:
+    """The signatures in a bundle. What else is in it, as entries of a log, is for who has no key.
+
+    Raises ValueError, KeyError, TypeError.
+    """
+    envelope = json.loads(data)["dsseEnvelope"]
+    kind, body = envelope["payloadType"].encode(), base64.b64decode(envelope["payload"], validate=True)
+    signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
+    for written in envelope["signatures"][:_MANIFESTS]:
+        yield Signature(signed, base64.b64decode(written["sig"], validate=True))
 
 
 # ---------------------------------------------------------------------------
@@ -164,14 +193,16 @@ def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) ->
 
 @dataclass(frozen=True, slots=True)
 class SignedClaim:
-    """What a payload says."""
+    """What a payload says. One of a bundle names no image."""
 
-    name: DockerName
+    name: DockerName | None
     digest: str
 
 
 def claim(payload: bytes) -> SignedClaim | None:
     """What a payload says that was signed to be one; None for any other text that the key has signed."""
+    if payload.startswith(_IN_TOTO):
+        return _statement(payload.removeprefix(_IN_TOTO))
     try:
         document = json.loads(payload)
         critical = document["critical"]
@@ -184,6 +215,20 @@ def claim(payload: bytes) -> SignedClaim | None:
         ):
             return None
         return SignedClaim(identities.read(name), digest)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _statement(counted: bytes) -> SignedClaim | None:
+    """The same of a bundle: a statement of in-toto, behind its length."""
+    size, _, body = counted.partition(b" ")
+    try:
+        document = json.loads(body)
+        (subject,) = document["subject"]
+        digest = f"sha256:{subject['digest']['sha256']}"
+        if (document["_type"], document["predicateType"]) != (_STATEMENT, _SIGNED) or not digests.is_digest(digest):
+            return None
+        return SignedClaim(None, digest) if size == b"%d" % len(body) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -226,6 +271,8 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], t
             why = why or "what the key has signed is no signature of an image"
         elif not requirement.identity.matches(image, its.name):
             why = f"its signature is for {its.name}, and {requirement.identity.describe(image)} is wanted"
+            if its.name is None:
+                why = "its signature names no image, as those of cosign 3: signedIdentity digestOnly takes it"
         elif its.digest not in covered:
             why = f"its signature is for {its.digest}"
         else:

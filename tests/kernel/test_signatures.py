@@ -16,7 +16,7 @@ from tests import images
 from tests.images import OCI, entry
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server, faulty, serve
-from tests.signing import ARTIFACT, Signer, encrypted, payload, push, sign
+from tests.signing import ARTIFACT, Signer, bundle, encrypted, payload, push, push_bundles, sign, statement
 
 SIGNER, OTHER = Signer(), Signer()
 REPOSITORY = {"type": "matchRepository"}
@@ -184,6 +184,35 @@ def test_signatures_among_the_referrers(user: User, registry: Server, key: Path)
     listing = {"schemaVersion": 2, "mediaType": OCI["index"], "manifests": [artifact]}
     registry.pusher.manifest("test/referred", digest.replace(":", "-"), json.dumps(listing).encode())
     assert user.start(f"docker://{registry.host}/test/referred:1", "cat", "/number") == "5"
+
+
+def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
+    image = images.busybox(entry("number", b"6"), kinds=OCI)
+    digest = registry.pusher.image("test/bundled", "1", image)
+    attested = bundle(SIGNER, statement(digest, predicateType="https://slsa.dev/provenance/v1"))
+    push_bundles(registry.pusher, "test/bundled", digest, [attested])
+    uri = f"docker://{registry.host}/test/bundled:1"
+    digest_only = {"type": "digestOnly"}
+    write(user, wanted(key, identity=digest_only))
+    assert "no signature of an image" in user.penroot("start", uri, "true", status=1).stderr
+    push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest))])
+    assert "no signature of an image" in user.penroot("start", uri, "true", status=1).stderr
+    good = bundle(SIGNER, statement(digest))
+    push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest)), good])
+    write(user, wanted(key))
+    said = user.penroot("start", uri, "true", status=1).stderr
+    assert "its signature names no image, as those of cosign 3: signedIdentity digestOnly takes it" in said
+    write(user, wanted(key, identity=digest_only))
+    assert user.start(uri, "cat", "/number") == "6"
+    shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
+    mine = [one for one in shown["signatures"] if one["key"]]
+    assert {"for": None, "digest": digest, "key": str(key)} in mine and shown["admitted"]
+    # It is kept, and does without the registry.
+    registry.pusher.manifest("test/bundled", digest.replace(":", "-"), json.dumps(EMPTY).encode())
+    assert user.start(uri, "cat", "/number") == "6"
+
+
+EMPTY = {"schemaVersion": 2, "mediaType": OCI["index"], "manifests": []}
 
 
 def test_rules_of_places_go_before_the_default(user: User, registry: Server, key: Path) -> None:

@@ -188,6 +188,7 @@ IMAGES = {
         ("remapIdentity", ("reg.site/team", "x.io"), "tag", ["x.io/box:1"], ["x.io/box", "reg.site/team/box:1"]),
         ("remapIdentity", ("reg.site", "x.io"), "digest", ["x.io/team/box", "x.io/team/box:9"], ["reg.site/team/box"]),
         ("remapIdentity", ("reg.site/te", "x.io"), "tag", ["reg.site/team/box:1"], ["x.ioam/box:1"]),
+        ("digestOnly", (), "tag", ["reg.site/team/box:1", "x.io/a", "x.io/a:2"], []),
     ],
 )
 def test_which_name_a_signature_has_to_have(

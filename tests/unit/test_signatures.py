@@ -18,7 +18,7 @@ from enroot_py.registry.policy import KeySource, Requirement
 from enroot_py.registry.signatures import MOST, Evidence, Key, Signature
 from tests import images
 from tests.images import OCI, digest
-from tests.signing import ANNOTATION, ARTIFACT, PAYLOAD, Signer, payload
+from tests.signing import ANNOTATION, ARTIFACT, BUNDLE, IN_TOTO, PAYLOAD, Signer, bundle, payload, statement
 from tests.unit.test_fuzz import mutate
 
 IMAGE = identities.read("reg.site/box:1")
@@ -35,8 +35,9 @@ def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Si
     return Signature(data, signer.sign(data))
 
 
-def why(*there: Signature, keys: list[Signer]) -> str:
-    requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys))
+def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
+    identity_ = identities.Identity(identity)
+    requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys), identity_)
     return signatures.met(requirement, IMAGE, {D}, there)
 
 
@@ -229,6 +230,77 @@ def test_what_is_no_signature_is_passed_by(changes: dict[str, object]) -> None:
     registry, good = Registry(), signed(Signer())
     registry.tags[SIG] = registry.manifest(registry.layer(good), registry.layer(good, **changes), 7)  # type: ignore[arg-type]
     assert found_in(registry) == [good]
+
+
+def bundled(*bundles: bytes, **more: object) -> list[Signature]:
+    """What is found of bundles that refer to the image."""
+    registry = Registry()
+    entries = []
+    for data in bundles:
+        registry.blobs[digest(data)] = data
+        layer = {"mediaType": BUNDLE, "size": len(data), "digest": digest(data)}
+        manifest = registry.manifest(layer, subject={"digest": D}, artifactType=BUNDLE)
+        registry.blobs[digest(manifest)] = manifest
+        entries.append({"digest": digest(manifest), "artifactType": BUNDLE, **more})
+    registry.tags["referrers"] = json.dumps({"manifests": entries}).encode()
+    return found_in(registry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bundles_of_cosign_3(kind: str) -> None:
+    """They name no image, which a rule has to say that it takes; another key, and another digest, are told."""
+    signer, other = Signer(kind), Signer(kind)
+    (good,) = bundled(bundle(signer, statement(D)))
+    assert why(good, keys=[other, signer], identity="digestOnly") == ""
+    assert why(good, keys=[other], identity="digestOnly") == "none of 1 signature is by the key in P:1"
+    (bad,) = bundled(bundle(signer, statement(OTHER)))
+    assert why(bad, keys=[signer], identity="digestOnly") == f"its signature is for {OTHER}"
+    for identity in ("matchRepoDigestOrExact", "matchRepository", "matchExact"):
+        assert "names no image" in why(good, keys=[signer], identity=identity)
+    assert why(signed(signer, "any.name/at/all:7"), keys=[signer], identity="digestOnly") == ""
+    assert signatures.loads(Evidence((good,)).dumps()).signatures == (good,)
+
+
+@pytest.mark.parametrize(
+    "body, kind",
+    [
+        (statement(D, predicateType="https://slsa.dev/provenance/v1"), IN_TOTO),
+        (statement(D, _type="https://in-toto.io/Statement/v0.1"), IN_TOTO),
+        (statement(D, subject=[{"digest": {"sha256": D[7:]}}, {"digest": {"sha256": OTHER[7:]}}]), IN_TOTO),
+        (statement(D, subject=[{"digest": {"sha512": D[7:]}}]), IN_TOTO),
+        (statement(D, subject=[{"digest": {"sha256": "../x"}}]), IN_TOTO),
+        (statement(D, subject=[]), IN_TOTO),
+        (statement(D, subject=7), IN_TOTO),
+        (statement(D), "text/plain"),
+        (payload("reg.site/box:1", D), IN_TOTO),
+        (b"[" * 40_000, IN_TOTO),
+        (b"", IN_TOTO),
+    ],
+)
+def test_what_a_key_attests_besides_is_no_signature(body: bytes, kind: str) -> None:
+    signer = Signer()
+    (found,) = bundled(bundle(signer, body, kind))
+    said = why(found, keys=[signer], identity="digestOnly")
+    assert said == "what the key has signed is no signature of an image"
+
+
+def test_the_length_in_what_is_signed_is_that_of_the_statement() -> None:
+    signer = Signer()
+    signed = f"DSSEv1 28 {IN_TOTO} 7 ".encode() + statement(D)
+    assert signatures.claim(signed) is None
+    assert "no signature of an image" in why(Signature(signed, signer.sign(signed)), keys=[signer])
+
+
+def test_bundles_that_are_none_are_passed_by(rng: random.Random) -> None:
+    signer = Signer()
+    good = bundle(signer, statement(D))
+    for bad in (b"", b"[]", b"{}", b"[" * 50_000, b'{"dsseEnvelope": 7}', b'{"messageSignature": {}}', b"x" * 70_000):
+        assert len(bundled(bad, good)) == 1
+    assert bundled(good, annotations={"dev.sigstore.bundle.predicateType": "https://slsa.dev/provenance/v1"}) == []
+    for _ in range(300):
+        for found in bundled(mutate(good.decode(), rng).encode("utf-8", "surrogateescape")):
+            if found.payload != bundled(good)[0].payload:
+                assert why(found, keys=[signer], identity="digestOnly") != ""
 
 
 def test_a_payload_that_is_another_is_an_error() -> None:
