@@ -209,6 +209,8 @@ class Mount:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
             space = "; a space in a path is \\040" if "/" in self.fstype else ""
             hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
+        elif error.errno == errno.EROFS:
+            hint = f"what is read-only there has no {self.target}, and nobody can make it: take another target; "
         elif error.errno == errno.EPERM and self.fstype == "proc":
             from enroot_py.runtime import pods
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import time
 
 import pytest
 
-from tests.kernel.conftest import User, require
+from tests.kernel.conftest import PREFIX, User, require
 
 
 def squash(user: User, name: str, **files: str) -> pathlib.Path:
@@ -30,6 +31,32 @@ def squash(user: User, name: str, **files: str) -> pathlib.Path:
 @pytest.fixture
 def data(user: User) -> pathlib.Path:
     return squash(user, "data.sqsh", file="of data\n")
+
+
+def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
+    """With another name of the image and a command; those of Slurm are in tests/slurm/test_mounts.py."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
+    (example,) = re.findall(r"```console\n(\$ mksquashfs [^`]*)```", text)
+    make, _, start = (line.removeprefix("$ ") for line in example.strip().splitlines())
+    (user.home / "imagenet").mkdir()
+    (user.home / "imagenet/one").write_text("of data\n")
+    user.own(user.home / "imagenet")
+    user.run("sh", "-c", make)
+    squash(user, "more.sqsh", other="of more\n")
+    command = start.replace("penroot", f"{PREFIX}/bin/penroot").replace("pytorch.sqsh", "box cat /data/one /more/other")
+    assert user.run("sh", "-c", command).stdout == "of data\nof more\n"
+
+
+def test_a_mount_within_needs_a_directory_that_is_there(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    tree = user.home / "more"
+    (tree / "within").mkdir(parents=True)
+    subprocess.run(["mksquashfs", tree, user.home / "more.sqsh", "-quiet", "-no-progress"], check=True)
+    user.own(user.home / "more.sqsh")
+    words = ("--mount", "more.sqsh:/data:sqsh", "--mount")
+    assert inside(user, "cat /data/within/file", *words, "data.sqsh:/data/within:sqsh") == "of data\n"
+    said = user.penroot("start", *words, "data.sqsh:/data/none:sqsh", "box", "true", status=1).stderr
+    assert "cannot mount data.sqsh on /data/none: Read-only file system" in said
+    assert "what is read-only there has no /data/none, and nobody can make it: take another target; asked for" in said
 
 
 def inside(user: User, script: str, *options: str, **more: object) -> str:

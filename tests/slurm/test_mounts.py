@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,14 @@ def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
     mounts = f"--container-mounts={data}:/data:sqsh,$HOME/{data}:/again:sqsh+noexec"
     out = lab.run(["srun", "-N2", "-n4", IMAGE, mounts, *sh("cat /data/file /again/file")]).stdout
     assert out == "of data\n" * 8
+
+
+def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
+    """With another image, and a command of that."""
+    text = (Path(__file__).parents[2] / "docs/images.md").read_text()
+    (line,) = re.findall(r"^\$ (srun .*:sqsh) python train.py$", text, re.M)
+    words = shlex.split(line.replace("pytorch.sqsh", MINIMAL).replace("imagenet.sqsh", data))
+    assert lab.run([*words, "cat", "/data/file"]).stdout == "of data\n"
 
 
 def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: str) -> None:
