@@ -12,7 +12,7 @@ import pytest
 
 from tests import images
 from tests.images import entry
-from tests.kernel.conftest import User
+from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server, serve
 
 
@@ -146,6 +146,25 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
         elif not line.startswith("# HELP "):
             match = re.fullmatch(r'(\w+)\{\w+="[^"\n]*"(,\w+="[^"\n]*")*\} [0-9.e+-]+', line)
             assert match and match[1] in typed, line
+
+
+def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
+    """The record has keys that records have, and metrics go where the command says."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/events.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
+    (command,) = re.findall(r"```console\n\$ (.*)\n```", text)
+    user.start("box", "true")
+    (record,) = records(file)
+    shown = json.loads(example)
+    assert set(record) <= set(shown) | {"container"} and set(record["phases"]) <= set(shown["phases"])
+    place = user.home / "node_exporter"
+    place.mkdir()
+    user.own(place)
+    here = {"penroot cache": f"{PREFIX}/bin/penroot cache", "/var/lib/node_exporter": str(place)}
+    for words, instead in {**here, "$(id -un)": "$(id -u)"}.items():  # the user has no name in the tests
+        command = command.replace(words, instead)
+    user.run("sh", "-c", command)
+    assert 'event="start",result="ok"} 1' in (place / f"penroot-{user.uid}.prom").read_text()
 
 
 def test_metrics_that_cannot_be_written_are_an_error(user: User) -> None:

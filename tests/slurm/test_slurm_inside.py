@@ -242,6 +242,31 @@ def test_what_a_node_lacks_is_one_line(lab: Lab, debian: str, what: str) -> None
     assert re.match(r"\[HINT\] .*; without it: --no-container-slurm, or ENROOT_SLURM=no$", hint), hint
 
 
+SACK = """\
+import socket, subprocess, sys
+with socket.socket(socket.AF_UNIX) as daemon:
+    daemon.bind("/run/slurm/sack.socket")
+    daemon.listen()
+    sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+
+
+def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: pathlib.Path) -> None:
+    """Of sackd or slurmd: programs are told where it is. Slurm 22.05 has no such plugin, so env(1) is one of them."""
+    (place / "sack.py").write_text(SACK)
+    change = (
+        "sed -i 's/^AuthType=.*/AuthType=auth\\/slurm/' /etc/slurm/slurm.conf && mount -t tmpfs none /run && "
+        "mkdir /run/slurm && mount --bind /usr/bin/env /usr/bin/sdiag"
+    )
+    script = f"sh -c 'sdiag; ls {HERE}/auth; grep ^Auth {HERE}/etc/slurm.conf'"
+    start = f"penroot start --slurm {debian.partition('=')[2]} {script}"
+    become = "setpriv --reuid=alice --regid=alice --init-groups"
+    done = privately(lab, change, f"umask 0; python3 {place}/sack.py {become} {start}")
+    lines = done.stdout.splitlines()
+    assert f"SLURM_SACK_SOCKET={HERE}/auth/sack.socket" in lines, done.stderr + done.stdout
+    assert lines[-2:] == ["sack.socket", "AuthType=auth/slurm"]
+
+
 @pytest.mark.parametrize("theirs", ["", "munge:x:77:77::/:/bin/sh"], ids=["none", "another"])
 def test_slurms_user_has_his_number_in_any_image(lab: Lab, place: pathlib.Path, theirs: str) -> None:
     """Without an entry for it no program of Slurm begins; an image may have another user of that name."""
