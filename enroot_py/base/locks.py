@@ -24,6 +24,15 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
+def queue(fd: int) -> None:
+    """Lock what is open when others are done with it; at once where there are no locks. Raises OSError."""
+    try:
+        flock(fd, wait=True)
+    except OSError as e:
+        if e.errno not in NONE:
+            raise
+
+
 def is_at(fd: int, path: str) -> bool:
     """Whether what is open is at ``path``: before it was locked it may have been renamed or removed."""
     try:

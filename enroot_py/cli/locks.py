@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import click
 
-from enroot_py.base import log, making
+from enroot_py.base import locks, log, making
 from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base.fds import Fd
 from enroot_py.cli.commands import CONTEXT, synopsis, there
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -39,12 +42,26 @@ def lock(check: bool, file: str, images: tuple[str, ...]) -> None:
         _check(locked, _ask(locked, wanted))
         return
     found = _ask(locked, wanted)
-    text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
-    for name, (image, digest) in found.items():
-        old = locked.digest(name)
-        if old != digest:
-            click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
-    _write(path, text, _changed(text, locked, found))
+    with _alone(os.path.dirname(path)):
+        text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
+        for name, (image, digest) in found.items():
+            old = locked.digest(name)
+            if old != digest:
+                click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
+        _write(path, text, _changed(text, locked, found))
+
+
+@contextlib.contextmanager
+def _alone(directory: str) -> Iterator[None]:
+    """One after the other where several write a file of a directory at once: nothing that they add is lost."""
+    try:
+        opened = Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        yield  # nobody can write there, or not in this way: who writes says so
+        return
+    with opened as fd:
+        locks.queue(fd)
+        yield
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:

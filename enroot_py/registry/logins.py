@@ -120,7 +120,7 @@ class AuthFile:
         try:
             _make(directory)
             with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                _lock(fd)
+                locks.queue(fd)  # two logins at once: neither is lost
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config
@@ -143,15 +143,6 @@ def _make(directory: str) -> None:
         trusted.place(directory, make=True)
     except PermissionError:
         if not os.path.isdir(directory) or not os.stat(directory).st_mode & stat.S_ISVTX:
-            raise
-
-
-def _lock(directory: int) -> None:
-    """Two logins at once: neither is lost. Where the file system has no locks, one may be."""
-    try:
-        locks.flock(directory, wait=True)
-    except OSError as e:
-        if e.errno not in locks.NONE:
             raise
 
 

@@ -103,6 +103,18 @@ def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
     assert not [name for name in os.listdir(locks.user.home) if "lock" in name and name != "team.lock"]
 
 
+def test_several_at_once_lose_nothing(locks: Locks) -> None:
+    images = [f"{locks.registry.host}#lock/many{number}:1" for number in range(8)]
+    for number in range(8):
+        locks.push(f"lock/many{number}", number)
+    calls = " & ".join(f"{PREFIX}/bin/penroot lock team.lock {image}" for image in images)
+    for _ in range(5):
+        locks.path.unlink(missing_ok=True)
+        locks.user.run("sh", "-c", f"{calls} & wait")
+        there = [line.split()[0] for line in locks.path.read_text().splitlines()[1:]]
+        assert sorted(there) == images
+
+
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
     """A part of the new one fits: what is there afterwards is the old one, not that part."""
     image = f"{locks.registry.host}#lock/full:1"
