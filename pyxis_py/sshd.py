@@ -119,8 +119,11 @@ def _find(job: int, asked: str, running: RunningContainers) -> Lent:
             except (EOFError, ConnectionError, ProcessLookupError):
                 continue
             except OSError as e:
-                raise ContainerError(f"step {steps[0]} does not lend its container on {node}: {e}") from e
-    raise ContainerError(f"the container of step {steps[0]} has just ended on {node}")
+                hint = f"ssh to another step of job {job}"
+                raise ContainerError(f"step {steps[0]} does not lend its container on {node}: {e}", hint=hint) from e
+    raise ContainerError(
+        f"the container of step {steps[0]} has just ended on {node}", hint=f"squeue --steps --job {job} shows what runs"
+    )
 
 
 def _runtime_path() -> str:

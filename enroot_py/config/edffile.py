@@ -353,7 +353,7 @@ def _of_table(key: str, table: dict[str, Any], origin: Callable[..., str]) -> It
 def _checked(entry: FileEntry) -> FileEntry:
     """Raises ConfigError for a text that can mean nothing, whatever variables say."""
     if "\0" in entry.text or "\0" in entry.name:
-        raise ConfigError(f"{entry.where}: it holds a NUL, which no variable and no path does")
+        raise ConfigError(f"{entry.where}: it holds a NUL, which no variable and no path does", hint="take \\u0000 out")
     if entry.key == "env" and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", entry.name):
         raise ConfigError(f"{entry.where}: {entry.name!r} is not the name of a variable", hint='write NAME = "VALUE"')
     if entry.key in _PATHS and (bare := _BARE.search(entry.text)):

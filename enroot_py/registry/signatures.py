@@ -170,7 +170,10 @@ def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, byte
         with place.blob(descriptor) as stream:
             payload = b"".join(iter(lambda: stream.read(_LONGEST), b""))
         if digests.of(payload) != descriptor.digest:
-            raise ImageError(f"the payload {descriptor.digest} has the digest {digests.of(payload)}")
+            raise ImageError(
+                f"the payload {descriptor.digest} has the digest {digests.of(payload)}",
+                hint="its registry, or who is before that, gives another one: have the image signed again",
+            )
         seen[descriptor.digest] = payload
     return seen[descriptor.digest]
 

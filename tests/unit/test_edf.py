@@ -135,7 +135,7 @@ def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(hom
         ('[env]\nA = "${A-B}"', 2, "A: ${A-B} is no variable", "write ${NAME}"),
         ('devices = ["${NONE}"]', 1, "devices: the variable NONE is not set", "write ${NONE:-} for nothing"),
         ('[annotations]\nx = "${NONE}"', 2, "x: the variable NONE is not set", "export it"),
-        ('[env]\nA = "a\\u0000b"', 2, "A: it holds a NUL", ""),
+        ('[env]\nA = "a\\u0000b"', 2, "A: it holds a NUL", "take \\u0000 out"),
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
