@@ -59,6 +59,7 @@ _TWICE = re.compile("Cannot (overwrite|declare|mutate)")  # in words of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
 # Hooks of CSCS whose work something of ours does where their annotation asks for it.
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))
+_NETSTACK = "com.hooks.netstack."  # libraries of CSCS for Slingshot that are made for containers
 # Annotations that mean something to us, by what they begin with: of these a slip can be told.
 _TRUTHS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
 _OURS = {
@@ -104,6 +105,10 @@ def lacking(environment: Environment) -> str:
         for name, entry in environment.by_name("annotations").items()
         if (match := _HOOK.fullmatch(name)) and entry.text.strip().lower() == "true" and match[1] not in SERVED
     }
+    stack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
+    source = stack.get(f"{_NETSTACK}source")
+    if stack and not (source and source.text.strip() == "host"):  # that of the host is what fabric.py brings
+        wanted["netstack"] = next(iter(stack.values()))
     hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in wanted.items()]
     hooks += [slip for name, entry in environment.by_name("annotations").items() if (slip := _slip(name, entry))]
     if not hooks:

@@ -67,6 +67,10 @@ FORMS = {
     "bases": 'base_environment = ["common", "./.edf/common.toml"]\nmounts = ["/data:/data:ro+private"]\n',
     "all keys": 'image = "a"\nentrypoint = false\nwritable = true\ndevices = ["nvidia.com/gpu=all", "/dev/gdrdrv"]\n',
     "defaults written out": 'base_environment = ""\nimage = "a"\nmounts = []\nworkdir = ""\n',
+    "a netstack": (
+        'image = "nvcr.io/some/torch:25.11-py3"\n[annotations]\ncom.hooks.aws_ofi_nccl.enabled = "true"\n'
+        'com.hooks.aws_ofi_nccl.variant = "cuda-dl"\ncom.hooks.netstack.source = "host"\n'
+    ),
     "commas that are no TOML": 'image = "a"\n[env]\nRUN = "yes",\nPATH = "${PATH}:/custom/bin", # ours\nDEBUG = "no"\n',
 }
 
@@ -332,6 +336,13 @@ def test_hooks_that_are_lacking_are_named_at_once(home: Home) -> None:
     line = edffile.lacking(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
     assert not edffile.lacking(home.said('image = "a"'))
+
+
+def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
+    text = 'image = "a"\n[annotations]\ncom.hooks.netstack.source = "{}"\ncom.hooks.netstack.version = "latest"\n'
+    assert "com.hooks.netstack (" in edffile.lacking(home.said(text.format("artifact")))
+    assert edffile.lacking(home.said(text.format("host"))) == ""
+    assert "it.toml:1)" in edffile.lacking(home.said('annotations.com.hooks.netstack.name = "default"\n'))
 
 
 def test_slips_in_annotations_that_we_read_are_named(home: Home) -> None:
