@@ -55,7 +55,7 @@ _FORMS = {
     "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "path in /dev and no name of CDI"),
 }
 _BARE = re.compile(r"(?<!\$)(?:\$\$)*\$([A-Za-z_]\w*)")
-_TWICE = re.compile("Cannot (overwrite|declare|mutate)")  # in words of tomllib
+_TWICE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # in words of tomllib
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
 # Hooks of CSCS whose work something of ours does where their annotation asks for it.
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))

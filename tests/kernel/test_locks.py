@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
     """A part of the new one fits: what is there afterwards is the old one, not that part."""
     image = f"{locks.registry.host}#lock/full:1"
     locks.push("lock/full", 1)
-    text = "version 1\n" + "# of the team\n" * 400
+    text = "version 1\n" + "# of the team\n" * 1000
     locks.write(text)
     limited = ("sh", "-c", f"ulimit -f 8; exec {PREFIX}/bin/penroot lock team.lock {image}")
     assert f"cannot write {locks.path}: File too large" in locks.user.run(*limited, status=1).stderr
