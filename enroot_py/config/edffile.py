@@ -61,9 +61,10 @@ _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
 SERVED = frozenset(("cxi", "aws_ofi_nccl"))
 _NETSTACK = "com.hooks.netstack."  # libraries of CSCS for Slingshot that are made for containers
 # Annotations that mean something to us, by what they begin with: of these a slip can be told.
-_TRUTHS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
+_OF_PYXIS = ("com.pyxis.entrypoint_log", "com.pyxis.slurm", "com.pyxis.pytorch_remap_vars")
+_TRUTHS = (*_OF_PYXIS, *(f"com.hooks.{name}.enabled" for name in sorted(SERVED)))
 _OURS = {
-    "com.pyxis.": _TRUTHS,
+    "com.pyxis.": _OF_PYXIS,
     "com.hooks.cxi.": ("com.hooks.cxi.enabled",),
     "com.hooks.aws_ofi_nccl.": ("com.hooks.aws_ofi_nccl.enabled", "com.hooks.aws_ofi_nccl.variant"),
 }

@@ -126,6 +126,7 @@ def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(hom
         ("[annotations]\ncom.hooks.cxi.enabled = true", 2, "com.hooks.cxi.enabled in annotations", '"true"'),
         ('image = "a"\nimage = "b"', 2, "Cannot overwrite a value", "TOML: a key or table comes once"),
         ("[env]\nA = '1'\n[env]\nB = '2'", 3, "Cannot declare", "TOML: a key or table comes once"),
+        ('[annotations]\ncom.hooks.cxi.enabled = "1"', 2, "com.hooks.cxi.enabled=1: it is neither true", '"true"'),
         ("env = {A = '1', A = '2'}", 1, "Duplicate inline table key", "TOML: a key or table comes once"),
         ('image = "a\0b"', 1, "Illegal character", "TOML"),
         ('workdir = "work"', 1, "workdir=work is no absolute path", 'workdir = "/work"'),
