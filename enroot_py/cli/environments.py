@@ -11,8 +11,17 @@ from enroot_py.config.edf import Environment, FileEntry
 
 def shown(file: Environment, form: str) -> bytes:
     """A file with all that it is based on: ``toml``, which is such a file again, or ``json``. Raises ConfigError."""
-    text = "\n".join(_toml(file)) if form == "toml" else json.dumps(_plain(file), indent=2, ensure_ascii=False)
+    if form == "toml":
+        text = "\n".join(map(_comment, _toml(file)))
+    else:
+        shown = json.dumps(_plain(file), indent=2, ensure_ascii=False)
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in shown)
     return text.encode(errors="backslashreplace")
+
+
+def _comment(line: str) -> str:
+    """A line that is one, whatever the paths of files in its comment are; strings in it have been escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _shown(file: Environment, entry: FileEntry) -> str:
@@ -28,8 +37,12 @@ def _here(file: Environment, entry: FileEntry) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, which is one of JSON but for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A basic string of TOML, which is one of JSON in which more is escaped: nothing in it steers a terminal."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(character: str) -> str:
+    return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
 def _toml(file: Environment) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
+from enroot_py.cli import environments
 from enroot_py.config import edf, edffile
 from enroot_py.config.edf import Environment
 
@@ -359,6 +361,20 @@ def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> 
     home.write("it", f'image = "a"\n[annotations]\ncom.pyxis.slurm = "{text}"\n')
     found = home.read("it", ON="true").annotation("com.pyxis.slurm")
     assert (found and found[0]) == said
+
+
+def test_what_is_shown_is_a_file_that_steers_no_terminal(home: Home) -> None:
+    """Whatever the names of directories, and characters in it."""
+    place = home.path / "x\nimage = 'evil' #"
+    place.mkdir()
+    said = {"image": "a", "env": {"A": "x\x9by\u202e\U000e0041\x7f\t"}, "annotations": {"a\nb": "\x1b[31m"}}
+    text = 'image = "a"\n[env]\nA = "x\\u009by\\u202e\\U000e0041\\u007f\\t"\n[annotations]\n"a\\nb" = "\\u001b[31m"\n'
+    (place / "it.toml").write_text(text)
+    file = home.read(f"{place}/it.toml")
+    shown = {form: environments.shown(file, form).decode() for form in ("toml", "json")}
+    assert all(line.isprintable() for text in shown.values() for line in text.split("\n"))
+    for found in (edffile.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
+        assert {key: found[key] for key in said} == said
 
 
 def test_hooks_learn_the_annotations(home: Home) -> None:
