@@ -46,6 +46,21 @@ def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
     return value
 
 
+def shown_json(value: object) -> bytes:
+    """JSON to be read: only what could steer a terminal is escaped, and what is no UTF-8."""
+    import json
+
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+    return text.encode(errors="backslashreplace")  # which is JSON's own way
+
+
+def _escaped(character: str) -> str:
+    """In units of UTF-16, as JSON has it."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+
+
 def usage(ctx: click.Context) -> str:
     """The help text of a command, which goes to stdout."""
     return ctx.get_help() + "\n"

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from enroot_py.cli.commands import shown_json
 from enroot_py.config import edf, edffile
 from enroot_py.config.edf import Environment, FileEntry
 
 
 def shown(file: Environment, form: str) -> bytes:
     """A file with all that it is based on: ``toml``, which is such a file again, or ``json``. Raises ConfigError."""
-    if form == "toml":
-        text = "\n".join(map(_comment, _toml(file)))
-    else:
-        shown = json.dumps(_plain(file), indent=2, ensure_ascii=False)
-        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in shown)
-    return text.encode(errors="backslashreplace")
+    if form == "json":
+        return shown_json(_plain(file))
+    return "\n".join(map(_comment, _toml(file))).encode(errors="backslashreplace")
 
 
 def _comment(line: str) -> str:

@@ -15,7 +15,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.cli import locks
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, synopsis, there, usage
+from enroot_py.cli.commands import CONTEXT, Commands, shown_json, synopsis, there, usage
 from enroot_py.cli.env import env
 from enroot_py.cli.logins import login, logout
 from enroot_py.cli.ssh import ssh_config, ssh_key, ssh_proxy
@@ -186,8 +186,6 @@ def inspect(arch: str | None, signatures: bool, image: str) -> None:
 
     IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
     """
-    import json
-
     from enroot_py.cli import images
 
     if signatures:
@@ -196,8 +194,7 @@ def inspect(arch: str | None, signatures: bool, image: str) -> None:
         shown = signed.inspect(image, loaded(), arch)
     else:
         shown = images.inspect(image, loaded(), arch)
-    text = json.dumps(shown, indent=2, ensure_ascii=False)
-    click.echo(text.encode(errors="backslashreplace"))  # which is JSON's own way for what is no UTF-8
+    click.echo(shown_json(shown))
 
 
 @command

@@ -203,6 +203,15 @@ def test_digest_is_what_the_registry_has(user: User, registry: Server, layout: P
     assert user.penroot("digest", "-a", "x86_64", uri).stdout == intel.digest() + "\n"
 
 
+def test_inspect_shows_nothing_that_steers_a_terminal(user: User, registry: Server) -> None:
+    image = images.busybox(kinds=OCI)
+    image.settings["Labels"] = labels = {"é": "ü", "steers": "\x9b2J\x1b[2J\x7f\u202e\U000e0041"}
+    registry.pusher.image("test/steers", "1", image)
+    out = user.penroot("inspect", f"docker://{registry.host}/test/steers:1").stdout
+    assert json.loads(out)["config"]["Labels"] == labels and '"é": "ü"' in out
+    assert all(line.isprintable() for line in out.split("\n"))
+
+
 def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: Server) -> None:
     image = images.busybox(*MORE, kinds=OCI)
     uri = f"docker://{registry.host}/test/box:1"
