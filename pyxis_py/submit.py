@@ -39,7 +39,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     request.fstab()  # for errors in its flags
     if request.wants_container and (job.options or job.context == "srun"):
         _check_words(job)
-    if request.image is not None and os.path.lexists(_POLICY):
+    if request.image is not None and _has_policy(job):
         _check_policy(job, request, by_importer=bool(plugin.importer))
     if request.sent:
         from pyxis_py import sent
@@ -78,6 +78,15 @@ def pinned(job: Job, request: Request) -> str:
     from pyxis_py import pins
 
     return pins.at_submit(job, request, plugin)
+
+
+def _has_policy(job: Job) -> bool:
+    """Whether the site says which images are let in, or the user for himself."""
+    if os.path.lexists(_POLICY):
+        return True
+    from enroot_py.config.words import base_directories
+
+    return os.path.lexists(base_directories(job.host())["XDG_CONFIG_HOME"] + "/enroot/policy.json")
 
 
 def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:

@@ -90,7 +90,7 @@ class Rule:
         """Why no image in the scope is let in, whatever its signatures."""
         for requirement in self.requirements:
             if requirement.kind == _REJECT:
-                return refused(image, self, requirement, "is rejected", "the site lets in none of these")
+                return refused(image, self, requirement, "is rejected", "that rule lets in none of these")
             if requirement.lacks:
                 hint = f"penroot checks no {requirement.lacks}: sign with a key, cosign sign --key, and write keyPath"
                 return refused(image, self, requirement, f"is to have {requirement.lacks}", hint)

@@ -150,6 +150,22 @@ def test_a_container_with_a_name_is_verified_when_it_is_used_again(lab: Lab) -> 
     lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
 
 
+def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> None:
+    """Whether the site has one or not."""
+    lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
+    try:
+        os.unlink(f"{lab.root}{POLICY}")
+        for command, words in {"srun": ["true"], "sbatch": ["--wrap", "true"], "salloc": ["true"]}.items():
+            before = jobs(lab)
+            done = lab.run([command, f"--container-image={MINIMAL}", *words], check=False)
+            assert done.returncode != 0, done.stderr
+            assert "is rejected by /home/alice/.config/enroot/policy.json:1 (default)" in done.stderr
+            assert jobs(lab) == before
+    finally:
+        write(lab, WANTED)
+        lab.run("rm -r .config/enroot")
+
+
 def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
     write(lab, REJECT)
     elsewhere = {"ENROOT_SYSCONF_PATH": "/home/alice", "ENROOT_CONFIG_PATH": "/home/alice", "HOME": "/home/alice"}
