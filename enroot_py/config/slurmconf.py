@@ -57,6 +57,8 @@ class SlurmConf:
         return "".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in values.items())) if line)
 
     def _text(self, path: str, origin: str) -> str:
+        if "\0" in path:
+            raise ConfigError(f"{origin} names a file that no file system has: {path}", hint=_WHICH)
         try:
             fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
             with open(fd, encoding="utf-8", errors="surrogateescape") as f:
