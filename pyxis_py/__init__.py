@@ -1,5 +1,3 @@
 """The Slurm side of penroot: what a step asks for, and which container it gets."""
 
-from __future__ import annotations
-
 import enroot_py  # noqa: F401 which lets an installation import these modules from one file

@@ -62,6 +62,7 @@ class Held:
         """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
         self.step = step
         self.shared = -1  # its root file system alone, where it is writable
+        self._builder = 0
         running = self._running()
         self.attached = running is not None and step.joins_running()
         if running is not None and self.attached:
@@ -128,17 +129,19 @@ class Held:
                 ours.close()
                 _enter(step, source, Channel(theirs), proc)
         theirs.close()
+        from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
+
         try:
-            try:
-                pairs, fds = _built(Channel(ours))
-            finally:
-                ours.close()
-                _, status = os.waitpid(child, 0)
+            pairs, fds = _built(Channel(ours))
         except EOFError:
+            _, status = os.waitpid(child, 0)
             raise PenrootError(
                 f"the container could not be built: its process ended with status {os.waitstatus_to_exitcode(status)}",
                 hint="killed for memory? see --mem and dmesg" if os.WIFSIGNALED(status) else "",
             ) from None
+        finally:
+            ours.close()
+        self._builder = child  # it ends now
         if recording.event is not None:
             for name, seconds in assignments(pairs, "phase").items():
                 recording.event.add(name, float(seconds))
@@ -178,6 +181,11 @@ class Held:
         pairs += [("set", f"{name}={value}") for name, value in assign.items()]
         pairs += [("unset", name) for name in drop]
         channel.send(pairs, tuple(self.spaces.values()))
+
+    def reap(self) -> None:
+        """See the process end that has built it."""
+        if self._builder:
+            os.waitpid(self._builder, 0)
 
     def hand_over(self, channel: Channel) -> None:
         """Let another step in; with it goes the root file system alone, for a container of its own on it."""

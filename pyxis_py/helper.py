@@ -131,9 +131,10 @@ def hold(job: Job, channel: Channel) -> None:
     for number in signals.UNHEARD:
         _signal.signal(number, _signal.SIG_IGN)
     container.answer(channel, job)
+    container.reap()  # not before: the first task waits
     log.sink = _nowhere
     gc.enable()
-    from pyxis_py.service import Service  # not before: the first task waits
+    from pyxis_py.service import Service
 
     Service(container, listener).serve()
 
