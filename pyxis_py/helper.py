@@ -133,6 +133,7 @@ def hold(job: Job, channel: Channel) -> None:
     container.answer(channel, job)
     container.reap()  # not before: the first task waits
     log.sink = _nowhere
+    gc.freeze()  # or it looks for garbage among all that has been loaded, while the first program starts
     gc.enable()
     from pyxis_py.service import Service
 
