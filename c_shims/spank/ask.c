@@ -92,19 +92,23 @@ int converse(const struct coprocess *process, struct request *request, struct an
 	return rc;
 }
 
-/* The same where silence is a failure too: returns 0, or -1 with the reason printed. */
-int ask(const struct coprocess *process, struct request *request, struct answer *answer)
+/* Say why there is no answer: returns -1. */
+int explain_silence(const struct coprocess *process)
 {
-	int rc = converse(process, request, answer);
-
-	if (rc != SILENT)
-		return rc;
 	int why = errno;
 	bool said = coprocess_each_log_line(process, print_error);
 	if (why != ECONNRESET && why != EPIPE)
 		return fail("no answer from the helper process of the container: %s", strerror(why));
 	return fail("the helper process of the container ended without an answer: %s",
 		    said ? "pyxis-py check tells more there" : "killed? see --mem and dmesg");
+}
+
+/* Converse where silence is a failure too: returns 0, or -1 with the reason printed. */
+int ask(const struct coprocess *process, struct request *request, struct answer *answer)
+{
+	int rc = converse(process, request, answer);
+
+	return rc == SILENT ? explain_silence(process) : rc;
 }
 
 /* Start a process of the user's as root; it does nothing before it is asked. */

@@ -1,37 +1,42 @@
 /* What srun is asked for in words so plain that pyxis_py/submit.py would have nothing to say against them. That process
  * takes as long as a step without a container, and srun would wait for it before it asks for nodes, which check all of it
- * again. Nothing is refused here: whatever is not surely plain, that process judges. */
+ * again; of a tag it finds the digest while srun asks. Nothing is refused here: whatever is not surely plain, that process
+ * judges. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
+#include <regex.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define POLICY "/etc/enroot/policy.json"
-#define WORD   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
 
 enum { LONGEST = 128 };
 
-static bool is_of(const char *characters, const char *text)
-{
-	return *text && strlen(text) <= LONGEST && !text[strspn(text, characters)];
-}
-
+static const char a_name[] = "^[A-Za-z0-9_.-]+$";
 /* The path of a squashfs file, which may be on the nodes alone. */
-static bool is_plain_file(const char *image)
-{
-	static const char end[] = ".sqsh";
-	size_t length = strlen(image);
+static const char a_file[] = "^(/|\\./)[A-Za-z0-9_./-]*\\.sqsh$";
+/* An image of a registry, some of which would be others: enroot_py/registry/reference.py. */
+static const char a_tag[] = "^(docker://)?([a-z0-9][a-z0-9.-]*(:[1-9][0-9]{0,3})?#)?"
+			    "[a-z0-9]+([._/-][a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$";
+static const char another[] = "^(bcast|oci|oci-archive|docker-archive):|\\.sqsh$";
 
-	return is_of(WORD "-./", image) && (*image == '/' || strncmp(image, "./", 2) == 0) && length >= sizeof(end) &&
-	       strcmp(image + length - (sizeof(end) - 1), end) == 0;
+static bool is(const char *pattern, const char *text)
+{
+	regex_t compiled;
+
+	if (strlen(text) > LONGEST || regcomp(&compiled, pattern, REG_EXTENDED | REG_NOSUB) != 0)
+		return false;
+	bool found = regexec(&compiled, text, 0, NULL, 0) == 0;
+	regfree(&compiled);
+	return found;
 }
 
-/* Whether srun has no option that goes with a container in its own way, -v and --wait-for-children; of several components,
- * with a colon between them, only those of the last can be told from the words of the program. */
+/* Whether srun has no option that goes with a container in its own way, -v, --wait-for-children and --async; of several
+ * components, with a colon between them, only those of the last can be told from the words of the program. */
 static bool words_are_plain(void)
 {
-	static const char *const others[] = { "-v", "--v", "--wait-" };
+	static const char *const others[] = { "-v", "--v", "--wait-", "--as" };
 	FILE *words = fopen("/proc/self/cmdline", "re");
 	char *word = NULL;
 	size_t size = 0;
@@ -62,12 +67,16 @@ static bool variables_are_plain(void)
 	return true;
 }
 
-/* Whether a container by its name, or an image in a file of the nodes, is all that is asked for. */
-bool is_plain(const char *context)
+/* A container by its name, or an image in a file of the nodes; or an image of a registry, whose tag is to be resolved. */
+enum plainness judge(const char *context)
 {
 	const char *name = NULL, *image = NULL;
 	struct stat info;
 
-	return strcmp(context, "srun") == 0 && get_only(&name, &image) && (!name || is_of(WORD "-.", name)) &&
-	       (!image || is_plain_file(image)) && variables_are_plain() && lstat(POLICY, &info) < 0 && words_are_plain();
+	if (strcmp(context, "srun") != 0 || !get_only(&name, &image) || (name && !is(a_name, name)) ||
+	    !variables_are_plain() || lstat(POLICY, &info) == 0 || !words_are_plain())
+		return NOT_PLAIN;
+	if (!image || is(a_file, image))
+		return PLAIN;
+	return is(a_tag, image) && !is(another, image) ? PLAIN_TAG : NOT_PLAIN;
 }

@@ -262,6 +262,7 @@ int begin_step_request(struct request *request, const char *verb);
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only);
 int listen_to(const struct coprocess *process, struct answer *answer);
 int converse(const struct coprocess *process, struct request *request, struct answer *answer);
+int explain_silence(const struct coprocess *process);
 int ask(const struct coprocess *process, struct request *request, struct answer *answer);
 int start_as_user(struct coprocess *process, const char *verb, int64_t until);
 int consult(struct coprocess *process, const char *verb, struct request *request);
@@ -278,7 +279,8 @@ int take_ahead(struct coprocess *process);
 bool end_ahead(void);
 
 /* plain.c */
-bool is_plain(const char *context);
+enum plainness { NOT_PLAIN, PLAIN, PLAIN_TAG };
+enum plainness judge(const char *context);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
 int check(const char *context);

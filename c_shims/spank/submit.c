@@ -1,7 +1,7 @@
 /* In srun, salloc and sbatch: a mistake ends them before anything is queued. For srun the process goes on
  * meanwhile: it resolves a tag, and what it found is there when the allocation is. Of several components of
- * a heterogeneous job only one would get it then, so there srun waits. Where there can be no mistake it
- * is not started: plain.c. */
+ * a heterogeneous job only one would get it then, so there srun waits. Where there can be no mistake nothing waits
+ * for its word, and without a tag it is not started: plain.c. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
@@ -18,6 +18,7 @@ static void free_text(char **text)
 }
 
 static struct coprocess resolving = COPROCESS_NONE;
+static bool unheard; /* its first answer is to come, and will be that nothing is wrong */
 
 /* What srun knows: a port of its own is to be one of SrunPortRange, and with --quiet it shows no progress. */
 extern slurm_conf_t slurm_conf __attribute__((weak));
@@ -41,6 +42,19 @@ int take_resolved(void)
 	resolving = COPROCESS_NONE;
 	if (process.socket < 0)
 		return 0;
+	if (unheard) {
+		unheard = false;
+		/* What is wrong all the same ends the step on the nodes: here Slurm would keep the allocation. */
+		int rc = listen_to(&process, &answer);
+		if (rc == SILENT)
+			(void)explain_silence(&process);
+		if (rc != ANSWERED || !answer_get(&answer, "later")) {
+			close_fd(&process.socket);
+			(void)coprocess_wait(&process);
+			return 0;
+		}
+		answer_free(&answer);
+	}
 	request_add(&request, "verb", "offer");
 	if (get_item(S_JOB_NNODES, &nodes) == ESPANK_SUCCESS && get_item(S_JOB_ID, &job) == ESPANK_SUCCESS &&
 	    get_item(S_JOB_STEPID, &id) == ESPANK_SUCCESS) {
@@ -129,12 +143,22 @@ int check(const char *context)
 	add_environ(&request, "environ", environ, true);
 	if (environment_asked_for())
 		add_environ(&request, "caller", environ, false);
-	if (is_plain(context))
+	enum plainness plainness = judge(context);
+	if (plainness == PLAIN)
 		return 0;
 	request_add(&request, "optind", "%d", optind);
 	int terminal = fcntl(STDERR_FILENO, F_GETFD) < 0 ? -1 : STDERR_FILENO;
 	if (coprocess_start(&process, "check", terminal, NULL, false) < 0)
 		return fail("cannot start %s: %s", interpreter(), strerror(errno));
+	if (plainness == PLAIN_TAG) {
+		if (request_finish(&request) < 0)
+			return fail("out of memory");
+		(void)request_send(&request, &process); /* where that fails there is no answer */
+		resolving = process;
+		process = COPROCESS_NONE;
+		unheard = true;
+		return 0;
+	}
 	int rc = ask(&process, &request, &answer);
 	const char *environment = rc == ANSWERED ? answer_get(&answer, "environment") : NULL;
 	if (environment && strcmp(context, "salloc") != 0 && carry(CARRIED, environment, strcmp(context, "sbatch") == 0) < 0)

@@ -24,7 +24,7 @@
 
 enum { LIMIT = 64 };
 
-extern _Bool is_plain(const char *context);
+extern int judge(const char *context);
 
 static struct spank_option table[LIMIT];
 static int table_length;
@@ -252,7 +252,7 @@ int main(int argc, char **argv)
 	}
 	if (judges) {
 		optind = argc;
-		return printf("%d\n", is_plain("srun")) < 0;
+		return printf("%d\n", judge("srun")) < 0;
 	}
 	if (slurm_spank_init_post_opt(NULL, ac, av)) {
 		slurm_spank_exit(NULL, ac, av);

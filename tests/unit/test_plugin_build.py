@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.registry import reference
 from pyxis_py import cli, options, plugstack
 from pyxis_py.header import c_header
 from tests.waiting import until
@@ -210,7 +211,7 @@ def test_srun_tells_its_nodes_what_was_resolved_meanwhile(driver: Driver, image:
 
 @pytest.mark.parametrize("context", ["srun", "sbatch"])
 def test_submit_fails_with_the_error_and_the_way_out(driver: Driver, context: str) -> None:
-    done = driver.run(context, 0, "container-image=error")
+    done = driver.run(context, 0, "container-image=error", NOT_PLAIN)
     assert done.returncode == 4
     assert done.stderr == "error: pyxis: no such thing\nerror: pyxis: try another thing\n"
 
@@ -256,12 +257,28 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
     ],
 )
 def test_a_process_that_breaks_is_an_error(driver: Driver, image: str, said: str) -> None:
-    done = driver.run("srun", 0, f"container-image={image}")
+    done = driver.run("srun", 0, f"container-image={image}", NOT_PLAIN)
     assert done.returncode == 4
     assert said in done.stderr
 
 
-CHECKED, PLAIN = "0\n", "1\n"  # as the driver prints what plain.c says
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        ("error", "error: pyxis: "),
+        ("crash", "RuntimeError: the sky fell"),
+        ("garbage", "no answer from the helper process of the container: Bad message"),
+    ],
+)
+def test_what_goes_wrong_while_srun_asks_for_nodes_is_said_and_left_to_them(
+    driver: Driver, image: str, said: str
+) -> None:
+    done = driver.run("srun", 0, f"container-image={image}")
+    assert (done.returncode, done.stdout) == (0, "resolved nothing\nchildren none\n")
+    assert said in done.stderr
+
+
+CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # as the driver prints what plain.c says
 
 
 @pytest.mark.parametrize(
@@ -279,6 +296,37 @@ def test_nothing_is_wrong_with_what_srun_does_not_check(driver: Driver, words: t
     assert not options.ignored(request)
     assert not request.is_reference("/") and not request.sent
     assert done.stdout == PLAIN
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        *(
+            "ubuntu",
+            "ubuntu:24.04",
+            "ubuntu:Some_tag.1-x",
+            "docker://ubuntu",
+            "docker://ubuntu:a",
+            "a.b-c_d/e/f:g",
+            "a:" + "x" * 126,
+        ),
+        *(
+            "nvcr.io#nvidia/pytorch:24.05-py3",
+            "nvcr.io/nvidia/pytorch:24.05-py3",
+            "docker://h:5000#a",
+            "5000#x",
+            "a.sqsh/b",
+        ),
+    ],
+)
+def test_nothing_is_wrong_with_a_tag_for_which_srun_does_not_wait(driver: Driver, image: str) -> None:
+    words = (f"container-image={image}", "container-name=a")
+    request = options.parse([(word.partition("=")[0], word.partition("=")[2]) for word in words], {}, "/")
+    assert not options.ignored(request)
+    assert request.is_reference("/") and not request.sent
+    assert isinstance(reference.parse(image), reference.Reference)
+    assert driver.run("judge", 0, *words).stdout == PLAIN_TAG
+    assert driver.run("judge", 0, *words, "--async").stdout == CHECKED
 
 
 @pytest.mark.parametrize(
@@ -306,10 +354,15 @@ def test_nothing_is_wrong_with_what_srun_does_not_check(driver: Driver, words: t
                     "/a",
                     "a:b:c",
                     "a@sha256:1",
-                    "docker://a",
+                    "docker://",
+                    "docker://docker://a",
+                    "a-",
+                    "a-/b",
+                    "a:",
                 ),
                 *("#a", ":5#a", "h:#a", "h:99999#a", "-h#a", "H#a", "me@h#a", "h##a", "h#", "bcast:a", "bcast:5000#x"),
-                *("a:" + "x" * 128, "a\n", "dockerd://a", "a..b", "a$b", "\N{SNOWMAN}"),
+                *("h:+1#a", "h:0#a", "h/x.sqsh", "oci:a", "oci-archive:a", "docker-archive:a", "h:5:6#a"),
+                *("a:" + "x" * 127, "a\n", "dockerd://a", "a..b", "a$b", "\N{SNOWMAN}"),
             )
         ),
         *(("container-name=a", word) for word in ("-v", "-vv", "--verbose", "--wait-for-children")),
@@ -597,7 +650,7 @@ def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
 
 
 def test_what_a_process_says_on_stderr_is_bounded(driver: Driver) -> None:
-    done = driver.run("srun", 0, "container-image=chatter")
+    done = driver.run("srun", 0, "container-image=chatter", NOT_PLAIN)
     assert done.returncode == 4
     assert len(done.stderr) < 10_000
 
