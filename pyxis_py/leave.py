@@ -105,7 +105,7 @@ def _leave(step: Step, failed: bool, killed: bool) -> None:
     finally:
         if importer := step.importer:
             importer.release()
-        if step.goes_with_steps and not step.running.others(step.name, step.job.step):
+        if step.leaves_a_directory and step.goes_with_steps and not step.running.others(step.name, step.job.step):
             remove(step.container, step.settings)
         if failed and step.request.image:
             from enroot_py.store.store import Store

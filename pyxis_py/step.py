@@ -116,7 +116,7 @@ class Step:
 
     def _claim_name(self) -> None:
         """Keep other nodes from the directory of the container, if there is to be one, while this process lives."""
-        if self._leaves_a_directory:
+        if self.leaves_a_directory:
             self._claim = claims.Claim(self.name, self.settings.data_path, kept=self.request.name is not None)
             self.container = self._claim.name
 
@@ -131,7 +131,7 @@ class Step:
         return self.notes.add(name, self.directory if goes_with_it else "-")
 
     @property
-    def _leaves_a_directory(self) -> bool:
+    def leaves_a_directory(self) -> bool:
         """Whether a new container of this step takes room under the data path."""
         return self.request.name is not None or bool(self.request.save) or self.settings.rootfs_writable
 
@@ -278,7 +278,7 @@ class Step:
                 f"--container-name={name}: there is no such container on this node",
                 hint=self._other_name(name or "") or "give --container-image too, and it is made",
             )
-        if name is None and self._leaves_a_directory:
+        if name is None and self.leaves_a_directory:
             return self._create_for_steps(image)
         if name is not None and self.plugin.container_scope == "job":
             self._note(self.name)
@@ -339,7 +339,7 @@ class Step:
 
     def _of_file(self, path: str) -> rootfs.Source:
         source = containers.find_file(path, self.settings)
-        return containers.temporary(self.container, source, self.settings) if self._leaves_a_directory else source
+        return containers.temporary(self.container, source, self.settings) if self.leaves_a_directory else source
 
     def _from_reference(self, image: str) -> rootfs.Source:
         from enroot_py.registry import reference
@@ -371,7 +371,7 @@ class Step:
         return swarm.invitation(self.job, self.plugin)
 
     def _of_stored(self, stored: Image, name: str) -> rootfs.Source:
-        if not self._leaves_a_directory:
+        if not self.leaves_a_directory:
             return containers.of_image(self.container, stored)
         return containers.create(self.container, stored.path, self.settings, name)
 
