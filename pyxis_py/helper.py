@@ -12,6 +12,7 @@ import _signal
 import _socket
 import gc
 import os
+import select
 import sys
 
 from enroot_py import __version__
@@ -21,6 +22,12 @@ from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell
 from pyxis_py.job import PROTOCOL, REFUSED, Job
 
 _OFFER = 3.0  # seconds
+# What steps of one kind or another need besides, in the order of their need.
+_LATER = (
+    "pyxis_py.service", "enroot_py.store.crash", "pwd", "grp",
+    "enroot_py.registry.reference", "enroot_py.store.pull", "enroot_py.store.format",
+    "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -160,10 +167,19 @@ def epilog(job: Job, channel: Channel) -> None:
 
 
 def _await_task() -> None:
-    """Load what a step needs; then wait for the first task, which sends its socket, or until slurmstepd is gone."""
+    """Load what a step needs, and wait for the first task, which sends its socket, or until slurmstepd is gone.
+
+    With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
+    """
     from pyxis_py import held, step  # noqa: F401
 
     control = _socket.socket(fileno=CONTROL)
+    asked = select.poll()
+    asked.register(control, select.POLLIN)
+    for module in _LATER:
+        if asked.poll(0):
+            break
+        __import__(module)
     _, controls, _, _ = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
     control.detach()
     if not controls:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from pyxis_py import helper
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 # What each room of enroot_py may import beside itself and what the package has (__init__.py): README.md draws it.
@@ -136,6 +138,11 @@ def test_start_path_imports_nothing_heavy(module: str) -> None:
     command = [sys.executable, "-IS", "-c", code, f"{ROOT}:{site}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", helper._LATER)
+def test_what_a_helper_loads_while_it_waits_is_there_and_not_heavy(module: str) -> None:
+    test_start_path_imports_nothing_heavy(module)
 
 
 def test_version_imports_neither_click_nor_cffi() -> None:
