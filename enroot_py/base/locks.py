@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from enroot_py.base import log
+
 # What flock(2) raises where a file system has no locks; EBADF of a directory on NFS.
 NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
@@ -24,10 +26,12 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
-def queue(fd: int) -> None:
-    """Lock what is open when others are done with it; at once where there are no locks. Raises OSError."""
+def queue(fd: int, path: str) -> None:
+    """Lock what is open at ``path`` when others are done with it; at once where there are no locks. Raises OSError."""
     try:
-        flock(fd, wait=True)
+        if not flock(fd):
+            log.info(f"waiting for who has locked {path}: fuser -v {path} tells")
+            flock(fd, wait=True)
     except OSError as e:
         if e.errno not in NONE:
             raise

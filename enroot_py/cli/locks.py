@@ -60,7 +60,7 @@ def _alone(directory: str) -> Iterator[None]:
         yield  # nobody can write there, or not in this way: who writes says so
         return
     with opened as fd:
-        locks.queue(fd)
+        locks.queue(fd, directory)
         yield
 
 

@@ -120,7 +120,7 @@ class AuthFile:
         try:
             _make(directory)
             with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                locks.queue(fd)  # two logins at once: neither is lost
+                locks.queue(fd, directory)  # two logins at once: neither is lost
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config

@@ -115,6 +115,17 @@ def test_several_at_once_lose_nothing(locks: Locks) -> None:
         assert sorted(there) == images
 
 
+def test_who_waits_for_another_says_so(locks: Locks) -> None:
+    """Whoever can read the directory can lock it."""
+    image = f"{locks.registry.host}#lock/waits:1"
+    digest = locks.push("lock/waits", 1)
+    waits = f"{PREFIX}/bin/penroot lock team.lock {image} 2> said & until grep -q waiting said; do sleep 0.02; done"
+    ends = f"until grep -q {digest} team.lock; do sleep 0.02; done"
+    locks.user.run("sh", "-c", f"flock --close . sh -c '{waits}'; {ends}")
+    said = (locks.user.home / "said").read_text()
+    assert f"[INFO] waiting for who has locked {locks.user.home}: fuser -v" in said
+
+
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
     """A part of the new one fits: what is there afterwards is the old one, not that part."""
     image = f"{locks.registry.host}#lock/full:1"
