@@ -123,7 +123,8 @@ def locked(path: str, number: int, words: list[str]) -> LockedImage:
 
 def tag(text: str) -> Reference:
     """The tag of a registry that a text is, which can be locked. Raises ImageReferenceError."""
-    image = reference.parse(text)
+    is_path = text.startswith(("/", "./", "../")) or text.endswith(".sqsh")
+    image = None if is_path else reference.parse(text)
     if not isinstance(image, Reference):
         raise ImageReferenceError(f"{text} is no image of a registry", hint="only those have tags, which can be locked")
     if image.digest:
