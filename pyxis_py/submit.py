@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyxis_py.options import Request
     from pyxis_py.sent import SentFile
 
-_POLICY = "/etc/enroot/policy.json"  # no variable of a job says another place
+# Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
+_SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
 
 
 def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
@@ -81,12 +82,9 @@ def pinned(job: Job, request: Request) -> str:
 
 
 def _has_policy(job: Job) -> bool:
-    """Whether the site says which images are let in, or the user for himself."""
-    if os.path.lexists(_POLICY):
-        return True
-    from enroot_py.config.words import base_directories
-
-    return os.path.lexists(base_directories(job.host())["XDG_CONFIG_HOME"] + "/enroot/policy.json")
+    """Whether the site may say which images are let in, or the user. All of srun waits for it: nothing is imported."""
+    own = job.environ.get("XDG_CONFIG_HOME") or (job.environ.get("HOME") or os.path.expanduser("~")) + "/.config"
+    return any(os.path.lexists(f"{place}/policy.json") for place in (*_SITES, f"{own}/enroot"))
 
 
 def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:

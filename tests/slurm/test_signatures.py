@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import images
+from tests import images, otherimages
 from tests.images import OCI, entry
 from tests.kernel.registry import Server
 from tests.signing import Signer, payload, push, sign
 from tests.slurm.lab import Lab
-from tests.slurm.steps import MINIMAL, assert_nothing_left, next_line, plugin_argument, refused, sbatch, srun
+from tests.slurm.steps import MINIMAL, assert_nothing_left, next_line, plugin_argument, refused, sbatch, sh, srun
 from tests.slurm.test_pull import front
 
 SIGNER, OTHER = Signer(), Signer("ed25519")
@@ -164,6 +164,14 @@ def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> No
     finally:
         write(lab, WANTED)
         lab.run("rm -r .config/enroot")
+
+
+def test_srun_inside_asks_the_policy_of_the_site(lab: Lab) -> None:
+    write(lab, ACCEPT, docker={"registry:5000/minimal": [REJECT]})
+    inner = f"srun --overlap --mem=50 --chdir=/ --container-image={MINIMAL} true"
+    outer = [f"--container-image={otherimages.debian()}", "--container-slurm", "--mem=500", *sh(inner)]
+    said = refused(lab, *outer)
+    assert f"srun: error: pyxis: --container-image={MINIMAL}: registry:5000/minimal:1 is rejected by" in said, said
 
 
 def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
