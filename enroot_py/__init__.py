@@ -5,8 +5,9 @@ of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD
 
     NAME LENGTH OFFSET
 
-for a module, and where its code is, as marshal writes it, behind the source as that was: file, size, time. The line of
-HELP is for what ``penroot --help`` says, for which click takes longer than a start. What is of other sources now is
+for a module, and where its code is, as marshal writes it, behind its name and the source as that was: file, size, time.
+The line of START has all that a start imports: most modules take less time than Python takes to import them. The line
+of HELP is for what ``penroot --help`` says, for which click takes longer than a start. What is of other sources now is
 imported, or said, as usual. Of two modules in C it is their places that are kept. Nothing is imported here but what is
 built in.
 """
@@ -28,6 +29,7 @@ LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on s
 PACK = f"{LIBRARY}/enroot_py/__pycache__/pack.{sys.implementation.cache_tag}"
 HEAD = 1 << 15  # bytes: room for a few hundred modules
 HELP = "--help"
+START = "start"
 
 
 def version() -> str:
@@ -46,29 +48,58 @@ class Pack:
     def __init__(self) -> None:
         """Raises OSError where there is none, as in a source tree."""
         self._head = b"\n" + _read(HEAD, 0)
+        self._found: dict[str, tuple[str, CodeType | None]] = {}  # by load(), and still to be imported
 
     def find(self, name: str) -> "tuple[str, CodeType | None] | None":
         """The source file and the code of a module, if it is not in C; None where it has to be looked for as usual."""
+        if name in self._found:
+            return self._found[name]
         kept = self._kept(name)
-        return kept[0] if kept else None
+        return kept[0][1:] if kept else None
 
     def help(self) -> str:
         """What ``penroot --help`` says in 80 columns or more; "" where that is not known."""
-        return "".join(text for _, text in self._kept(HELP))
+        return "".join(text for _, _, text in self._kept(HELP))
 
-    def _kept(self, name: str) -> "list[tuple[str, Any]]":
-        """The sources that a line is for, with the code or the text of each; none where one is another now."""
+    def load(self, line: str) -> None:
+        """Import the modules of a line, each behind those that it imports; find() has what is in C, or a hook.
+
+        Where one of them has another source now none is: who imports them will have them imported as usual.
+        """
+        for name, file, code in self._kept(line):
+            if code is None or "-" in name:
+                self._found[name] = file, code
+            elif name not in sys.modules:
+                self._import(name, file, code)
+
+    def _import(self, name: str, file: str, code: "CodeType") -> None:
+        above, _, last = name.rpartition(".")
+        module = sys.modules[name] = type(sys)(name)
+        spec = module.__spec__ = self._spec(name, file, code)
+        module.__loader__ = self  # type: ignore[assignment]
+        module.__package__ = above
+        if spec.submodule_search_locations is not None:
+            module.__package__, module.__path__ = name, spec.submodule_search_locations
+        try:
+            self.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        setattr(sys.modules[above], last, module)
+
+    def _kept(self, name: str) -> "list[tuple[str, str, Any]]":
+        """Names and sources that a line is for, with the code or the text of each; none where one is another now."""
         begin = self._head.find(b"\n%s " % name.encode()) + 1
         if not begin:
             return []
         kept = []
         try:
             _, length, offset = self._head[begin : self._head.find(b"\n", begin)].split(b" ")
-            for file, size, changed, value in loads(_read(int(length), int(offset))):
+            for module, file, size, changed, value in loads(_read(int(length), int(offset))):
                 state = posix.stat(path := f"{LIBRARY}/{file}")
                 if (state.st_size, state.st_mtime_ns) != (size, changed):
                     return []
-                kept.append((path, value))
+                kept.append((module, path, value))
         except (OSError, ValueError, EOFError, TypeError):
             return []  # it is cut, or replaced this moment
         return kept
@@ -80,6 +111,9 @@ class Pack:
         file, code = module
         if code is None:
             return ModuleSpec(name, ExtensionFileLoader(name, file), origin=file)
+        return self._spec(name, file, code)
+
+    def _spec(self, name: str, file: str, code: "CodeType") -> ModuleSpec:
         spec = ModuleSpec(name, self, origin=file, loader_state=code)  # type: ignore[arg-type]
         directory, _, last = file.rpartition("/")
         if last == "__init__.py":

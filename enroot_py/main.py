@@ -15,6 +15,10 @@ def main() -> None:
     """Run the command line of this process and exit with its status."""
     import _signal
 
+    from enroot_py import START, pack
+
+    if pack and sys.argv[1:2] in (["start"], ["batch"]):
+        pack.load(START)
     from enroot_py.base.errors import PenrootError, cause
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from types import CodeType
 
-from enroot_py import HEAD, HELP, LIBRARY, PACK
+from enroot_py import HEAD, HELP, LIBRARY, PACK, START
 
-_Kept = tuple[str, int, int, CodeType | str | None]  # a source, its size and time, and what was made of it
+_Kept = tuple[str, str, int, int, CodeType | str | None]  # a module, its source, size and time, and what was made of it
+_HOOKS = "enroot_py.standard_hooks."
+_STARTS = "enroot_py.main", "enroot_py.cli.start"
 _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
@@ -23,6 +25,8 @@ def write() -> None:
     modules = dict(_modules())
     kept = {name: [module] for name, module in modules.items()}
     kept[HELP] = _help(modules)
+    kept[START] = [modules[name] for name in modules if name in _IN_C or name.startswith(_HOOKS)]
+    kept[START] += _loaded(modules, *_STARTS)
     lines, blobs, offset = [], [], HEAD
     for name, value in kept.items():
         blob = marshal.dumps(value)
@@ -45,28 +49,42 @@ def _modules() -> Iterator[tuple[str, _Kept]]:
                 with open(path, "rb") as f:
                     code = _compiled(f.read(), path)
                 name = os.path.relpath(path, LIBRARY).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-                yield name, _kept(path, code)
+                yield name, _kept(name, path, code)
     for name, directory in _IN_C.items():
         spec = PathFinder.find_spec(name, [LIBRARY + directory])
         if spec and spec.origin:
-            yield name, _kept(spec.origin, None)
+            yield name, _kept(name, spec.origin, None)
 
 
-def _kept(path: str, value: CodeType | None) -> _Kept:
+def _kept(name: str, path: str, value: CodeType | None) -> _Kept:
     state = os.stat(path)
-    return os.path.relpath(path, LIBRARY), state.st_size, state.st_mtime_ns, value
+    return name, os.path.relpath(path, LIBRARY), state.st_size, state.st_mtime_ns, value
 
 
 def _help(modules: dict[str, _Kept]) -> list[_Kept]:
     """What ``penroot --help`` says, of the modules of ours that say it."""
-    code = (
-        f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.verbs import help_text; print(help_text());"
-        "print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-ISB", "-c", code], stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    text, _, names = done.stdout[:-1].rpartition("\n")
-    sources = [modules[name][:3] for name in names.split() if name in modules]
+    done = _run("from enroot_py.cli.verbs import help_text; print(help_text()); print(*sys.modules)")
+    text, _, names = done[:-1].rpartition("\n")
+    sources = [modules[name][:4] for name in names.split() if name in modules]
     return [(*source, "" if number else text) for number, source in enumerate(sources)]
+
+
+def _loaded(modules: dict[str, _Kept], *names: str) -> list[_Kept]:
+    """The modules of ours that an import of these loads, each behind those that it imports."""
+    code = (
+        "import enroot_py; sys.meta_path = [finder for finder in sys.meta_path if finder is not enroot_py.pack]\n"
+        "from importlib.machinery import SourceFileLoader as Loader; run = Loader.exec_module\n"
+        "def exec_module(self, module): run(self, module); print(module.__name__)\n"
+        f"Loader.exec_module = exec_module; import {', '.join(names)}"
+    )
+    return [modules[name] for name in _run(code).split() if name in modules]
+
+
+def _run(code: str) -> str:
+    """What Python code says with the modules in LIBRARY."""
+    code = f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}"
+    command = [sys.executable, "-ISB", "-c", code]
+    return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
 def _compiled(source: bytes, path: str) -> CodeType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None
     loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.helper", "pyxis_py.step")
     assert {"enroot_py.runtime.enter", "pyxis_py.step"} < set(loaders)
     assert set(loaders.values()) == {"Pack"}
+
+
+def modules(prefix: Path, before: str) -> str:
+    """The modules of ours that a start imports, and what import says of them, after the code ``before``."""
+    code = f"""
+import sys; sys.path.insert(0, sys.argv[1])
+import enroot_py; {before}
+import enroot_py.main, enroot_py.cli.start
+for name, module in sorted(sys.modules.items()):
+    if name.startswith("enroot_py.") and not name.startswith("enroot_py.base._linux"):
+        above, _, last = name.rpartition(".")
+        assert getattr(sys.modules[above], last) is module
+        print(name, module.__file__, module.__package__, getattr(module, "__path__", None), module.__loader__)
+        print(*(str(getattr(module.__spec__, word)) for word in ("name", "origin", "submodule_search_locations")))
+"""
+    command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return re.sub(r" object at \w+", "", done.stdout)
+
+
+def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
+    """They are what import would have made of them, and no look-up is left."""
+    one_by_one = modules(prefix, "pass")
+    without_finder = "import _cffi_backend, enroot_py.base._linux; enroot_py.pack.load('start'); sys.meta_path.clear()"
+    assert modules(prefix, without_finder) == one_by_one
+    (prefix / "lib/penroot/enroot_py/runtime/hooks.py").touch()
+    done = modules(prefix, "enroot_py.pack.load('start'); assert 'enroot_py.runtime' not in sys.modules")
+    assert done.count("SourceFileLoader") == 1  # of what is newer
 
 
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])

@@ -28,7 +28,7 @@ CALLED = {
         f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} {'outside' if 'fabric' in path.name else 'run'}"
         for path in (ROOT / "hooks").rglob("*.py")
     ),
-    *(f"enroot_py Pack.{name}" for name in ("create_module", "exec_module")),  # import
+    "enroot_py Pack.create_module",  # import
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
     "enroot_py.base.versions use",  # Makefile, packages/scripts/packaged
