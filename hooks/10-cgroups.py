@@ -20,22 +20,21 @@ def run(context: Context) -> None:
         # Slurm limits the step; a task's own group inside it says nothing.
         if path.rpartition("/")[2].startswith("task_"):
             path = path.rpartition("/")[0]
-        mounted = mounted or hierarchies()
+        mounted = mounted or hierarchies(context.mountinfo)
         target = mounted.get(controllers, "")
         source = target + path.rstrip("/")
         if target and source != target and os.path.isdir(source):
             context.mount(source, target, "rbind,ro,nosuid,nodev,noexec,nofail,silent")
 
 
-def hierarchies() -> dict[str, str]:
+def hierarchies(mountinfo: str) -> dict[str, str]:
     """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
     mounted: dict[str, str] = {}
-    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
-        for line in f:
-            if " - cgroup" not in line:
-                continue
-            fields = line.split()
-            options = [o for o in fields[-1].split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
-            controllers = "" if " - cgroup2 " in line else ",".join(o for o in options if "release_agent=" not in o)
-            mounted.setdefault(controllers, fields[4])
+    for line in mountinfo.split("\n"):
+        if " - cgroup" not in line:
+            continue
+        fields = line.split()
+        options = [o for o in fields[-1].split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
+        controllers = "" if " - cgroup2 " in line else ",".join(o for o in options if "release_agent=" not in o)
+        mounted.setdefault(controllers, fields[4])
     return mounted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+_AT_ONCE = 1 << 16  # bytes
+
 
 class Fd(int):
     """An open file descriptor, a number as any other: at the end of its ``with`` it is closed."""
@@ -17,6 +19,14 @@ class Fd(int):
         if not self._kept:
             os.close(self)
         self._kept = False
+
+    def content(self, limit: int = 1 << 62) -> bytes:
+        """What is left to be read, up to ``limit`` bytes: a file of open() has a buffer, and five more system calls."""
+        parts = []
+        while limit > 0 and (part := os.read(self, min(limit, _AT_ONCE))):
+            parts.append(part)
+            limit -= len(part)
+        return b"".join(parts)
 
     def keep(self) -> Fd:
         """Leave it open at the end of this ``with``, for whoever gets it."""

@@ -134,8 +134,8 @@ def open_regular(root: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 def read(root: int, path: str, limit: int = _LARGEST) -> bytes:
     """The content of a regular file beneath ``root``, of up to ``limit`` bytes. Raises OSError as open_regular()."""
-    with open(open_regular(root, path), "rb") as f:
-        content = f.read(limit + 1)
+    with Fd(open_regular(root, path)) as fd:
+        content = fd.content(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB", path)
     return content
@@ -257,8 +257,9 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
         try:
-            with open(fd, "wb") as f:
-                f.write(content)
+            with Fd(fd):
+                while content:
+                    content = content[os.write(fd, content) :]
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             os.unlink(temporary, dir_fd=parent)

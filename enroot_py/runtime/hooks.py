@@ -13,6 +13,7 @@ from _frozen_importlib_external import SourceFileLoader
 from enroot_py import LIBRARY, compiled
 from enroot_py.base import log, paths
 from enroot_py.base.errors import HookError, PenrootError
+from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
@@ -30,11 +31,12 @@ STANDARD = next(d for d in (LIBRARY + "/enroot_py/standard_hooks", LIBRARY + "/h
 
 
 class Caller(Frozen):
-    """Who starts a container: his environment, his passwd(5) entry, /proc/self/cgroup as he sees it."""
+    """Who starts a container: his environment, his passwd(5) entry, two files of /proc/self as he sees them."""
 
     host: Mapping[str, str]
     user: struct_passwd
     cgroups: str = ""
+    mountinfo: str = ""
 
 
 def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
@@ -46,8 +48,12 @@ def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
         user = pwd.struct_passwd((*entry[:3], gid, *entry[4:]))
     except KeyError:
         user = pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
-    with open("/proc/self/cgroup", errors="surrogateescape") as f:
-        return Caller(host=host, user=user, cgroups=f.read())
+    return Caller(host=host, user=user, cgroups=_of_proc("cgroup"), mountinfo=_of_proc("mountinfo"))
+
+
+def _of_proc(name: str) -> str:
+    with Fd(os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        return os.fsdecode(fd.content())
 
 
 class Context:
@@ -66,6 +72,7 @@ class Context:
         self.host = {**settings.passed_on, **caller.host} if settings.passed_on else caller.host
         self.user = caller.user
         self.cgroups = caller.cgroups
+        self.mountinfo = caller.mountinfo  # in a container there are three times as many mounts
         self.mounted: set[tuple[str, str]] = set()  # sources and targets of what is mounted, or will be
 
     def value(self, name: str) -> str:
