@@ -76,10 +76,11 @@ static inline int penroot_install_filter(void)
 
 static inline int penroot_drop_capabilities(void)
 {
-	for (unsigned long capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
-		if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0)
-			return -1;
-	return linux_capset(0, 0, 0);
+	unsigned long capability = 0;
+
+	while (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0)
+		capability++;
+	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: it was the last that there is */
 }
 
 /* Root of the user namespace keeps his, as that is what he asks for: --root, --container-remap-root. */
