@@ -3,13 +3,13 @@
 Python looks for each module by itself, in a dozen system calls: a tenth of a start. So an installation has the code
 of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD bytes of lines
 
-    NAME LENGTH OFFSET
+    NAME LENGTH,LENGTH... OFFSET
 
-for a module, and where its code is, as marshal writes it, behind its name and the source as that was: file, size, time.
-The line of START has all that a start imports: most modules take less time than Python takes to import them. The line
-of HELP is for what ``penroot --help`` says, for which click takes longer than a start. What is of other sources now is
-imported, or said, as usual. Of two modules in C it is their places that are kept. Nothing is imported here but what is
-built in.
+for a module, and where its code is, in pieces as marshal writes them, behind its name and the source as that was: file,
+size, time. The line of START has all that a start imports: most modules take less time than Python takes to import
+them. The line of HELP is for what ``penroot --help`` says, for which click takes longer than a start. What is of other
+sources now is imported, or said, as usual. Of two modules in C it is their places that are kept. Nothing is imported
+here but what is built in.
 """
 
 import posix
@@ -94,12 +94,15 @@ class Pack:
             return []
         kept = []
         try:
-            _, length, offset = self._head[begin : self._head.find(b"\n", begin)].split(b" ")
-            for module, file, size, changed, value in loads(_read(int(length), int(offset))):
-                state = posix.stat(path := f"{LIBRARY}/{file}")
-                if (state.st_size, state.st_mtime_ns) != (size, changed):
-                    return []
-                kept.append((module, path, value))
+            _, lengths, start = self._head[begin : self._head.find(b"\n", begin)].split(b" ")
+            offset = int(start)
+            for length in map(int, lengths.split(b",")):
+                for module, file, size, changed, value in loads(_read(length, offset)):
+                    state = posix.stat(path := f"{LIBRARY}/{file}")
+                    if (state.st_size, state.st_mtime_ns) != (size, changed):
+                        return []
+                    kept.append((module, path, value))
+                offset += length
         except (OSError, ValueError, EOFError, TypeError):
             return []  # it is cut, or replaced this moment
         return kept

@@ -15,24 +15,33 @@ from types import CodeType
 from enroot_py import HEAD, HELP, LIBRARY, PACK, START
 
 _Kept = tuple[str, str, int, int, CodeType | str | None]  # a module, its source, size and time, and what was made of it
+_PIECE = 100_000  # bytes: from 128 KiB on malloc(3) takes a block from the kernel, and gives it back
 _HOOKS = "enroot_py.standard_hooks."
 _STARTS = "enroot_py.main", "enroot_py.cli.start"
 _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
 def write() -> None:
-    """Write it for the sources as they are now, in place of the one there is."""
+    """Write it for the sources as they are now, in place of the one there is.
+
+    By a Python that notes no columns, which a start would load with each line.
+    """
+    _run("from enroot_py.base import pack; pack.rewrite()", "-X", "no_debug_ranges")
+
+
+def rewrite() -> None:
+    """What write() does, in this process."""
     modules = dict(_modules())
     kept = {name: [module] for name, module in modules.items()}
     kept[HELP] = _help(modules)
     kept[START] = [modules[name] for name in modules if name in _IN_C or name.startswith(_HOOKS)]
     kept[START] += _loaded(modules, *_STARTS)
     lines, blobs, offset = [], [], HEAD
-    for name, value in kept.items():
-        blob = marshal.dumps(value)
-        lines.append(f"{name} {len(blob)} {offset}\n")
-        blobs.append(blob)
-        offset += len(blob)
+    for name, values in kept.items():
+        pieces = list(map(marshal.dumps, _pieces(values)))
+        lines.append(f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n")
+        blobs += pieces
+        offset += sum(map(len, pieces))
     head = "".join(lines).encode().ljust(HEAD, b"\0")
     assert len(head) == HEAD, f"HEAD is to be more than {len(head)}"
     temporary = f"{PACK}.{os.getpid()}"
@@ -61,6 +70,17 @@ def _kept(name: str, path: str, value: CodeType | None) -> _Kept:
     return name, os.path.relpath(path, LIBRARY), state.st_size, state.st_mtime_ns, value
 
 
+def _pieces(values: list[_Kept]) -> Iterator[list[_Kept]]:
+    """What a line has, in pieces that are read into memory of the last one: the kernel has to clear all other."""
+    piece: list[_Kept] = []
+    for value in values:
+        if piece and len(marshal.dumps([*piece, value])) > _PIECE:
+            yield piece
+            piece = []
+        piece.append(value)
+    yield piece
+
+
 def _help(modules: dict[str, _Kept]) -> list[_Kept]:
     """What ``penroot --help`` says, of the modules of ours that say it."""
     done = _run("from enroot_py.cli.verbs import help_text; print(help_text()); print(*sys.modules)")
@@ -80,10 +100,10 @@ def _loaded(modules: dict[str, _Kept], *names: str) -> list[_Kept]:
     return [modules[name] for name in _run(code).split() if name in modules]
 
 
-def _run(code: str) -> str:
+def _run(code: str, *options: str) -> str:
     """What Python code says with the modules in LIBRARY."""
     code = f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}"
-    command = [sys.executable, "-ISB", "-c", code]
+    command = [sys.executable, "-ISB", *options, "-c", code]
     return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 

@@ -31,6 +31,7 @@ CALLED = {
     "enroot_py Pack.create_module",  # import
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
+    "enroot_py.base.pack rewrite",  # of itself, in another process
     "enroot_py.base.versions use",  # Makefile, packages/scripts/packaged
     "enroot_py.cli.ovlfs main",
     "enroot_py.cli.verbs help_text",  # base/pack.py
