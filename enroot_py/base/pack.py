@@ -16,8 +16,7 @@ from enroot_py import HEAD, HELP, LIBRARY, PACK, START
 
 _Kept = tuple[str, str, int, int, CodeType | str | None]  # a module, its source, size and time, and what was made of it
 _PIECE = 100_000  # bytes: from 128 KiB on malloc(3) takes a block from the kernel, and gives it back
-_HOOKS = "enroot_py.standard_hooks."
-_STARTS = "enroot_py.main", "enroot_py.cli.start"
+_HOOKS = "enroot_py.standard_hooks"
 _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
@@ -34,8 +33,8 @@ def rewrite() -> None:
     modules = dict(_modules())
     kept = {name: [module] for name, module in modules.items()}
     kept[HELP] = _help(modules)
-    kept[START] = [modules[name] for name in modules if name in _IN_C or name.startswith(_HOOKS)]
-    kept[START] += _loaded(modules, *_STARTS)
+    kept[START] = [modules[name] for name in modules if name in _IN_C or name.rpartition(".")[0] == _HOOKS]
+    kept[START] += _loaded(modules, "enroot_py.cli.start")
     lines, blobs, offset = [], [], HEAD
     for name, values in kept.items():
         pieces = list(map(marshal.dumps, _pieces(values)))
@@ -89,15 +88,15 @@ def _help(modules: dict[str, _Kept]) -> list[_Kept]:
     return [(*source, "" if number else text) for number, source in enumerate(sources)]
 
 
-def _loaded(modules: dict[str, _Kept], *names: str) -> list[_Kept]:
-    """The modules of ours that an import of these loads, each behind those that it imports."""
+def _loaded(modules: dict[str, _Kept], name: str) -> list[_Kept]:
+    """The modules of ours that an import of ``name`` loads, each behind those that it imports."""
     code = (
         "import enroot_py; sys.meta_path = [finder for finder in sys.meta_path if finder is not enroot_py.pack]\n"
         "from importlib.machinery import SourceFileLoader as Loader; run = Loader.exec_module\n"
         "def exec_module(self, module): run(self, module); print(module.__name__)\n"
-        f"Loader.exec_module = exec_module; import {', '.join(names)}"
+        f"Loader.exec_module = exec_module; import {name}"
     )
-    return [modules[name] for name in _run(code).split() if name in modules]
+    return [modules[each] for each in _run(code).split() if each in modules]
 
 
 def _run(code: str, *options: str) -> str:

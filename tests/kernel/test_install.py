@@ -88,7 +88,8 @@ for name, module in sorted(sys.modules.items()):
 def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
     """They are what import would have made of them, and no look-up is left."""
     one_by_one = modules(prefix, "pass")
-    without_finder = "import _cffi_backend, enroot_py.base._linux; enroot_py.pack.load('start'); sys.meta_path.clear()"
+    in_c = "import enroot_py.main, _cffi_backend, enroot_py.base._linux"
+    without_finder = f"{in_c}; enroot_py.pack.load('start'); sys.meta_path.clear()"
     assert modules(prefix, without_finder) == one_by_one
     (prefix / "lib/penroot/enroot_py/runtime/hooks.py").touch()
     done = modules(prefix, "enroot_py.pack.load('start'); assert 'enroot_py.runtime' not in sys.modules")
