@@ -27,6 +27,7 @@ __version__ = "1.0.0rc1"
 ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are: scripts compare it
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on sys.path
 PACK = f"{LIBRARY}/enroot_py/__pycache__/pack.{sys.implementation.cache_tag}"
+_OURS = "enroot_py.", "pyxis_py"
 HEAD = 1 << 15  # bytes: room for a few hundred modules
 HELP = "--help"
 START = "start"
@@ -108,7 +109,7 @@ class Pack:
         return kept
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        module = self.find(name)
+        module = self.find(name) if name.startswith(_OURS) else None
         if not module:
             return None
         file, code = module

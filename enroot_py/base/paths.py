@@ -252,7 +252,7 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     Never in a tree of the host.
     """
     above, _, name = path.strip("/").rpartition("/")
-    temporary = f".{name}.{os.getpid()}"
+    temporary = f".penroot.{os.getpid()}"  # one name for all: the FUSE server of an image is asked for each new one
     with make_directory(root, above or ".") as parent:
         check_own(root, above)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)

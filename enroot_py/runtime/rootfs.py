@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
 _END = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
-_USED = ("etc", "proc", "sys", "dev", "tmp", "bin")  # by every start
+_WRITTEN = ("etc",)  # by every start
+_USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
@@ -149,7 +150,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         if upper:
             lowerdirs = (upper, *lowerdirs)
         upper, work = scratch + "/upper", scratch + "/work"
-        make_upper(lowerdirs[0], upper)
+        make_upper(lowerdirs[0], upper, _USED if server is not None else _WRITTEN)
     try:
         direct = source.directory and writable
         made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
@@ -160,22 +161,24 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
     return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def make_upper(lower: str, upper: str) -> None:
-    """Make the directories of _USED in an ``upper`` of tmpfs, as they are in ``lower``.
+def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
+    """Make directories in an ``upper`` of tmpfs, as they are in ``lower``.
 
     Each saves the kernel requests to the FUSE server of an image, which has to wake up for every one: six for
     attributes and flags when a hook writes in it, one for the origin of a directory that only one layer has.
-    What is not root's in the image, or not there, is left to the kernel.
+    Without a server it is the copy of what is written to that takes longer. What is not root's in the image, or not
+    there, is left to the kernel.
     """
     ours = os.geteuid(), os.getegid()
-    for name in _USED:
+    for name in names:
         try:
             state = os.lstat(f"{lower}/{name}")
         except OSError:
             continue
         if stat.S_ISDIR(state.st_mode) and (state.st_uid, state.st_gid) == ours:
             os.mkdir(f"{upper}/{name}")
-            os.chmod(f"{upper}/{name}", stat.S_IMODE(state.st_mode))
+            if (mode := stat.S_IMODE(state.st_mode)) != 0o755:
+                os.chmod(f"{upper}/{name}", mode)
 
 
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
