@@ -1,33 +1,18 @@
 """InfiniBand and RoCE, by MELLANOX_VISIBLE_DEVICES; shared memory between processes, where the host has it.
 
 With all of /dev and /sys in the container, as by default, there is nothing to
-do for "all". A selection hides the other devices and their entries in sysfs.
-Source of the layout: the kernel's Documentation/infiniband/user_verbs and user_mad.
+do for "all". A selection hides the other devices and their entries in sysfs: devices/mellanox.py.
 """
 
 from __future__ import annotations
 
 import os
 
-from enroot_py.config.table import YES
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.devices.edits import Edits, Host
     from enroot_py.runtime.hooks import Context
 
-CLASSES = ("infiniband", "infiniband_verbs", "infiniband_cm", "infiniband_mad")
 SHARING = ("/dev/knem", "/dev/xpmem")  # need no choice: they give what cross-memory attach gives
-# What a program needs to use the host's drivers instead of the image's; the provider itself is found by name.
-LIBRARIES = (
-    b"libibverbs.so",
-    b"librdmacm.so",
-    b"libibumad.so",
-    b"libmlx",
-    b"libnl-3.so",
-    b"libnl-route-3.so",
-    b"libefa.so",
-)
 
 
 def run(context: Context) -> None:
@@ -36,155 +21,6 @@ def run(context: Context) -> None:
         visible = ""
     root = context.host.get("PENROOT_HOST_ROOT", "")
     if visible or any(os.path.exists(root + path) for path in SHARING):
-        plan(context, visible).execute(context)
+        from enroot_py.devices import mellanox
 
-
-class HCA:
-    """One verbs device: its node, its names, and where it is in sysfs."""
-
-    __slots__ = ("verbs", "name", "path", "driver")
-
-    def __init__(self, verbs: str, name: str, path: str, driver: str) -> None:
-        self.verbs = verbs
-        self.name = name
-        self.path = path
-        self.driver = driver
-
-    @property
-    def order(self) -> tuple[bool, str, str, int, str]:
-        """enroot's order: those of Mellanox by driver and address; then all others."""
-        number = self.verbs.removeprefix("uverbs")
-        return (
-            not self.driver.startswith("mlx"),
-            self.driver,
-            self.path,
-            int(number) if number.isdecimal() else 0,
-            number,
-        )
-
-
-def hcas(host: Host) -> list[HCA]:
-    known = []
-    for verbs in host.list("/sys/class/infiniband_verbs"):
-        real = host.real(f"/sys/class/infiniband_verbs/{verbs}")
-        device = real.partition("/infiniband_verbs/")[0]
-        if not device or not verbs.startswith("uverbs"):
-            continue
-        name = host.read(f"{device}/infiniband_verbs/{verbs}/ibdev").decode("ascii", "replace").strip()
-        driver = host.real(device + "/driver").rpartition("/")[2]
-        known.append(HCA(verbs, name, device, driver))
-    return sorted(known, key=lambda hca: hca.order)
-
-
-def select(visible: str, known: list[HCA]) -> list[HCA]:
-    """Raises HookError for a number or name that this node does not have."""
-    if visible == "all":
-        return known
-    chosen = []
-    for word in filter(None, map(str.strip, visible.split(","))):
-        for number, hca in enumerate(known):
-            if word in (str(number), hca.name, hca.verbs):
-                chosen.append(hca)
-                break
-        else:
-            from enroot_py.base.errors import HookError
-            from enroot_py.devices.edits import shown
-
-            have = ", ".join(f"{number} ({hca.name})" for number, hca in enumerate(known))
-            raise HookError(
-                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: no device {shown(word)!r} on {os.uname().nodename}",
-                hint=f"it has {have}"
-                if known
-                else "its kernel knows of none: is the driver loaded? ls /sys/class/infiniband",
-            )
-    return chosen
-
-
-def plan(context: Context, visible: str) -> Edits:
-    """What the container needs for these devices. Raises HookError."""
-    from enroot_py.devices.edits import Edits, Host, shared_dev, shown
-
-    host = Host.of(context.host)
-    edits = Edits("99-mellanox")
-    own_dev = not shared_dev(context)
-    for path in SHARING if own_dev else ():
-        edits.node(host, path)
-    if not visible:
-        return edits
-    known = hcas(host)
-    chosen = select(visible, known)
-    for hca in chosen if visible != "all" else ():
-        if not host.exists(f"/dev/infiniband/{hca.verbs}"):
-            from enroot_py.base.errors import HookError
-
-            where = f"{host.path('/dev/infiniband')}/{hca.verbs} on {os.uname().nodename}"
-            raise HookError(
-                f"MELLANOX_VISIBLE_DEVICES={shown(visible)}: {hca.name} has no node {where}",
-                hint="as root: modprobe ib_uverbs, then udevadm trigger",
-            )
-    hidden = [hca for hca in known if hca not in chosen]
-    superuser = is_superuser(context)
-    mads = {hca.path: mad_devices(host, hca) for hca in known} if own_dev or hidden else {}
-    if chosen and own_dev:
-        edits.node(host, "/dev/infiniband/rdma_cm")
-        for hca in chosen:
-            edits.node(host, f"/dev/infiniband/{hca.verbs}")
-            for name in mads[hca.path] if superuser else ():
-                edits.node(host, f"/dev/infiniband/{name}")
-    for hca in hidden:
-        edits.hidden += [f"/dev/infiniband/{name}" for name in (hca.verbs, *mads[hca.path])]
-    if hidden:
-        filter_sysfs(host, edits, chosen, mads if superuser else {})
-    if context.host.get("MELLANOX_MOUNT_DRIVER", "").lower() in YES:
-        add_provider(context, host, edits, chosen)
-    return edits
-
-
-def is_superuser(context: Context) -> bool:
-    """Whether root of the host runs a container with root's rights, ENROOT_ALLOW_SUPERUSER."""
-    if context.host.get("ENROOT_ALLOW_SUPERUSER", "").lower() not in YES:
-        return False
-    with open("/proc/self/uid_map") as f:
-        return f.readline().split()[1:2] == ["0"]
-
-
-def mad_devices(host: Host, hca: HCA) -> list[str]:
-    """Management devices, umad and issm, of one HCA."""
-    return host.list(hca.path + "/infiniband_mad")
-
-
-def filter_sysfs(host: Host, edits: Edits, chosen: list[HCA], mads: dict[str, list[str]]) -> None:
-    """Classes of sysfs with the chosen devices alone: verbs libraries look there, not in /dev."""
-    for name in CLASSES:
-        directory = f"/sys/class/{name}"
-        if host.exists(directory):
-            edits.tmpfs.append(directory)
-            edits.file(host, f"{directory}/abi_version")
-    for hca in chosen:
-        edits.links[f"/sys/class/infiniband_verbs/{hca.verbs}"] = f"{hca.path}/infiniband_verbs/{hca.verbs}"
-        edits.links[f"/sys/class/infiniband/{hca.name}"] = f"{hca.path}/infiniband/{hca.name}"
-        for mad in mads.get(hca.path, ()):
-            edits.links[f"/sys/class/infiniband_mad/{mad}"] = f"{hca.path}/infiniband_mad/{mad}"
-
-
-def add_provider(context: Context, host: Host, edits: Edits, chosen: list[HCA]) -> None:
-    """The host's libibverbs and the providers of the chosen devices, where MELLANOX_MOUNT_DRIVER asks for them."""
-    from enroot_py.devices import ldcache
-    from enroot_py.devices.edits import add_library, bits, library_directory
-
-    try:
-        libraries = ldcache.find(host.read("/etc/ld.so.cache"), LIBRARIES)
-    except ldcache.DAMAGE:
-        libraries = []
-    for library in libraries:
-        if bits(library[0]) == 64:
-            add_library(edits, host, context, library)
-    target = library_directory(context, 64)
-    providers = {hca.driver.partition("_")[0] for hca in chosen}
-    configured = context.host.get("MELLANOX_CONFIG_DIR", "/etc/libibverbs.d")
-    for source in dict.fromkeys(path.rpartition("/")[0] for _, _, path in libraries):
-        for name in host.list(source + "/libibverbs"):
-            if name.removeprefix("lib").partition("-")[0] in providers:
-                edits.file(host, f"{source}/libibverbs/{name}", f"{target}/libibverbs/{name}")
-    for name in providers:
-        edits.file(host, f"{configured}/{name}.driver", f"/etc/libibverbs.d/{name}.driver")
+        mellanox.plan(context, visible, SHARING).execute(context)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any
 
 import pytest
 
 from enroot_py.base.errors import HookError
+from enroot_py.devices import mellanox
 from enroot_py.devices.edits import Edits, Host
 from tests import fakehost
 from tests.fakehost import FakeHost
 
-HOOK = fakehost.hook("99-mellanox.py")
+SHARING: tuple[str, ...] = fakehost.hook("99-mellanox.py")["SHARING"]
 
 
 @pytest.fixture
@@ -31,9 +31,7 @@ def box(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def planned(host: FakeHost, box: pathlib.Path, visible: str, **caller: str) -> Edits:
-    edits: Any = HOOK["plan"](fakehost.context(host, box, caller, {}), visible)
-    assert isinstance(edits, Edits)
-    return edits
+    return mellanox.plan(fakehost.context(host, box, caller, {}), visible, SHARING)
 
 
 def verbs(edits: Edits) -> set[str]:
@@ -92,7 +90,7 @@ def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
         (3, "99", "mlx4_core"),
     ):
         host.hca(number, bus, driver, mad=False)
-    assert [hca.verbs for hca in HOOK["hcas"](Host(str(host.root)))] == ["uverbs3", "uverbs2", "uverbs1", "uverbs0"]
+    assert [hca.verbs for hca in mellanox.hcas(Host(str(host.root)))] == ["uverbs3", "uverbs2", "uverbs1", "uverbs0"]
     assert verbs(planned(host, box, "0,3")) == {"uverbs3", "uverbs0"}
 
 
@@ -101,7 +99,7 @@ def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.
     host = FakeHost(tmp_path / "host")
     for number, bus in ((0, "c1:00.0"), (1, "41:00.0"), (2, "41:00.2"), (3, "41:00.1")):
         host.hca(number, bus, mad=not bus.endswith((".1", ".2")))
-    assert [hca.verbs for hca in HOOK["hcas"](Host(str(host.root)))] == ["uverbs1", "uverbs3", "uverbs2", "uverbs0"]
+    assert [hca.verbs for hca in mellanox.hcas(Host(str(host.root)))] == ["uverbs1", "uverbs3", "uverbs2", "uverbs0"]
     edits = planned(host, box, "mlx5_2")
     assert verbs(edits) == {"uverbs2"}
     assert edits.links["/sys/class/infiniband/mlx5_2"].endswith("/0000:41:00.2/infiniband/mlx5_2")
