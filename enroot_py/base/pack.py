@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from types import CodeType
 
-from enroot_py import HEAD, HELP, LIBRARY, PACK, START
+from enroot_py import HEAD, HELP, HOOKS, LIBRARY, PACK, START
 
 _Kept = tuple[str, str, int, int, CodeType | str | None]  # a module, its source, size and time, and what was made of it
 _PIECE = 100_000  # bytes: from 128 KiB on malloc(3) takes a block from the kernel, and gives it back
-_HOOKS = "enroot_py.standard_hooks"
+_STANDARD = "enroot_py.standard_hooks"
 _IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
@@ -33,8 +33,8 @@ def rewrite() -> None:
     modules = dict(_modules())
     kept = {name: [module] for name, module in modules.items()}
     kept[HELP] = _help(modules)
-    kept[START] = [modules[name] for name in modules if name in _IN_C or name.rpartition(".")[0] == _HOOKS]
-    kept[START] += _loaded(modules, "enroot_py.cli.start")
+    kept[START] = [*(modules[name] for name in _IN_C if name in modules), *_loaded(modules, "enroot_py.cli.start")]
+    kept[HOOKS] = [module for name, module in modules.items() if name.rpartition(".")[0] == _STANDARD]
     lines, blobs, offset = [], [], HEAD
     for name, values in kept.items():
         pieces = list(map(marshal.dumps, _pieces(values)))

@@ -10,7 +10,7 @@ import sys
 from _collections_abc import Callable, Mapping
 from _frozen_importlib_external import SourceFileLoader
 
-from enroot_py import LIBRARY, compiled
+from enroot_py import HOOKS, LIBRARY, compiled, pack
 from enroot_py.base import log, paths
 from enroot_py.base.errors import HookError, PenrootError
 from enroot_py.base.fds import Fd
@@ -161,6 +161,8 @@ class Hook:
 def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
     """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
     hooks = arrange(directory, settings, host)
+    if pack:
+        pack.load(HOOKS)
     for hook in hooks:
         if hook.path.endswith(".py"):
             hook.function = _load(hook.path, settings, host)
