@@ -7,9 +7,10 @@ of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD
 
 for a module, and where its code is, in pieces as marshal writes them, behind its name and the source as that was: file,
 size, time. The line of START has all that a start imports: most modules take less time than Python takes to import
-them. HOOKS has our hooks, which are loaded while the server of an image starts. HELP is what ``penroot --help`` says,
-for which click takes longer than a start. What is of other sources now is imported, or said, as usual. Of two
-modules in C it is their places that are kept. Nothing is imported here but what is built in.
+them. IMAGE has what that of a squashfs file imports besides, and HOOKS our hooks, which are loaded while the server of
+that starts. HELP is what ``penroot --help`` says, for which click takes longer than a start. What is of other sources
+now is imported, or said, as usual. Of two modules in C it is their places that are kept. Nothing is imported here
+but what is built in.
 """
 
 import posix
@@ -31,6 +32,7 @@ _OURS = "enroot_py.", "pyxis_py"
 HEAD = 1 << 15  # bytes: room for a few hundred modules
 HELP = "--help"
 START = "start"
+IMAGE = "image"
 HOOKS = "hooks"
 
 

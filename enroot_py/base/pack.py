@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from types import CodeType
 
-from enroot_py import HEAD, HELP, HOOKS, LIBRARY, PACK, START
+from enroot_py import HEAD, HELP, HOOKS, IMAGE, LIBRARY, PACK, START
 
 _Kept = tuple[str, str, int, int, CodeType | str | None]  # a module, its source, size and time, and what was made of it
 _PIECE = 100_000  # bytes: from 128 KiB on malloc(3) takes a block from the kernel, and gives it back
@@ -34,6 +34,8 @@ def rewrite() -> None:
     kept = {name: [module] for name, module in modules.items()}
     kept[HELP] = _help(modules)
     kept[START] = [*(modules[name] for name in _IN_C if name in modules), *_loaded(modules, "enroot_py.cli.start")]
+    of_image = _loaded(modules, "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
+    kept[IMAGE] = [module for module in of_image if module not in kept[START]]
     kept[HOOKS] = [module for name, module in modules.items() if name.rpartition(".")[0] == _STANDARD]
     lines, blobs, offset = [], [], HEAD
     for name, values in kept.items():
@@ -88,15 +90,15 @@ def _help(modules: dict[str, _Kept]) -> list[_Kept]:
     return [(*source, "" if number else text) for number, source in enumerate(sources)]
 
 
-def _loaded(modules: dict[str, _Kept], name: str) -> list[_Kept]:
-    """The modules of ours that an import of ``name`` loads, each behind those that it imports."""
+def _loaded(modules: dict[str, _Kept], *names: str) -> list[_Kept]:
+    """The modules of ours that an import of these loads, each behind those that it imports."""
     code = (
         "import enroot_py; sys.meta_path = [finder for finder in sys.meta_path if finder is not enroot_py.pack]\n"
         "from importlib.machinery import SourceFileLoader as Loader; run = Loader.exec_module\n"
         "def exec_module(self, module): run(self, module); print(module.__name__)\n"
-        f"Loader.exec_module = exec_module; import {name}"
+        f"Loader.exec_module = exec_module; import {', '.join(names)}"
     )
-    return [modules[each] for each in _run(code).split() if each in modules]
+    return [modules[name] for name in _run(code).split() if name in modules]
 
 
 def _run(code: str, *options: str) -> str:
