@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-_AT_ONCE = 1 << 16  # bytes
+_AT_ONCE = 1 << 14  # bytes
 
 
 class Fd(int):
