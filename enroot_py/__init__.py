@@ -1,7 +1,7 @@
 """Unprivileged containers from Docker images: namespaces, overlays, squashfs.
 
 Python looks for each module by itself, in a dozen system calls: a tenth of a start. So an installation has the code
-of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD bytes of lines
+of all modules in one file, PACK, which base/pack.py writes. It begins with HEAD bytes of lines, an empty one first
 
     NAME LENGTH,LENGTH... OFFSET
 
@@ -29,7 +29,7 @@ ENROOT_VERSION = "4.1.2"  # of enroot, whose commands, hooks and files these are
 LIBRARY = __file__.rpartition("/enroot_py/")[0]  # what an installation has on sys.path
 PACK = f"{LIBRARY}/enroot_py/__pycache__/pack.{sys.implementation.cache_tag}"
 _OURS = "enroot_py.", "pyxis_py"
-HEAD = 1 << 15  # bytes: room for a few hundred modules
+HEAD = 1 << 14  # bytes: room for a few hundred modules
 HELP = "--help"
 START = "start"
 IMAGE = "image"
@@ -51,7 +51,7 @@ class Pack:
 
     def __init__(self) -> None:
         """Raises OSError where there is none, as in a source tree."""
-        self._head = b"\n" + _read(HEAD, 0)
+        self._head = _read(HEAD, 0)
         self._found: dict[str, tuple[str, CodeType | None]] = {}  # by load(), and still to be imported
 
     def find(self, name: str) -> "tuple[str, CodeType | None] | None":

@@ -37,7 +37,7 @@ def rewrite() -> None:
     of_image = _loaded(modules, "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
     kept[IMAGE] = [module for module in of_image if module not in kept[START]]
     kept[HOOKS] = [module for name, module in modules.items() if name.rpartition(".")[0] == _STANDARD]
-    lines, blobs, offset = [], [], HEAD
+    lines, blobs, offset = ["\n"], [], HEAD
     for name, values in kept.items():
         pieces = list(map(marshal.dumps, _pieces(values)))
         lines.append(f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n")
