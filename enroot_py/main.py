@@ -17,8 +17,11 @@ def main() -> None:
 
     from enroot_py import START, pack
 
-    if pack and sys.argv[1:2] in (["start"], ["batch"]):
-        pack.load(START)
+    if sys.argv[1:2] in (["start"], ["batch"]):
+        # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
+        gc.disable()
+        if pack:
+            pack.load(START)
     from enroot_py.base.errors import PenrootError, cause
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
@@ -82,8 +85,6 @@ def _plug() -> None:
 def _run(arguments: list[str]) -> int:
     verb = arguments[0] if arguments else ""
     if verb in ("start", "batch"):
-        # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
-        gc.disable()
         from enroot_py.cli.start import main as start
 
         start(arguments[1:], batch=verb == "batch")
