@@ -51,7 +51,7 @@ def debian(lab: Lab) -> None:
 
 # What a page says, and what the lab has in its place.
 PLACES = {
-    "/opt/penroot": PREFIX,
+    "/usr/lib/penroot": f"{PREFIX}/lib/penroot",
     "/local/": "/var/tmp/",
     "/scratch": "/media",
     "registry.example.org": "registry.lab",
