@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from packages import place
+from packages.__main__ import RELEASE
 from tests.matrix import roots
 from tests.slurm.lab import images
 
@@ -30,6 +31,8 @@ NEEDS = "fuse3 squashfs-tools squashfuse"
 # What apt, dpkg and the tests keep for themselves.
 KEPT = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/tmp", "/root", "/srv", "/usr/src")
 CHECKOUT = "/usr/src/penroot"
+# Says whatever goes wrong with it until there is a file /srv/stop.
+USED = "while [ ! -e /srv/stop ]; do penroot version 2>&1; [ -e /usr/lib/penroot/spank_pyxis.so ] || echo none; done"
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,20 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All kinds of packages, made once for the tests, and what that printed: their sizes."""
+    """All that a release has, made once for the tests, and what that printed: their sizes."""
     if given := os.environ.get("PENROOT_PACKAGES_MADE"):
-        return Path(given)
+        return Path(given).resolve()
     to = tmp_path_factory.mktemp("packages")
-    done = subprocess.run(
-        [sys.executable, "-m", "packages", "--output", to], cwd=PROJECT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    print(make_packages(to))
     return to
+
+
+def make_packages(to: Path, **environ: str) -> str:
+    """Make all kinds; their sizes."""
+    command = [sys.executable, "-m", "packages", *RELEASE, "--output", to]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, env={**os.environ, **environ})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.conftest import NEEDS, PLUGINS, Machine, bring_lab, demo, machine
+from tests.packages.conftest import NEEDS, PLUGINS, USED, Machine, bring_lab, demo, machine
 
 
 @pytest.fixture(params=PLUGINS)
@@ -102,8 +102,6 @@ echo 012345678901 2030-01-01 deb | tee /srv/penroot/usr/lib/penroot-package/enro
     > /srv/penroot-slurm-plugin/usr/lib/penroot-package/PLUGINS
 for package in penroot penroot-slurm-plugin; do dpkg-deb -Znone --build /srv/$package /srv/${package}_9.9.deb; done
 """
-# Says whatever goes wrong with it until there is a file /srv/stop.
-USED = "while [ ! -e /srv/stop ]; do penroot version 2>&1; [ -e /usr/lib/penroot/spank_pyxis.so ] || echo none; done"
 HELD = """
 import sys; sys.path.insert(0, __import__("os").path.realpath("/usr/lib/penroot"))
 from enroot_py.base import linux
