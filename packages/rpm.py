@@ -30,7 +30,11 @@ MACROS = {
 
 def build(root: Path, work: Path, to: Path) -> list[Path]:
     """One file for each package, of the tree ``root``."""
-    top = work / "rpm"
+    return pack(written(root, work / "rpm"), to)
+
+
+def written(root: Path, top: Path) -> Path:
+    """The spec file, in ``top``, and beside it in ``files`` what it packs."""
     whole = top / "files"
     parts = {package.name: tree.part(package, root, top / package.name, "rpm") for package in PACKAGES}
     for part in parts.values():
@@ -39,6 +43,12 @@ def build(root: Path, work: Path, to: Path) -> list[Path]:
     sections = [section(package, parts[package.name]) for package in sorted(PACKAGES, key=lambda each: each.name)]
     spec = top / "penroot.spec"
     spec.write_text(preamble(whole) + "\n".join(sections) + changes())
+    return spec
+
+
+def pack(spec: Path, to: Path) -> list[Path]:
+    """What rpmbuild(8) makes of a spec file."""
+    top = spec.parent
     macros = [word for name, value in MACROS.items() for word in ("--define", f"{name} {value}")]
     macros += ["--define", f"_topdir {top}/build", "--define", f"_rpmdir {top}/made"]
     environ = {"SOURCE_DATE_EPOCH": str(place.epoch()), "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(top)}
@@ -87,10 +97,22 @@ AutoReqProv: no
 {listed(files)}
 """
     if package.on:
-        text += f"%post -n {name}\n{SETUP} {package.on}\n\n"
+        text += f"%posttrans -n {name}\n{SETUP} {package.on}\n\n"  # when the files of both are there
         text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {package.on}; fi\n\n'
-        text += f"%transfiletriggerin -n {name} -- {' '.join(package.watches)}\n{SETUP} {package.on}\n\n"
+        text += trigger(package)
     return text
+
+
+def trigger(package: Package) -> str:
+    """At the end of each transaction with a file that is watched, and of the package's own: rpm(8) looks at directories
+    alone, and gives the script the files in them."""
+    directories = sorted({os.path.dirname(path) for path in package.watches})
+    patterns = " ".join(f"-e ^{path}" for path in package.watches)
+    return f"""\
+%transfiletriggerin -n {package.name} -- {" ".join(directories)}
+if [ "$(grep -c {patterns})" != 0 ]; then {SETUP} {package.on} again; fi
+
+"""
 
 
 def listed(files: Path) -> str:

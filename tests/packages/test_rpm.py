@@ -1,29 +1,123 @@
-"""rpms, as far as a Debian can tell: rpm(8) installs them there, their scripts run, a job does, and they go again."""
+"""rpms, as far as a Debian can tell: its dnf(8) installs, upgrades and removes them, triggers fire, and a job runs."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from tests.packages.conftest import NEEDS, PROJECT, bring_lab, demo, machine
+from packages import place, rpm
+from tests.packages.conftest import NEEDS, PROJECT, USED, Machine, bring_lab, demo, machine
+
+DNF = "apt-get -qq update; apt-get -qq install --yes --no-install-recommends dnf python3 rpm"
+# What rpm(8) has to know of a Debian before it lets penroot in.
+SYSTEM = ("/bin/sh", "python(abi) = 3.11", "libc.so.6(GLIBC_2.34)(64bit)")
+PYTHON = '#!/bin/sh\nexec /usr/bin/python3.11 "$@"\n'
+# What they keep for themselves.
+KEPT = ("/var/lib/rpm", "/var/lib/dnf")
 
 
-def test_an_rpm_installs_runs_a_job_and_goes(packages: Path) -> None:
+def stand_in(
+    debian: Machine, name: str, version: str, *provides: str, file: str = "", text: str = "#!/bin/sh\n"
+) -> str:
+    """An rpm in place of one that a distribution has, with one program or none; its path there."""
+    top = debian.path / "srv" / f"{name}-{version}"
+    top.mkdir(parents=True)
+    fields = {"Name": name, "Version": version, "Release": "1", "Summary": name, "License": "none"}
+    lines = [f"{field}: {value}" for field, value in fields.items()]
+    lines += ["BuildArch: noarch", *(f"Provides: {each}" for each in provides), "%description", name]
+    if file:
+        (top / "program").write_text(text)
+        lines += ["%install", f"install -D -m 755 {top}/program %{{buildroot}}{file}"]
+    spec = top / "spec"
+    spec.write_text("\n".join([*lines, "%files", file, ""]))
+    define = ("--define", f"_topdir {top}", "--define", "__os_install_post %{nil}")
+    subprocess.run(["rpmbuild", "-bb", "--quiet", *define, spec], check=True)
+    return f"/srv/{top.name}/RPMS/noarch/{top.name}-1.noarch.rpm"
+
+
+def newer(packages: Path, work: Path, to: Path) -> None:
+    """The packages once more as version 9.9 and of another build, which modules and plugins say too."""
+    root = work / "root"
+    root.mkdir()
+    for path in packages.glob("*.rpm"):
+        subprocess.run(f"rpm2archive - < '{path}' | tar -xz", shell=True, cwd=root, check=True)
+    spec = rpm.written(root, work / "rpm")
+    spec.write_text(spec.read_text().replace(place.packaged_version(), "9.9"))
+    library = spec.parent / "files/usr/lib/penroot-package"
+    code = library / "enroot_py/__init__.py"
+    code.write_text(code.read_text().replace(f'__version__ = "{place.version()}"', '__version__ = "9.9"'))
+    for told in (library / "enroot_py/BUILD", library / "PLUGINS"):
+        told.write_text("012345678901 2030-01-01 rpm\n")
+    rpm.pack(spec, to)
+
+
+def dnf(debian: Machine, words: str, *, check: bool = True) -> str:
+    return debian.run(f"cd /srv; dnf --assumeyes {words} 2>&1", check=check).stdout
+
+
+def left(debian: Machine, before: dict[str, str]) -> set[str]:
+    return {path for path in debian.files().keys() - before.keys() if not path.startswith(KEPT)}
+
+
+def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
     with machine("bookworm", "rpm", slurm=True) as debian:
         environ = bring_lab(debian)
-        debian.run(f"apt-get -qq install --yes --no-install-recommends rpm python3 {NEEDS}; rpm --initdb")
-        files = " ".join(debian.put(packages / path.name) for path in packages.glob("*.rpm"))
+        debian.run(f"{DNF} {NEEDS}; rpm --initdb")
+        for path in packages.glob("*.rpm"):
+            debian.put(path)
+        install = "install ./penroot-1*.rpm ./penroot-slurm-plugin-*.rpm"  # as docs/install.md has it
+        assert "nothing provides libc.so.6(GLIBC_2.34)(64bit)" in dnf(debian, install, check=False)
+        dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)}")
         before = debian.files()
-        # No package of this machine's is known to rpm, so that nothing can be required.
-        said = debian.run(f"rpm --install --nodeps {files} 2>&1").stdout
-        assert "[INFO] the plugin is that for Slurm 22.05\n" in said
-        assert debian.run("penroot --version").stdout.endswith(", rpm)\n")
-        assert debian.run("rpm --verify penroot penroot-slurm-plugin --nodeps").stdout == ""
+        assert "[INFO] the plugin is that for Slurm 22.05\n" in dnf(debian, install)
+        dnf(debian, "install ./penroot-enroot-names-*.rpm")
+        assert debian.run("enroot version; penroot --version").stdout.endswith(", rpm)\n")
+        assert debian.run("rpm --verify penroot penroot-slurm-plugin penroot-enroot-names").stdout == ""
         debian.run("pyxis-py install")
         demo(debian, environ)
-        debian.run("rpm --erase --nodeps penroot-enroot-names penroot-slurm-plugin penroot")
-        after = debian.files()
-        assert {path for path in after.keys() - before.keys() if not path.startswith("/var/lib/rpm")} == set()
+        dnf(debian, "remove penroot")  # and with it what needs it
+        assert "penroot" not in debian.run("rpm --query --all").stdout
+        assert left(debian, before) == set()
+
+
+def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, tmp_path: Path) -> None:
+    with machine("bookworm", "rpm-upgrade", slurm=False) as debian:
+        debian.run(f"{DNF}; rpm --initdb")
+        for path in packages.glob("*.rpm"):
+            debian.put(path)
+        newer(packages, tmp_path, debian.path / "srv")
+        python = stand_in(debian, "python3", "3.11", file="/usr/bin/python3", text=PYTHON)
+        dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)} {python}")
+        before = debian.files()
+        said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
+        assert "[INFO] there is no Slurm on this machine; the plugin is chosen when there is\n" in said
+        (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # though the trigger came too
+        # Slurm comes, and is another; so are Python and AppArmor.
+        for slurm in ("24.11", "25.05"):
+            program = f"#!/bin/sh\necho slurm {slurm}.1\n"
+            said = dnf(debian, f"install {stand_in(debian, 'slurm', slurm, file='/usr/sbin/slurmd', text=program)}")
+            assert f"[INFO] the plugin is that for Slurm {slurm}\n" in said
+        (compiled,) = version.glob("enroot_py/__pycache__/pack.*")
+        compiled.unlink()
+        dnf(debian, f"reinstall {python}")
+        assert list(debian.path.glob("usr/lib/penroot/enroot_py/__pycache__/pack.*"))
+        dnf(debian, f"install {stand_in(debian, 'apparmor', '4', file='/etc/apparmor.d/abi/4.0')}")
+        assert "profile penroot /usr/bin/penroot " in (debian.path / "etc/apparmor.d/penroot").read_text()
+
+        old = debian.run("penroot version").stdout
+        script = f"""
+            cd /srv; ({USED}) > said 2>&1 & used=$!
+            dnf --assumeyes upgrade ./penroot-9.9-*.rpm ./penroot-slurm-plugin-9.9-*.rpm > dnf
+            penroot version
+            dnf --assumeyes downgrade ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm > dnf
+            penroot version
+            touch stop; wait $used
+        """
+        assert debian.run(script).stdout == f"9.9\n{old}"
+        assert set((debian.path / "srv/said").read_text().splitlines()) == {"9.9", old.strip()}
+        dnf(debian, "remove penroot")
+        dnf(debian, "remove slurm apparmor")
+        assert left(debian, before) <= {"/etc/apparmor.d", "/etc/apparmor.d/abi"}  # which those had
 
 
 def test_what_is_required_and_watched(packages: Path) -> None:
@@ -32,10 +126,11 @@ def test_what_is_required_and_watched(packages: Path) -> None:
         return subprocess.run(["rpm", "-qp", what, path], capture_output=True, text=True, check=True).stdout
 
     assert "(python(abi) = 3.10 or python(abi) = 3.11 or" in asked("penroot", "--requires")
-    assert "transfiletriggerin scriptlet (using /bin/sh) -- /etc/apparmor.d/abi/4.0, /usr/bin/python3\n" in asked(
-        "penroot", "--filetriggers"
-    )
-    assert "-- /usr/bin/srun, /usr/sbin/slurmd, " in asked("penroot-slurm-plugin", "--filetriggers")
+    for name, directories in {
+        "penroot": "/etc/apparmor.d/abi, /usr/bin",
+        "penroot-slurm-plugin": "/usr/bin, /usr/sbin",
+    }.items():
+        assert f"transfiletriggerin scriptlet (using /bin/sh) -- {directories}\n" in asked(name, "--filetriggers")
     assert "enroot\n" in asked("penroot-enroot-names", "--conflicts")
 
 
