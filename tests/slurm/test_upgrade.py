@@ -26,6 +26,7 @@ LINK = f"{SITE}/lib/penroot"
 PLUGIN = f"{LINK}/spank_pyxis.so"
 BUILDS = {"2.0": 20, "2.1": 21}  # and the protocol of each
 STARTS = 3  # seconds that a version is kept at least, in place of a minute
+SRUN = ("srun", "--oversubscribe", "--mem=150")  # so that all of a wave run at once
 
 MARK = """
 import enroot_py as _whole
@@ -117,7 +118,7 @@ class Step:
 
     def __init__(self, site: Lab, *options: str, tasks: int = 1) -> None:
         self.options = options
-        command = ["srun", "--overlap", f"-n{tasks}", *options, *sh("echo up; read -r line; echo $line")]
+        command = [*SRUN, f"-n{tasks}", *options, *sh("echo up; read -r line; echo $line")]
         self.tasks = tasks
         self.process: subprocess.Popen[str] = site.popen(command)
 
@@ -134,25 +135,38 @@ class Step:
 
 
 def wave(site: Lab, number: int) -> None:
-    """Five steps, which begin, attach to each other, live through a restart of slurmd, save, and end."""
-    name, file = f"--container-name=wave{number}", f"/home/alice/wave{number}.sqsh"
-    steps = [
-        Step(site, IMAGE),
-        Step(site, IMAGE, name),
-        Step(site, IMAGE, f"--container-save={file}", "--container-writable"),
-        Step(site, IMAGE, "--container-remap-root", tasks=2),
-    ]
+    """Twenty steps, which begin, attach, live through restarts of slurmd, save and end; then four of what was saved."""
+    steps, attached, files = [], [], []
+    for each in range(4):
+        name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
+        steps += [
+            Step(site, IMAGE),
+            Step(site, IMAGE, name),
+            Step(site, IMAGE, f"--container-save={file}", "--container-writable"),
+            Step(site, IMAGE, "--container-remap-root", tasks=2),
+        ]
+        attached.append(name)
+        files.append(file)
     for step in steps:
         step.begin()
-    attached = Step(site, name)
-    attached.begin()
+    restart(site)
+    steps += [Step(site, name) for name in attached]
+    for step in steps[-len(attached) :]:
+        step.begin()
+    restart(site)
+    for step in steps:
+        step.end()
+    again = [Step(site, f"--container-image={file}") for file in files]
+    for step in again:
+        step.begin()
+    restart(site)
+    for step in again:
+        step.end()
+
+
+def restart(site: Lab) -> None:
     site.stop_daemon("n1", "slurmd")
     site.start_daemon("n1", "slurmd")
-    for step in (*steps, attached):
-        step.end()
-    again = Step(site, f"--container-image={file}")
-    again.begin()
-    again.end()
 
 
 @pytest.mark.soak
@@ -161,7 +175,7 @@ def test_steps_and_starts_go_on_while_it_is_replaced(site: Lab, rng: random.Rand
     penroot = f"{SITE}/bin/penroot"
     site.run([penroot, "create", "--name", "mine", f"docker://{MINIMAL}"], node="n1")
     with replaced(site, rng) as installed:
-        for number in range(34 if soak else 3):
+        for number in range(9 if soak else 2):
             wave(site, number)
             done = site.run(f"for i in 1 2 3; do {penroot} start mine true || exit; done", node="n1", check=False)
             assert (done.returncode, done.stderr) == (0, "")
