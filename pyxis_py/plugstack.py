@@ -189,7 +189,7 @@ def unconfigure(directory: str, plugin: str) -> list[str]:
         path = f"{directory}/{name}"
         with open(path, errors="surrogateescape") as file:
             present = [words for line in file if (words := _words(line))]
-        if not any(plugin in words for words in present):
+        if not any(_is_same(word, plugin) for words in present for word in words):
             continue
         if len(present) > 1 or name != "pyxis.conf":
             raise ConfigError(f"{path} loads {plugin}", hint="it is the site's own: remove the line yourself, first")
@@ -209,7 +209,13 @@ def unconfigure_sent(path: str, plugin: str) -> list[str]:
 
 
 def _is_ours(line: str, plugin: str) -> bool:
-    return line.endswith(_MARK) and plugin in _words(line)
+    return line.endswith(_MARK) and any(_is_same(word, plugin) for word in _words(line))
+
+
+def _is_same(path: str, plugin: str) -> bool:
+    """Whether a word of a line is ``plugin``, perhaps by a link to its version: without it Slurm runs no job."""
+    names = os.path.basename(path), os.path.realpath(path)
+    return path == plugin or names == (os.path.basename(plugin), os.path.realpath(plugin))
 
 
 def check_place(directory: str) -> None:
@@ -228,7 +234,7 @@ def check_unused(plugin: str, directory: str) -> None:
     places = [f"{place}/plugstack.conf" for place in dict.fromkeys((os.path.dirname(directory), DIRECTORY, CACHE))]
     for path in places + sorted(glob.glob(f"{DIRECTORY}/plugstack.conf.d/*")):
         for line in stack(path):
-            if line.path != plugin or os.path.dirname(line.file) == directory:
+            if not _is_same(line.path, plugin) or os.path.dirname(line.file) == directory:
                 continue
             if is_copy(line.file):
                 hint = "first, where slurmctld runs: pyxis-py uninstall; then scontrol reconfigure"

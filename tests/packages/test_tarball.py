@@ -112,8 +112,23 @@ def test_the_plugin_is_installed_from_a_shared_place_and_a_job_runs(packages: Pa
         environ = bring_lab(debian)
         debian.run(f"apt-get -qq install --yes --no-install-recommends python3 xz-utils {NEEDS}")
         (archive,) = packages.glob("penroot-*-x86_64.tar.xz")
-        debian.run(f"mkdir /opt/shared; cd /opt/shared; tar -xf {debian.put(archive)}; mv penroot-* penroot")
-        said = debian.run("/opt/shared/penroot/bin/pyxis-py install 2>&1").stdout
-        assert "/opt/shared/penroot/lib/penroot/spank_pyxis.so is that for Slurm 24.11" in said
-        demo(debian, {**environ, "PENROOT_PREFIX": "/opt/shared/penroot"})
-        assert debian.run("/opt/shared/penroot/bin/pyxis-py uninstall 2>&1").stdout.count("[INFO] removed ") == 2
+        shared, link = "/opt/shared", "/opt/shared/penroot"
+
+        def bring(version: str) -> None:  # as docs/install.md has it
+            debian.run(f"{shared}/{version}/bin/pyxis-py choose; ln -sfn {version} {link}")
+            assert debian.run(f"readlink -f {link}/lib/penroot/spank_pyxis.so").stdout.startswith(
+                f"{shared}/{version}/"
+            )
+
+        debian.run(f"mkdir {shared}; tar -xf {debian.put(archive)} -C {shared}")
+        bring(archive.name.removesuffix(".tar.xz"))
+        said = debian.run(f"{link}/bin/pyxis-py install --prefix {link} 2>&1").stdout
+        assert f"{link}/lib/penroot/spank_pyxis.so is that for Slurm 24.11" in said
+        demo(debian, {**environ, "PENROOT_PREFIX": link})
+        debian.run(f"cd {shared}; cp -a penroot-*-x86_64 penroot-9.9; rm penroot-9.9/lib/penroot/spank_pyxis.so")
+        bring("penroot-9.9")
+        line = debian.run("cat /etc/slurm/plugstack.conf.d/pyxis.conf").stdout
+        assert line == f"required {link}/lib/penroot/spank_pyxis.so\n"
+        # Of the link's version, and the line has the link: Slurm runs no job while a plugin that it requires is gone.
+        assert debian.run(f"{link}/bin/pyxis-py uninstall 2>&1").stdout.count("[INFO] removed ") == 2
+        assert debian.run("ls /etc/slurm/plugstack.conf.d").stdout == ""

@@ -126,6 +126,21 @@ def test_the_line_goes_into_a_file_that_is_sent(programs: Path) -> None:
     assert path.read_text() == "# the site's\ninclude plugstack.conf.d/*\n"
 
 
+def test_a_line_with_a_link_to_the_version_goes_with_its_plugin(programs: Path) -> None:
+    """Slurm runs no job while a plugin that it requires is gone."""
+    for version in ("1.0", "2.0"):
+        (programs / version).mkdir()
+        (programs / version / "spank_pyxis.so").touch()
+    (programs / "link").symlink_to("1.0")
+    directory = programs / "plugstack.conf.d"
+    written = plugstack.configure(str(directory), f"{programs}/link/spank_pyxis.so", ())
+    assert plugstack.unconfigure(str(directory), f"{programs}/2.0/spank_pyxis.so") == []
+    (programs / "plugstack.conf").write_text(f"required {programs}/link/spank_pyxis.so # the site's\n")
+    with pytest.raises(ConfigError, match=r"plugstack\.conf:1 loads "):
+        plugstack.check_unused(f"{programs}/1.0/spank_pyxis.so", str(directory))
+    assert plugstack.unconfigure(str(directory), f"{programs}/1.0/spank_pyxis.so") == [written]
+
+
 def test_two_lines_would_be_one_too_many(programs: Path) -> None:
     """Slurm loads the same file twice, and refuses the second one's options."""
     path = programs / "plugstack.conf"
