@@ -15,7 +15,7 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: version libexec around packages packages-test release help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: version libexec around packages packages-test packages-ci release help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -156,15 +156,21 @@ uninstall: ## remove what install put there, and this node's line in plugstack.c
 	test -n "$$(find $(PREFIX) ! -type d -print -quit)" || rm -rf $(PREFIX)
 
 packages: $(VENV)/done ## deb, rpm and archive, in dist/packages
-	@tests/prerequisites packages
+	@tests/prerequisites packaging
 	@$(VENV)/bin/python -m packages
 
 packages-test: $(VENV)/done ## packages installed in fresh Debians, and built twice: half an hour
 	@tests/prerequisites packages
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
+# The Debians take as long as the packages: they are made meanwhile.
+packages-ci: $(VENV)/done ## of packages-test: deb and rpm, made once, judged, installed in fresh Debians and used for a job
+	@tests/prerequisites packaging
+	@$(VENV)/bin/python -m tests.packages & debians=$$!; $(VENV)/bin/python -m packages deb rpm; made=$$?; wait $$debians && exit $$made
+	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian' -o timeout=1800 --durations=10
+
 release: $(VENV)/done ## all that a release has, in dist/release: a commit, with its part in CHANGELOG.md
-	@tests/prerequisites packages
+	@tests/prerequisites packaging
 	@$(VENV)/bin/python -m packages --release --output dist/release
 
 clean:
