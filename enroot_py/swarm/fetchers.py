@@ -31,6 +31,7 @@ class Member:
     asked: float = 0.0  # since when it fetches
     heard: float = 0.0
     stalled: bool = False  # it has said nothing for long
+    left: float = 0.0  # since when it is gone, though what it has sent may still come
     failed: set[int] = field(default_factory=set)  # blobs that it could not fetch
     refused: set[int] = field(default_factory=set)  # parents that it could not take from
     strikes: set[int] = field(default_factory=set)  # children that could not take from it
@@ -93,10 +94,10 @@ class Fetchers:
     def choose(self, blobs: Iterable[int]) -> None:
         """Those who have a blob; else one node that fetches all, or two that share the work.
 
-        So that none of them has to be a fast one.
+        So that none of them has to be a fast one. Of three the third would have to relay all that the two fetch.
         """
         loads: dict[int, int] = {}
-        several = 2 if len(self._members) >= 4 else 1
+        several = 1 if len(self._members) == 3 else 2
         gives = self._givers(blobs)
         for blob in sorted(blobs, key=lambda blob: (-self._sizes[blob], blob)):
             if blob in gives or self.of_seed:
@@ -164,7 +165,7 @@ class Fetchers:
 
     def _may(self, member: Member, blob: int) -> bool:
         can = blob in member.has if self.of_seed else member.takes(blob)
-        return can and blob not in member.failed and not member.stalled
+        return can and blob not in member.failed and not (member.stalled or member.left)
 
     def failed(self, node: int, failed: Failed) -> None:
         """Let another one try what a node could not fetch."""
@@ -181,6 +182,7 @@ class Fetchers:
         """Let another one have the work of a fetcher that is slow."""
         own, slow = self._fetched_by(node), self.member(node)
         others = [other for other in self.nodes if other != node and (other != SEED or self.seed)]
+        others = [other for other in others if not self.member(other).left]
         is_finished = slow.fetched >= sum(self._sizes[blob] for blob in own)
         if not own or is_finished or not others or self.now < slow.asked + PATIENCE:
             return

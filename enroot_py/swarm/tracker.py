@@ -32,6 +32,7 @@ from enroot_py.swarm.trees import SOURCES, BlobTree, Forest
 GATHER = 0.5  # seconds from the first peer to the plan, if not all are there before
 LINGER = 30.0  # seconds that all who are there stay for late ones, when they lack nothing any more
 DEAF = 2.0  # seconds, and three reports, without a word, until nobody depends on a node
+DRAIN = 3.0  # seconds for which what a node has sent may be on its way, when it has left
 
 Said = list[tuple[int, FromTracker]]
 
@@ -68,6 +69,7 @@ class Tracker:
         if node == SEED:
             self._hear_seed(message)
         elif isinstance(message, Joined):
+            self._forget(node)  # it has left before
             self._join(node, message)
         elif (member := self._members.get(node)) is None:
             pass  # it was released
@@ -84,8 +86,13 @@ class Tracker:
     def left(self, now: float, node: int) -> Said:
         """A peer is gone, for whatever reason."""
         self._clock(now)
+        member = self._members.get(node)
         if node == SEED:
             self._fetchers.lose_seed()
+        elif member and member.lacks and member.done and self._forest:
+            member.left = now  # its kernel may still send, tcp(7): those who take from it say when that ends
+            if not any(map(self._hears, self._members)):
+                self._end()
         else:
             self._forget(node)
         return self._take()
@@ -101,6 +108,8 @@ class Tracker:
                     member.heard = now
             self._looked = now
             self._find_stalled()
+            for node in [node for node, member in self._members.items() if member.left and now > member.left + DRAIN]:
+                self._forget(node)
         if self._members and not self._forest:
             if len(self._members) == self._nodes or now >= self._first + GATHER:
                 self._plan()
@@ -109,7 +118,7 @@ class Tracker:
         elif not self._all_done():
             self._idle = now
         elif len(self._members) == self._nodes or now >= self._idle + LINGER:
-            self._said += [(node, Released()) for node in self._members]
+            self._said += [(node, Released()) for node in filter(self._hears, self._members)]
             self._end()
         return self._take()
 
@@ -124,7 +133,7 @@ class Tracker:
         self._forest = None
 
     def _check(self, node: int, message: FromPeer) -> None:
-        if isinstance(message, Joined) and node in self._members:
+        if isinstance(message, Joined) and node in self._members and not self._members[node].left:
             raise ValueError(f"node {node} is there already")
         blobs = message.lacks if isinstance(message, Joined) else getattr(message, "blobs", ())
         blobs += message.has if isinstance(message, Joined) else ()
@@ -169,15 +178,21 @@ class Tracker:
         """What has changed since it was said."""
         said, self._said = self._said, []
         if self._fetchers.changed:
-            said += [(node, FetchBlobs(self._fetchers.all_of(node))) for node in self._fetchers.changed if node in self]
+            changed = filter(self._hears, self._fetchers.changed)
+            said += [(node, FetchBlobs(self._fetchers.all_of(node))) for node in changed]
             for tree in self._forest.trees if self._forest else ():
                 for top in tree.tops:
                     self._reroute(top, tree.number)
             self._fetchers.changed.clear()
         if self._forest:
-            said += [(node, self._routes(node, numbers)) for node, numbers in self._rerouted.items() if node in self]
+            rerouted = filter(self._hears, self._rerouted)
+            said += [(node, self._routes(node, self._rerouted[node])) for node in rerouted]
             self._rerouted.clear()
         return said
+
+    def _hears(self, node: int) -> bool:
+        """Whether a node is there, and has not left."""
+        return node in self and not self._fetchers.member(node).left
 
     def __contains__(self, node: int) -> bool:
         return node in self._members or node == SEED and self._fetchers.seed is not None
@@ -300,7 +315,8 @@ class Tracker:
 
     def _give_up(self, failed: Failed) -> None:
         """Tell all that nobody gets the image from others, and one of them why."""
-        lacking = sorted(self._members, key=lambda node: self._members[node].done or self._members[node].stalled)
+        members = self._members
+        lacking = sorted(filter(self._hears, members), key=lambda node: members[node].done or members[node].stalled)
         for number, node in enumerate(lacking):
             reason, hint = ("", "") if number else (failed.reason, failed.hint)
             self._said.append((node, Hopeless(failed.refused, reason, hint)))
@@ -318,6 +334,9 @@ class Tracker:
         if self._forest is None or blamed not in self or number >= len(self._forest.trees):
             return  # it is dead, which others have been told
         parent, tree = self._fetchers.member(blamed), self._forest.trees[number]
+        if parent.left:
+            self._forget(blamed)
+            return
         if blamed in self._fetchers and tree.parent.get(node) == SOURCES:
             if not complaint.reached:
                 self._avoid_fetcher(node, member, blamed, tree)
@@ -363,7 +382,8 @@ class Tracker:
         fetchers = self._fetchers.nodes
         for other in sorted(self._forest.loads, key=lambda relay: relay not in tree.children):
             reaches_all = other not in fetchers and self._members[other].refused.isdisjoint(fetchers)
-            if tree.parent.get(other) != SOURCES and reaches_all and other not in member.refused:
+            may = self._hears(other) and other not in member.refused
+            if tree.parent.get(other) != SOURCES and reaches_all and may:
                 self._forest.detach(tree, other)
                 self._attach(tree, other, SOURCES)
                 return other
@@ -402,4 +422,7 @@ class Tracker:
             its = self._members[other].got
             return not got or bool(its) and its[tree.number] >= got
 
-        return self._forest.place(tree, node, lambda other: other not in member.refused, reaches)
+        def may(other: int) -> bool:
+            return other not in member.refused and self._hears(other)
+
+        return self._forest.place(tree, node, may, reaches)

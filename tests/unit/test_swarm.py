@@ -20,7 +20,7 @@ from enroot_py.swarm.messages import (
     Report,
     Routes,
 )
-from enroot_py.swarm.tracker import GATHER, LINGER, Tracker
+from enroot_py.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
 from enroot_py.swarm.trees import SOURCES, Forest
 
 SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
@@ -38,6 +38,8 @@ class Told:
         self.fetches: dict[int, set[int]] = {}
         self.released: set[int] = set()
         self.hopeless: dict[int, Hopeless] = {}
+        self.done: set[int] = set()
+        self.draining: set[int] = set()  # who has left, when it had all
 
     def hear(self, said: list[tuple[int, FromTracker]]) -> None:
         for node, message in said:
@@ -58,6 +60,7 @@ class Told:
         self.lacks[node] = lacks
         self.has[node] = has or set()
         self.released.discard(node)
+        self.draining.discard(node)
         self.parents.pop(node, None)
         joined = Joined(("10.0.0.1", node), tuple(sorted(lacks)), tuple(sorted(self.has[node])))
         self.hear(self.tracker.handle(now, node, joined))
@@ -66,7 +69,23 @@ class Told:
         for state in (self.lacks, self.plan, self.parents, self.fetches):
             state.pop(node, None)  # type: ignore[attr-defined]
         self.released.discard(node)
+        if node in self.done:
+            self.draining.add(node)
+            self.done.remove(node)
         self.hear(self.tracker.left(now, node))
+
+    def finish(self, now: float, node: int) -> None:
+        """A node lacks nothing any more."""
+        self.done.add(node)
+        self.hear(self.tracker.handle(now, node, Report((0,) * self.plan[node].trees, done=True)))
+
+    def drained(self, now: float) -> None:
+        """What came from those who have left has come, and who took from them says so."""
+        for node, by_tree in list(self.parents.items()):
+            for tree, links in list(by_tree.items()):
+                for parent in self.draining.intersection(parent for parent, _ in links):
+                    complaint = Complaint(tree, parent, False, (0,) * self.plan[node].trees)
+                    self.hear(self.tracker.handle(now, node, complaint))
 
     def wants(self, node: int, blobs: tuple[int, ...]) -> set[int]:
         """Of these blobs, or of all, those that a node takes from others."""
@@ -131,6 +150,8 @@ def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
             told.leave(now, node)
             if rng.random() < 0.5:
                 waiting.append(node)  # its helper may begin again
+        elif node is not None and node in told.plan and happens < 0.55 and node not in told.done:
+            told.finish(now, node)
         elif node is not None and node in told.plan:
             got = tuple(rng.randrange(1 << 28) for _ in range(told.plan[node].trees))
             tree = rng.randrange(len(got))
@@ -142,8 +163,10 @@ def test_whatever_happens_all_that_live_can_get_all(seed: int) -> None:
                 told.hear(told.tracker.handle(now, node, Report(got, rng.randrange(1 << 28))))
         told.hear(told.tracker.tick(now))
         if all(node in told.plan for node in told.lacks) and (nodes < 10 or rng.random() < 0.1):
+            told.drained(now)
             told.check()
     told.hear(told.tracker.tick(now + GATHER))
+    told.drained(now + GATHER)
     told.check()
     for node in list(told.lacks):
         got = (0,) * told.plan[node].trees
@@ -375,6 +398,79 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
         for node, count in ((fast, 7 << 20), (slow, 0)):
             told.hear(told.tracker.handle(now, node, Report((0,) * trees_, fetched=count)))
     assert told.fetches == before
+
+
+def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
+    told = together(2)
+    slow, fast = told.fetches
+    for now in (1.0, 3.0):
+        for node, count in ((fast, 100), (slow, 10)):
+            told.hear(told.tracker.handle(now, node, Report((0,), fetched=int(now) * count << 20)))
+    assert told.fetches == {slow: set(), fast: set(range(len(SIZES)))}
+    told.check()
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_one_has_sent_before_its_task_ended_nobody_fetches_again(nodes: int, ends: bool) -> None:
+    """Its kernel goes on to send. What has not come when that ends, or comes too slowly, others fetch."""
+    told = together(nodes)
+    before = {node: set(blobs) for node, blobs in told.fetches.items()}
+    first = next(iter(before))
+    told.finish(1.0, first)
+    told.leave(1.1, first)
+    told.hear(told.tracker.tick(1.1 + 0.9 * DRAIN))
+    del before[first]
+    assert told.fetches == before
+    if ends:
+        told.drained(1.1 + 0.9 * DRAIN)
+    else:
+        told.hear(told.tracker.tick(2.1 + DRAIN))
+    assert set().union(*told.fetches.values()) == set(range(len(SIZES)))
+    told.check()
+
+
+def test_nobody_new_takes_from_one_who_has_left() -> None:
+    told = Told(9)
+    for node in range(8):
+        told.join(0.0, node, set(range(len(SIZES))))
+    told.hear(told.tracker.tick(GATHER))
+    gone = next(node for node, plan in told.plan.items() if plan.relays)
+    told.finish(1.0, gone)
+    told.leave(1.0, gone)
+    told.join(1.1, 8, set(range(len(SIZES))))
+    assert gone not in {parent for links in told.parents[8].values() for parent, _ in links}
+    told.drained(1.2)
+    told.check()
+
+
+def test_one_who_comes_when_all_have_just_left_begins_anew() -> None:
+    told = together(2)
+    for node in range(2):
+        told.finish(1.0, node)
+        told.leave(1.1, node)
+    told.join(1.2, 1, {0, 1})
+    told.hear(told.tracker.tick(1.2 + GATHER))
+    assert told.fetches == {1: {0, 1}}
+
+
+def test_one_who_comes_again_is_another_one() -> None:
+    """A helper that was killed when it had all, and its successor, which has it no more."""
+    told = together(3)
+    told.finish(1.0, 0)
+    told.leave(1.0, 0)
+    told.join(1.1, 0, set(range(len(SIZES))))
+    told.drained(1.1)
+    told.check()
+
+
+def test_the_last_does_not_wait_for_who_has_left() -> None:
+    told = together(2)
+    told.finish(1.0, 0)
+    told.leave(1.0, 0)
+    told.finish(1.1, 1)
+    told.hear(told.tracker.tick(1.2))
+    assert told.released == {1}
 
 
 @pytest.mark.parametrize("nodes", [6, 10_000])
