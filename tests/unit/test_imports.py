@@ -32,6 +32,10 @@ ENTERING = set(
     "joined sshd".split()
 )
 
+# What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
+DECIDING = {f"enroot_py.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
+PURE = set("__future__ collections collections.abc dataclasses random".split())
+
 # Each costs more than a whole start may.
 HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
@@ -82,6 +86,23 @@ def test_doors_go_one_way(name: str) -> None:
                 assert room(imported) in may, (
                     f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
                 )
+
+
+def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:
+    for module, path in modules().items():
+        if module in DECIDING:
+            names = {
+                each
+                for node in ast.walk(ast.parse(path.read_text()))
+                for each in (
+                    [node.module]
+                    if isinstance(node, ast.ImportFrom)
+                    else [name.name for name in node.names]
+                    if isinstance(node, ast.Import)
+                    else []
+                )
+            }
+            assert names <= DECIDING | PURE | {"enroot_py.swarm"}, f"{module}: {names}"
 
 
 def test_readme_and_developing_show_the_same_rooms() -> None:

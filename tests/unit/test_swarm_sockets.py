@@ -10,6 +10,7 @@ import random
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from enroot_py.base import log
 from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import SEED, Standing
+from enroot_py.swarm.messages import SEED, Joined, Standing
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
@@ -66,8 +68,9 @@ class Host:
 class Lab:
     """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
 
-    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int) -> None:
-        self.directory, self.layers, self.nodes = directory, layers, nodes
+    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int, host: str = "127.0.0.1") -> None:
+        """``host``: an address of the tracker's host."""
+        self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
         self.results: dict[int, int] = {}
@@ -105,7 +108,7 @@ class Lab:
         os.setpgid(0, 0)
         if os.fork() == 0:
             here = Loop(self.swarm, node)
-            Peering(here, met(here, self.port), spool, fetch).run()
+            Peering(here, met(here, self.port, self.host), spool, fetch).run()
             return
         while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
@@ -148,22 +151,29 @@ def ending() -> Iterator[None]:
         os._exit(0)
 
 
-def met(loop: Loop, port: int) -> Connection:
+def met(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
     """The tracker, when it has said what there is."""
 
     def stop(*_: object) -> None:
         loop.running = False
 
-    found = come(loop, port, stop)
+    found = come(loop, port, stop, host=host)
     found.gone = stop
     loop.run()
     loop.running = True
     return found
 
 
-def come(loop: Loop, port: int, heard: Callable[[Mapping[str, object]], None], *, lacks: bool = True) -> Connection:
+def come(
+    loop: Loop,
+    port: int,
+    heard: Callable[[Mapping[str, object]], None],
+    *,
+    lacks: bool = True,
+    host: str = "127.0.0.1",
+) -> Connection:
     """The tracker, which is to hear of a node."""
-    found = loop.connect("t", ("127.0.0.1", port))
+    found = loop.connect("t", (host, port))
     found.most = wire.LONG
     found.heard = heard
     found.ready = lambda: found.say({"is": "Come", "lacks": lacks})
@@ -174,8 +184,8 @@ def come(loop: Loop, port: int, heard: Callable[[Mapping[str, object]], None], *
 def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
     labs: list[Lab] = []
 
-    def lab(sizes: Sequence[int], nodes: int) -> Lab:
-        labs.append(Lab(tmp_path, blobs(sizes), nodes))
+    def lab(sizes: Sequence[int], nodes: int, host: str = "127.0.0.1") -> Lab:
+        labs.append(Lab(tmp_path, blobs(sizes), nodes, host))
         return labs[-1]
 
     yield lab
@@ -204,6 +214,17 @@ def test_each_blob_is_fetched_once_and_is_whole_everywhere(make: Callable[..., L
     for node in range(nodes):
         lab.start(node)
     assert [lab.result(node) for node in range(nodes)] == [whole(lab)] * nodes
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")
+def test_the_same_by_ipv6(make: Callable[..., Lab]) -> None:
+    """Nodes know each other by the addresses from which they have come to the tracker."""
+    lab = make(SIZES, 3, "::1")
+    for node in range(3):
+        lab.start(node)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
     assert lab.requests == [0, 1, 2, 3]
 
 
@@ -424,6 +445,201 @@ def test_who_does_not_listen_is_thrown_out() -> None:
             if gone:
                 break
         assert gone == ["it does not listen"]
+
+
+def test_who_does_not_read_is_given_no_more_than_the_kernel_holds(tmp_path: Path) -> None:
+    size, piece = 1 << 30, 1 << 20
+    given = 0
+    with open(tmp_path / "blob", "wb+") as blob:
+        blob.truncate(size)
+        here, sock = Loop(Swarm(KEY, CONTEXT, 2), 0), listener()
+
+        def serve(connection: Connection) -> None:
+            def more() -> bool:
+                nonlocal given
+                given += piece
+                connection.send(b"", blob.fileno(), given - piece, piece)
+                return given <= size
+
+            connection.more = more
+            connection.wake()
+
+        here.listen("p", sock, serve)
+        with stranger(sock.getsockname()[1]) as deaf, attacking(lambda: shaken(deaf, hello(role="p"))) as attack:
+            until(here, lambda: not attack.is_alive() and given)
+            before = -1
+            while given != before:  # whatever buffers there are, they fill
+                before = given
+                until_later(here)
+            assert given < size / 4
+
+
+@contextlib.contextmanager
+def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Let somebody else do something meanwhile."""
+    thread = threading.Thread(target=attack)
+    thread.start()
+    yield thread
+    thread.join(_TIME)
+
+
+def until_later(here: Loop) -> None:
+    """Serve for half a second."""
+    end = time.monotonic() + 0.5
+    until(here, lambda: time.monotonic() > end)
+
+
+def heard_before() -> list[bytes]:
+    """What one has said to another member, as somebody on the wire has it."""
+    one, other = hello(), Handshake(KEY, CONTEXT, End(TRACKER, "t"), connects=False)
+    said = [one.out]
+    other.feed(one.out)
+    one.feed(other.out)
+    return [*said, one.out]
+
+
+def endless(sock: socket.socket) -> None:
+    shaken(sock, hello())
+    sock.sendall((1 << 31).to_bytes(4, "big"))
+    while True:
+        sock.sendall(bytes(1 << 16))
+
+
+def say(*parts: bytes) -> Callable[[socket.socket], None]:
+    """Say this, each part when the other end has answered the last."""
+
+    def attack(sock: socket.socket) -> None:
+        for part in parts:
+            sock.sendall(part)
+            sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+
+    return attack
+
+
+ATTACKS = {
+    "a wrong key": (say(hello(key=b"x" * 32).out, bytes(wire.PROOF)), "the key of another swarm"),
+    "a wrong step": (say(hello(context="7.1").out, hello(context="7.1")._prove(b"connects")), "another swarm"),
+    "a replayed hello": (say(*heard_before()), "the key of another swarm"),
+    "a wrong role": (say(hello(role="p").out), "no member of a swarm"),
+    "a stranger": (say(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of a swarm"),
+    "an endless message": (endless, "a message of 2147483648 bytes"),
+    "silence": (say(b""), "it does not say who it is"),
+    "a hello without an end": (say(hello().out + bytes(9)), "more than a hello"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, why = ATTACKS[name]
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(log, "_debug", True)
+    monkeypatch.setattr(log, "sink", lambda level, text: lines.append((level, text)))
+    here, sock = Loop(Swarm(KEY, CONTEXT, 2), TRACKER), listener()
+    here.listen("t", sock, lambda member: None)
+    with stranger(sock.getsockname()[1]) as attacker:
+
+        def attempt() -> None:
+            with contextlib.suppress(ConnectionError):
+                attack(attacker)
+            is_thrown_out(attacker)
+
+        with attacking(attempt) as thread:
+            until(here, lambda: not thread.is_alive())
+    assert [level for level, _ in lines] == ["DEBUG"], lines
+    assert lines[0][1].startswith("swarm: 127.0.0.1: ")
+    assert why in lines[0][1]
+
+
+class Member:
+    """One of three nodes, which has the key and lacks the last blob, and of what others give it all that it wants."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._sock = stranger(lab.port)
+        self._handshake, self._in = hello(), bytearray()
+        assert shaken(self._sock, self._handshake)
+        self._say({"is": "Come", "lacks": True})
+        assert self._hear()["is"] == "Documents"
+        self._say(wire.encode(Joined(("", 9), (3,))))
+        links: list[list[object]] = []
+        while not links:
+            message = self._hear()
+            self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
+        _, self.parent, host, self.port, _ = links[0]
+        assert host == "127.0.0.1"
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        assert self._handshake.session
+        self._sock.sendall(self._handshake.session.seal(message))
+
+    def _hear(self) -> Mapping[str, object]:
+        assert self._handshake.session
+        while (message := self._handshake.session.open(self._in, wire.LONG)) is None:
+            data = self._sock.recv(65536)
+            assert data
+            self._in += data
+        return message
+
+    def ask(self, message: Mapping[str, object]) -> socket.socket:
+        """A connection to its parent, which has been asked for something."""
+        sock = stranger(int(str(self.port)))
+        handshake = hello(role="p")
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal(message))
+        return sock
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Take", "tree": 99, "trees": 1, "from": []},
+        {"is": "Take", "tree": 0, "trees": 99, "from": [[0, 0]]},
+        {"is": "Take", "tree": 0, "from": "all"},
+        {"is": "Take", "tree": 0, "from": [["sha256:" + "0" * 64, 0]]},
+        {"is": "Take", "tree": 0, "from": [[0, -1]]},
+        {"is": "Give"},
+        {"is": "Take", "tree": 0, "from": [], "fill": "x" * wire.SHORT},
+    ],
+)
+def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
+    make: Callable[..., Lab], message: dict[str, object]
+) -> None:
+    lab = make(SIZES, 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member, member.ask(message) as sock:
+        assert is_thrown_out(sock)
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab]) -> None:
+    """Blobs have numbers, by a manifest that all know: who asks for one beyond it gets what else it has asked for."""
+    lab = make(SIZES, 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member:
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": [[99, 0], [3, 0]]}
+        with member.ask(take) as sock:
+            head = sock.recv(12, socket.MSG_WAITALL)
+            assert head[:4] == bytes((0, 3, 0, 0))  # blob and tree
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -> None:
+    lab = make((40_000_000, 9_000_000, 1, 300_000), 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member:
+        wanted = [[blob, 0] for blob in range(4)]
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": wanted}
+        with contextlib.ExitStack() as deaf:
+            for _ in range(20):
+                deaf.enter_context(member.ask(take))
+            assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
 @pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
