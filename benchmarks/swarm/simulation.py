@@ -219,7 +219,7 @@ class Run:
                 self.fetches[node][blob] -= part
                 now -= part
                 self.outcome.from_registry += part
-                self.peers[node].fetched(part)
+                self.peers[node].fetched(part, sum(self.fetches[node].values()))
                 done = 1.0 - self.fetches[node][blob] / self.sizes[blob]
                 mine = self.got[node, :, blob]
                 numpy.maximum(mine, done * self.whole[blob], out=mine)
@@ -232,6 +232,7 @@ class Run:
         before = self.fetches.get(node, {})
         lacking = {blob: self.sizes[blob] - self.got[node, :, blob].min() * self.trees for blob in blobs}
         self.fetches[node] = {blob: before.get(blob, left) for blob, left in lacking.items()}
+        self.peers[node].fetched(0, sum(self.fetches[node].values()))  # type: ignore[arg-type]
 
     def go(self, limit: float = 600.0) -> Outcome:
         ticked = 0.0
@@ -261,15 +262,19 @@ GIB = 1 << 30
 IMAGE = [int(GIB * part) for part in (2.5, 1.2, 0.7, 0.4, 0.2)]  # bytes of its layers
 MOST = 1.3  # times what one node takes
 TROUBLE = {"dying": 0.01, "slow": 0.05}
+UNPACK = 2e9  # bytes a second
 
 
-def large(nodes: int, **trouble: float) -> Outcome:
+def large(nodes: int, seed: int = 3, **trouble: float) -> Outcome:
     """An image of 5 GiB on links of 25 Gbit/s, with a registry of 10 Gbit/s; 2 GB/s are unpacked."""
-    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=2e9, seed=3, **trouble)).go()  # type: ignore[arg-type]
+    return Run(World(nodes, IMAGE, link=25e9 / 8, registry=10e9 / 8, unpack=UNPACK, seed=seed, **trouble)).go()
 
 
 def bench_simulation(sizes: Sequence[int]) -> bool:
     """Seconds until the last node is ready that lives and is not slow itself, without trouble and with some."""
+    trips = HANDSHAKE / LATENCY / 2
+    print(f"a message takes {LATENCY * 1e3:.1f} ms, a handshake {trips:.0f} round trips, {HANDSHAKE * 1e3:.0f} ms")
+    print(f"unpacking takes {sum(IMAGE) / UNPACK:.2f} s beside it; who is dead is missed after {DETECTION:.0f} s")
     columns = "".join(f"{name:>12}" for name in ("all well, s", "x 1 node", "registry", "most given", "messages"))
     print(f"{'nodes':>8}{columns}{'1 % die, 5 % slow':>20}{'x 1 node':>12}")
     alone, good = 0.0, True

@@ -84,7 +84,9 @@ class _Nodes:
     def report(self, part: float, *, done: bool) -> None:
         got = tuple(int(sum(LAYERS) * part / self.trees) for _ in range(self.trees))
         for node, connection in self.connections.items():
-            connection.say(wire.encode(Report(got, int(self.fetched.get(node, 0) * part), done)))
+            work = self.fetched.get(node, 0)
+            report = Report(got, int(work * part), done, work - int(work * part))
+            connection.say(wire.encode(report))
 
     def serve(self, until: Callable[[], bool]) -> None:
         def tick(now: float) -> None:

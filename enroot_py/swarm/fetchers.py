@@ -10,8 +10,12 @@ from enroot_py.swarm.messages import SEED, Address, Failed, Joined
 TRIES = 3  # nodes that cannot get a blob from the registry, until nobody is asked to any more
 STRIKES = 3  # children that complain of a node until nobody takes from it any more
 PATIENCE = 2.0  # seconds until fetchers are compared
-SLOW = 0.5  # of what others have: who has less is slow
-BEHIND = 8 << 20  # bytes less than others, from which on it may be: for less nobody asks the registry again
+EVEN = 1.3  # times one image, that one of two fetchers may give
+SHORTEST = 0.5  # seconds of work by which one who has done it is compared
+SLOW = 0.5  # of the rate of others: who is below that is slow
+BEHIND = (
+    8 << 20
+)  # bytes less than they would have had, from which on it may be: for less nobody asks the registry again
 SILENT = 5.0  # seconds without a byte of the registry until the seed is asked
 
 
@@ -28,7 +32,10 @@ class Member:
     done: bool = False
     got: tuple[int, ...] = ()
     fetched: int = 0
-    asked: float = 0.0  # since when it fetches
+    unfetched: int = 0
+    asked: float = 0.0  # since when it fetches what it does now
+    before: int = 0  # bytes that it had fetched then
+    rate: float = 0.0  # bytes a second of it, when all has come
     heard: float = 0.0
     stalled: bool = False  # it has said nothing for long
     left: float = 0.0  # since when it is gone, though what it has sent may still come
@@ -92,31 +99,45 @@ class Fetchers:
     # -- who fetches
 
     def choose(self, blobs: Iterable[int]) -> None:
-        """Those who have a blob; else one node that fetches all, or two that share the work.
-
-        So that none of them has to be a fast one. Of three the third would have to relay all that the two fetch.
-        """
-        loads: dict[int, int] = {}
-        several = 1 if len(self._members) == 3 else 2
+        """Those who have a blob; else two nodes that share the work, so that none of them has to be a fast one."""
         gives = self._givers(blobs)
-        for blob in sorted(blobs, key=lambda blob: (-self._sizes[blob], blob)):
-            if blob in gives or self.of_seed:
-                self.add(gives.get(blob, SEED), [blob])
-                continue
+        asked = [blob for blob in blobs if blob not in gives and not self.of_seed]
+        shares = self._share(asked, 2)
+        lacking = sum(bool(member.lacks) for member in self._members.values())
+        if lacking == 3 and not self._is_even(shares):  # two others halve what one has to give
+            shares = self._share(asked, 1)
+        for blob in sorted(blobs, key=self._largest_first):
+            self.add(gives.get(blob, shares.get(blob, SEED)), [blob])
+        self._since = None
+
+    def _largest_first(self, blob: int) -> tuple[int, int]:
+        return -self._sizes[blob], blob
+
+    def _share(self, blobs: Iterable[int], several: int) -> dict[int, int]:
+        """By blob a node that fetches it, each of ``several`` with about as much to fetch as the others."""
+        loads: dict[int, int] = {}
+        shares: dict[int, int] = {}
+        for blob in sorted(blobs, key=self._largest_first):
             lacking = [node for node, member in self._members.items() if blob in member.lacks]
             able = [node for node in lacking if node in loads]
             if len(loads) < several or not able:
                 able += [node for node in lacking if node not in loads][:1]
-            fetcher = min(able, key=lambda node: loads.get(node, 0))
-            loads[fetcher] = loads.get(fetcher, 0) + self._sizes[blob]
-            self.add(fetcher, [blob])
-        self._since = None
+            shares[blob] = min(able, key=lambda node: loads.get(node, 0))
+            loads[shares[blob]] = loads.get(shares[blob], 0) + self._sizes[blob]
+        return shares
+
+    def _is_even(self, shares: Mapping[int, int]) -> bool:
+        """Whether no node would give two others more than about one image."""
+        loads = dict.fromkeys(shares.values(), 0)
+        for blob, node in shares.items():
+            loads[node] += self._sizes[blob]
+        return 2 * max(loads.values(), default=0) <= EVEN * sum(loads.values())
 
     def _givers(self, blobs: Iterable[int]) -> dict[int, int]:
         """By blob somebody who has it, each of them with about as much to give as the others."""
         loads = {node: 0 for node, member in self._members.items() if member.has}
         givers: dict[int, int] = {}
-        for blob in sorted(blobs, key=lambda blob: (-self._sizes[blob], blob)):
+        for blob in sorted(blobs, key=self._largest_first):
             if able := [node for node in loads if blob in self._members[node].has]:
                 givers[blob] = min(able, key=loads.__getitem__)
                 loads[givers[blob]] += self._sizes[blob]
@@ -134,7 +155,8 @@ class Fetchers:
 
     def _tell(self, node: int) -> None:
         if node != SEED or self.seed:
-            self.member(node).asked = self.now
+            member = self.member(node)
+            member.asked, member.before, member.rate = self.now, member.fetched, 0.0
             self.changed[node] = None
 
     def replace(self, node: int) -> None:
@@ -181,16 +203,26 @@ class Fetchers:
     def compare(self, node: int) -> None:
         """Let another one have the work of a fetcher that is slow."""
         own, slow = self._fetched_by(node), self.member(node)
-        others = [other for other in self.nodes if other != node and (other != SEED or self.seed)]
-        others = [other for other in others if not self.member(other).left]
-        is_finished = slow.fetched >= sum(self._sizes[blob] for blob in own)
-        if not own or is_finished or not others or self.now < slow.asked + PATIENCE:
+        if not own:
             return
-        best = max(others, key=lambda other: self.member(other).fetched)
-        most = self.member(best).fetched
-        if slow.fetched < SLOW * most and slow.fetched + BEHIND <= most:
+        if not slow.unfetched and not slow.rate and self.now >= slow.asked + SHORTEST:
+            slow.rate = self._rate(slow)
+        members = {other: self.member(other) for other in self.nodes if other != SEED or self.seed}
+        rates = {other: self._rate(member) for other, member in members.items() if self._can_compare(member)}
+        if not slow.unfetched or node not in rates:
+            return
+        best = max(rates, key=rates.__getitem__)
+        behind = (rates[best] - rates[node]) * (self.now - slow.asked)
+        if rates[node] < SLOW * rates[best] and behind >= BEHIND:
             self.add(best, own)
             self._tell(node)
+
+    def _can_compare(self, member: Member) -> bool:
+        return not member.left and bool(member.rate or self.now >= member.asked + PATIENCE)
+
+    def _rate(self, member: Member) -> float:
+        """Bytes a second from the registry: of one who goes on with another one's work, those of his own."""
+        return member.rate or (member.fetched - member.before) / (self.now - member.asked)
 
     def _fetched_by(self, node: int) -> list[int]:
         """What it does not give of its own."""

@@ -31,11 +31,15 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Bytes that a peer has by each tree and from the registry, and whether it lacks nothing any more."""
+    """Bytes that a peer has by each tree and from the registry, and whether it lacks nothing any more.
+
+    ``unfetched`` are bytes that it has still to get from the registry, as it was told to.
+    """
 
     got: tuple[int, ...]
     fetched: int = 0
     done: bool = False
+    unfetched: int = 0
 
 
 @dataclass(frozen=True, slots=True)

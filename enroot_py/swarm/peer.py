@@ -95,7 +95,7 @@ class Part:
         self._plan: Routes | None = None
         self._flows: dict[int, list[_Flow]] = {}  # by tree
         self._own: set[int] = set()  # blobs that it has from the registry
-        self._fetched = 0  # bytes of them
+        self._fetched = self._unfetched = 0  # bytes of them, that have come and that have not
         self._got: list[int] = []
         self._reported = 0.0
         self._orphaned: float | None = None  # since when there is no tracker
@@ -134,9 +134,12 @@ class Part:
         for flow in self._of(link):
             flow.heard = now
 
-    def fetched(self, count: int) -> None:
-        """Some bytes have come from the registry."""
+    def fetched(self, count: int, unfetched: int) -> None:
+        """Some bytes have come from the registry, and so many are still to come."""
         self._fetched += count
+        if self._unfetched and not unfetched:
+            self._reported = 0.0  # by its rate others are judged
+        self._unfetched = unfetched
 
     def failed(self, blob: int, *, refused: bool, reason: str, hint: str) -> list[Action]:
         """A blob does not come from the registry."""
@@ -213,7 +216,7 @@ class Part:
 
     def _report(self, now: float) -> Tell:
         self._reported = now
-        return Tell(Report(tuple(self._got), self._fetched, self._done))
+        return Tell(Report(tuple(self._got), self._fetched, self._done, self._unfetched))
 
     def _alone(self, now: float) -> list[Action]:
         """Go on with what comes; get from the registry what does not."""

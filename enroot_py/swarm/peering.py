@@ -172,6 +172,7 @@ class Peering:
         for blob in blobs:
             if blob not in self._fetching and self._spool.there(blob) < self._spool.sizes[blob]:
                 self._start(blob)
+        self._peer.fetched(0, self._unfetched)
 
     def _start(self, blob: int) -> None:
         """Let a process write a blob into its file; a byte says that there is more, and a line why there is not."""
@@ -204,8 +205,13 @@ class Peering:
     def _count(self, blob: int) -> None:
         """Tell what has come of a blob from the registry since it was told."""
         there = self._spool.there(blob)
-        self._peer.fetched(there - self._counted[blob])
-        self._counted[blob] = there
+        new, self._counted[blob] = there - self._counted[blob], there
+        self._peer.fetched(new, self._unfetched)
+
+    @property
+    def _unfetched(self) -> int:
+        """Bytes that the processes have still to fetch."""
+        return sum(self._spool.sizes[blob] - self._counted[blob] for blob in self._fetching)
 
     def _stop(self, blob: int) -> None:
         process, pipe = self._fetching.pop(blob)

@@ -246,6 +246,8 @@ class Tracker:
         for member in lacking.values():
             member.relays = self._is_relay(member)
         relays = [node for node, member in lacking.items() if member.relays and node not in self._fetchers]
+        if len(relays) == 1:
+            relays = []  # others would have all from that one, however slow it is
         leaves = [node for node in lacking if node not in relays]
         most = max(self._nodes - len(self._fetchers.nodes), len(relays))
         self._forest = Forest(trees.count(most), relays, leaves)
@@ -261,7 +263,7 @@ class Tracker:
         return 2 * sum(self._sizes[blob] for blob in member.lacks) >= goes_round
 
     def _report(self, node: int, member: Member, report: Report) -> None:
-        member.done, member.fetched = report.done, report.fetched
+        member.done, member.fetched, member.unfetched = report.done, report.fetched, report.unfetched
         self._fetched[node] = report.fetched
         if report.done:
             self._ready.add(node)

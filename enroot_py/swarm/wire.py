@@ -24,7 +24,7 @@ from enroot_py.swarm.trees import MOST
 if TYPE_CHECKING:
     from enroot_py.swarm.messages import FromPeer, FromTracker
 
-MAGIC = b"penroot2"
+MAGIC = b"penroot3"
 NONCE = 16
 PROOF = 32
 MAC = 16
@@ -208,7 +208,8 @@ def decode_from_peer(message: Mapping[str, object], address: str) -> FromPeer:
         blobs = take.numbers("lacks"), take.numbers("has")
         return Joined((address, take.port()), *blobs, take.text("name")[:MOST_OF_A_NAME])
     if kind == "Report":
-        return Report(take.numbers("got"), take.number("fetched"), take.flag("done"))
+        bytes_ = take.number("fetched"), take.number("unfetched")
+        return Report(take.numbers("got"), bytes_[0], take.flag("done"), bytes_[1])
     if kind == "Complaint":
         return Complaint(take.number("tree"), take.number("parent"), take.flag("reached"), take.numbers("got"))
     if kind == "Failed":

@@ -381,8 +381,8 @@ def test_a_source_that_is_slow_hands_over_its_work() -> None:
     slow, fast = told.fetches
     trees_ = told.plan[slow].trees
     for now in (1.0, 3.0):
-        told.hear(told.tracker.handle(now, fast, Report((0,) * trees_, fetched=int(now) * 100 << 20)))
-        told.hear(told.tracker.handle(now, slow, Report((0,) * trees_, fetched=int(now) * 10 << 20)))
+        for node, count in ((fast, 100), (slow, 10)):
+            told.hear(told.tracker.handle(now, node, fetching(trees_, int(now) * count << 20)))
     assert told.fetches[slow] == set()
     assert told.fetches[fast] == set(range(len(SIZES)))
     told.check()
@@ -396,8 +396,30 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
     trees_ = told.plan[slow].trees
     for now in (1.0, 3.0):
         for node, count in ((fast, 7 << 20), (slow, 0)):
-            told.hear(told.tracker.handle(now, node, Report((0,) * trees_, fetched=count)))
+            told.hear(told.tracker.handle(now, node, fetching(trees_, count)))
     assert told.fetches == before
+
+
+def test_a_source_that_has_finished_another_one_s_work_is_not_slow() -> None:
+    told = together(6)
+    gone, slow = told.fetches
+    trees_ = told.plan[slow].trees
+    heir = next(node for node in range(6) if node not in (gone, slow))
+    told.hear(told.tracker.handle(0.9, heir, Report((1,) * trees_)))
+    told.leave(1.0, gone)
+    assert told.fetches[heir]
+    for now in (2.0, 3.5, 4.5):
+        told.hear(told.tracker.handle(now, heir, Report((0,) * trees_, fetched=50 << 20)))
+        told.hear(told.tracker.handle(now, slow, fetching(trees_, int(now * 10) << 20)))
+    told.hear(told.tracker.handle(5.5, slow, fetching(trees_, 60 << 20)))
+    assert told.fetches[heir] == set(range(len(SIZES))), "it was five times as fast, as long as it had work"
+    assert told.fetches[slow] == set()
+    told.check()
+
+
+def fetching(trees_: int, fetched: int) -> Report:
+    """What a source says that has not finished."""
+    return Report((0,) * trees_, fetched, unfetched=1 << 30)
 
 
 def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
@@ -405,7 +427,7 @@ def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
     slow, fast = told.fetches
     for now in (1.0, 3.0):
         for node, count in ((fast, 100), (slow, 10)):
-            told.hear(told.tracker.handle(now, node, Report((0,), fetched=int(now) * count << 20)))
+            told.hear(told.tracker.handle(now, node, fetching(1, int(now) * count << 20)))
     assert told.fetches == {slow: set(), fast: set(range(len(SIZES)))}
     told.check()
 

@@ -16,6 +16,15 @@ def test_many_nodes_take_little_longer_than_one(nodes: int) -> None:
     assert max(together.uploads) <= 1.4 * sum(IMAGE)
 
 
+@pytest.mark.parametrize(("nodes", "seed"), [(3, 3), (100, 10)])
+def test_a_source_that_is_slow_costs_the_others_little(nodes: int, seed: int) -> None:
+    """Of three nodes, and where the other source dies, so that a third one goes on with its work."""
+    outcome = large(nodes, seed, **TROUBLE)
+    assert outcome.slow
+    assert last_of(outcome) <= MOST * last_of(large(1)) + 2 * DETECTION
+    assert outcome.from_registry <= 1.1 * sum(IMAGE)
+
+
 def test_nodes_that_die_and_links_that_are_slow_cost_the_others_little() -> None:
     outcome = large(60, **{name: 3 * part for name, part in TROUBLE.items()})
     assert outcome.dead
