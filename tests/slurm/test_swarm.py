@@ -30,6 +30,12 @@ NODES = ("n1", "n2", "n3", "n4")
 def nothing_left(four: Lab) -> Iterator[None]:
     yield
     assert_nothing_left(four)
+    until(lambda: not any(listening(four, node) for node in ("ctl", *NODES)), "the end of all ports")
+
+
+def listening(lab: Lab, node: str) -> str:
+    """Ports of ours on a node."""
+    return lab.run("ss -Htlnp | grep python3", user="root", node=node, check=False).stdout
 
 
 def layered(number: int, layers: int = 4, size: int = 2_000_000) -> Image:
@@ -138,6 +144,66 @@ def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -
         registry.pusher.image("test/next", "a", layered(19))
         four.run(step(shown.host, "next", "true"))
         assert int(four.run(f"du -sb {STORE}/blobs | cut -f1", node="n4").stdout) <= 5_100_000
+
+
+def test_what_a_node_gives_that_is_no_layer_of_the_image_is_asked_for(four: Lab, registry: Server) -> None:
+    """A layer that one has kept, and that somebody has changed since."""
+    image = layered(41, layers=1)
+    registry.pusher.image("test/changed", "a", image)
+    with front(four, registry) as shown, plugin_argument(four, "swarm_keep=50M"):
+        four.run(step(shown.host, "changed", "true", nodes=2))
+        kept = f"{STORE}/blobs/{images.digest(image.layers[-1].blob).removeprefix('sha256:')}"
+        for node in NODES[:2]:
+            four.run(f"printf changed | dd of={kept} seek=70000 bs=1 conv=notrunc status=none", node=node)
+        done = four.run(step(shown.host, "changed", *sh("cat /number; sha256sum /fill*; sleep 2")))
+    assert done.stdout.splitlines().count("41") == 4
+    assert len(set(done.stdout.splitlines())) == 2, "all have the same"
+    assert "asking the registry" in done.stderr
+    for node in NODES:
+        four.run("penroot cache verify", node=node)
+        four.run(f"rm -rf {STORE}/blobs", node=node)
+
+
+def test_the_end_of_a_task_waits_for_nobody_s_download(four: Lab, registry: Server) -> None:
+    """Nodes that have run theirs are done, though one is not far with the image."""
+    registry.pusher.image("test/waits", "a", layered(42, size=8_000_000))
+    with front(four, registry) as shown, four.slowed("n4", 2_000_000):
+        running = four.popen(step(shown.host, "waits", "true"))
+        for node in NODES:
+            until(lambda node=node: helpers(four, node), f"{node} begins")  # type: ignore[misc]
+        for node in NODES[:3]:
+            until(lambda node=node: not helpers(four, node), f"{node} is done")  # type: ignore[misc]
+            assert not listening(four, node)
+        assert helpers(four, "n4") and listening(four, "n4")
+        four.run(["scancel", "--me"])
+        running.communicate(timeout=280)
+
+
+def helpers(lab: Lab, node: str) -> str:
+    return lab.run(f"pgrep -f '{HELPER}'", user="root", node=node, check=False).stdout
+
+
+def test_srun_s_host_has_two_addresses(four: Lab, registry: Server) -> None:
+    """Nodes ask the tracker where Slurm has seen srun, not where the name of its host leads."""
+    registry.pusher.image("test/two", "a", layered(43))
+    other = "10.78.0.1"
+    ways = "$(ip -o route get {to} | grep -o 'dev [^ ]*')"
+    with front(four, registry) as shown, contextlib.ExitStack() as undo:
+        for node, command in (
+            ("ctl", f"ip address {{}} {other}/32 {ways.format(to=f'{SUBNET}.11')}"),
+            *((node, f"ip route {{}} {other}/32 {ways.format(to=f'{SUBNET}.1')}") for node in NODES),
+        ):
+            four.run(command.format("add"), user="root", node=node)
+            undo.callback(four.run, command.format("del"), user="root", node=node)
+        for number in range(1, 5):
+            to = f"{SUBNET}.{10 + number}/32"
+            way = f"ip route {{}} {to} {ways.format(to=f'{SUBNET}.{10 + number}')} src {other}"
+            four.run(way.format("add"), user="root")
+            undo.callback(four.run, way.format("del"), user="root")
+        done = four.run(step(shown.host, "two", *sh("cat /number; env | grep LAUNCH_NODE")))
+        assert done.stdout.splitlines().count("43") == 4
+        assert done.stdout.count(f"SLURM_LAUNCH_NODE_IPADDR={other}") == 4
+        assert set(asked(shown).values()) == {1}
 
 
 def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
