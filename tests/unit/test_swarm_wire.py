@@ -134,7 +134,7 @@ def test_messages_have_limits(message: object, says: str, monkeypatch: pytest.Mo
 
 PEERS: list[FromPeer] = [
     Joined(("10.0.0.1", 5), (1, 2)),
-    Report((1, 2), 3, done=True),
+    Report((1, 2), 3, done=True, unfetched=4),
     Complaint(1, 2, True, (1, 2)),
 ]
 TRACKERS: list[FromTracker] = [
