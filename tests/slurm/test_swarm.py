@@ -19,7 +19,7 @@ from tests.images import Image, Layer, entry, tar
 from tests.kernel.registry import Fault, Faulty, Login, Server
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
-from tests.slurm.steps import HELPER, assert_nothing_left, configured, plugin_argument, sbatch, sh
+from tests.slurm.steps import HELPER, assert_nothing_left, configured, next_line, plugin_argument, sbatch, sh
 from tests.slurm.test_pull import STORE, empty_stores, front
 from tests.waiting import until
 
@@ -369,9 +369,22 @@ def test_kills_at_random_moments(four: Lab, registry: Server, what: str, soak: b
 
 def test_one_node_alone_needs_no_tracker(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/alone", "a", layered(11, layers=1))
-    with front(four, registry) as shown:
-        assert four.run(step(shown.host, "alone", "cat", "/number", nodes=1)).stdout == "11\n"
+    with front(four, registry) as shown, four.slowed("registry", 8_000_000):
+        running = four.popen(step(shown.host, "alone", "cat", "/number", nodes=1))
+        until(lambda: shown.sent("/blobs/") > 1_000_000, "blobs come")
+        assert not listening(four, "ctl") and not listening(four, "n1")
+        assert running.communicate(timeout=280)[0] == "11\n"
         assert set(asked(shown).values()) == {1}
+
+
+def test_nobody_listens_where_all_have_it(four: Lab, registry: Server) -> None:
+    registry.pusher.image("test/all", "a", layered(44, layers=1))
+    with front(four, registry) as shown:
+        four.run(step(shown.host, "all", "true"))
+        running = four.popen(step(shown.host, "all", *sh("echo up; sleep 3")))
+        assert next_line(running) == "up\n"
+        assert not any(listening(four, node) for node in ("ctl", *NODES))
+        assert running.communicate(timeout=280)[0] == "up\n" * 3
 
 
 def test_steps_of_jobs(four: Lab, registry: Server) -> None:
