@@ -13,9 +13,8 @@ PATIENCE = 2.0  # seconds until fetchers are compared
 EVEN = 1.3  # times one image, that one of two fetchers may give
 SHORTEST = 0.5  # seconds of work by which one who has done it is compared
 SLOW = 0.5  # of the rate of others: who is below that is slow
-BEHIND = (
-    8 << 20
-)  # bytes less than they would have had, from which on it may be: for less nobody asks the registry again
+BEHIND = 8 << 20  # bytes less than it would have had then, from which on it may be: for less nobody asks again
+PART = 4  # of all bytes as many: one connection may keep another from a full link for seconds
 SILENT = 5.0  # seconds without a byte of the registry until the seed is asked
 
 
@@ -213,7 +212,8 @@ class Fetchers:
             return
         best = max(rates, key=rates.__getitem__)
         behind = (rates[best] - rates[node]) * (self.now - slow.asked)
-        if rates[node] < SLOW * rates[best] and behind >= BEHIND:
+        least = max(BEHIND, sum(self._sizes[blob] for blob in self._by_blob) // PART)
+        if rates[node] < SLOW * rates[best] and behind >= least:
             self.add(best, own)
             self._tell(node)
 

@@ -400,6 +400,20 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
     assert told.fetches == before
 
 
+def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
+    """By TCP, on a link that another one has filled. What it gets in the first seconds says little then."""
+    told = together(2)
+    before = dict(told.fetches)
+    late, first = before
+    for now in range(1, 16):
+        for node, count in ((first, 12 * now), (late, 1)):
+            told.hear(told.tracker.handle(float(now), node, fetching(1, count << 20)))
+    assert told.fetches == before
+    told.hear(told.tracker.handle(20.0, first, fetching(1, 240 << 20)))
+    told.hear(told.tracker.handle(20.1, late, fetching(1, 1 << 20)))
+    assert told.fetches == {late: set(), first: set(range(len(SIZES)))}
+
+
 def test_a_source_that_has_finished_another_one_s_work_is_not_slow() -> None:
     told = together(6)
     gone, slow = told.fetches
