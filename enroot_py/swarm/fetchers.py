@@ -14,7 +14,7 @@ EVEN = 1.3  # times one image, that one of two fetchers may give
 SHORTEST = 0.5  # seconds of work by which one who has done it is compared
 SLOW = 0.5  # of the rate of others: who is below that is slow
 BEHIND = 8 << 20  # bytes less than it would have had then, from which on it may be: for less nobody asks again
-PART = 4  # of all bytes as many: one connection may keep another from a full link for seconds
+PART = 4  # of all bytes as many
 SILENT = 5.0  # seconds without a byte of the registry until the seed is asked
 
 
@@ -33,7 +33,7 @@ class Member:
     fetched: int = 0
     unfetched: int = 0
     asked: float = 0.0  # since when it fetches what it does now
-    before: int = 0  # bytes that it had fetched then
+    before: int = 0  # bytes that it had taken in then
     rate: float = 0.0  # bytes a second of it, when all has come
     heard: float = 0.0
     stalled: bool = False  # it has said nothing for long
@@ -45,6 +45,11 @@ class Member:
     @property
     def total(self) -> int:
         return sum(self.got)
+
+    @property
+    def taken(self) -> int:
+        """Bytes that have come, from wherever."""
+        return self.total + self.fetched
 
     def takes(self, blob: int) -> bool:
         """Whether a blob goes through it, or ends or begins there."""
@@ -155,7 +160,7 @@ class Fetchers:
     def _tell(self, node: int) -> None:
         if node != SEED or self.seed:
             member = self.member(node)
-            member.asked, member.before, member.rate = self.now, member.fetched, 0.0
+            member.asked, member.before, member.rate = self.now, member.taken, 0.0
             self.changed[node] = None
 
     def replace(self, node: int) -> None:
@@ -221,8 +226,11 @@ class Fetchers:
         return not member.left and bool(member.rate or self.now >= member.asked + PATIENCE)
 
     def _rate(self, member: Member) -> float:
-        """Bytes a second from the registry: of one who goes on with another one's work, those of his own."""
-        return member.rate or (member.fetched - member.before) / (self.now - member.asked)
+        """Bytes a second that it takes in, since it has this work.
+
+        From other nodes too: where its link is full of what another source gives, the registry has to wait.
+        """
+        return member.rate or (member.taken - member.before) / (self.now - member.asked)
 
     def _fetched_by(self, node: int) -> list[int]:
         """What it does not give of its own."""

@@ -401,7 +401,7 @@ def test_a_source_that_is_a_little_behind_keeps_its_work() -> None:
 
 
 def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
-    """By TCP, on a link that another one has filled. What it gets in the first seconds says little then."""
+    """What it gets in the first seconds says little, where others have filled a queue before."""
     told = together(2)
     before = dict(told.fetches)
     late, first = before
@@ -412,6 +412,17 @@ def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
     told.hear(told.tracker.handle(20.0, first, fetching(1, 240 << 20)))
     told.hear(told.tracker.handle(20.1, late, fetching(1, 1 << 20)))
     assert told.fetches == {late: set(), first: set(range(len(SIZES)))}
+
+
+def test_a_source_whose_link_is_full_of_what_another_one_gives_keeps_its_work() -> None:
+    """It is that one's turn first: both have all as soon as they can."""
+    told = together(2)
+    before = dict(told.fetches)
+    late, first = before
+    for now in range(1, 60):
+        told.hear(told.tracker.handle(now + 0.1, first, fetching(1, 12 * now << 20)))
+        told.hear(told.tracker.handle(now + 0.2, late, Report((12 * now << 20,), now << 18, unfetched=1 << 29)))
+    assert told.fetches == before
 
 
 def test_a_source_that_has_finished_another_one_s_work_is_not_slow() -> None:
