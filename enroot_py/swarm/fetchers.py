@@ -185,7 +185,8 @@ class Fetchers:
 
         def rank(node: int) -> tuple[bool, bool, int]:
             member = self._members[node]
-            return not self.is_shunned(node), blob in member.has, member.total
+            has_it = blob in member.has or member.done and blob in member.lacks
+            return not self.is_shunned(node), has_it, member.taken
 
         self.add(max(takers, key=rank), [blob])
 

@@ -477,6 +477,20 @@ def test_what_one_has_sent_before_its_task_ended_nobody_fetches_again(nodes: int
     told.check()
 
 
+def test_what_one_who_has_left_did_not_send_comes_from_one_who_has_all() -> None:
+    told = together(4)
+    first, second = told.fetches
+    trees_ = told.plan[first].trees
+    for node in set(range(4)) - {first, second}:
+        told.hear(told.tracker.handle(0.9, node, Report((1 << 30,) * trees_)))
+    for node in (first, second):
+        told.finish(1.0, node)
+    told.leave(1.1, first)
+    told.drained(1.2)
+    assert told.fetches[second] == set(range(len(SIZES)))
+    told.check()
+
+
 def test_nobody_new_takes_from_one_who_has_left() -> None:
     told = Told(9)
     for node in range(8):
