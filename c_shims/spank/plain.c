@@ -32,11 +32,12 @@ static bool is(const char *pattern, const char *text)
 	return found;
 }
 
-/* Whether srun has no option that goes with a container in its own way, -v, --wait-for-children and --async; of several
- * components, with a colon between them, only those of the last can be told from the words of the program. */
+/* Whether srun has no option that goes with a container in its own way: -v, --wait-for-children, and those with which
+ * local_user_init comes too late for a digest, learns_later() of submit.py. Of several components, with a colon between them,
+ * only those of the last can be told from the words of the program. */
 static bool words_are_plain(void)
 {
-	static const char *const others[] = { "-v", "--v", "--wait-", "--as" };
+	static const char *const others[] = { "-v", "--v", "--wait-", "--as", "--het", "--pack" };
 	FILE *words = fopen("/proc/self/cmdline", "re");
 	char *word = NULL;
 	size_t size = 0;

@@ -326,7 +326,8 @@ def test_nothing_is_wrong_with_a_tag_for_which_srun_does_not_wait(driver: Driver
     assert request.is_reference("/") and not request.sent
     assert isinstance(reference.parse(image), reference.Reference)
     assert driver.run("judge", 0, *words).stdout == PLAIN_TAG
-    assert driver.run("judge", 0, *words, "--async").stdout == CHECKED
+    for word in ("--async", "--het-group=0,1", "--pack-group=1", ":"):
+        assert driver.run("judge", 0, *words, word).stdout == CHECKED
 
 
 @pytest.mark.parametrize(
