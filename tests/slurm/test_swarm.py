@@ -71,15 +71,6 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         assert [method for method, *_ in shown.seen] == ["HEAD"]  # it is stored on all
 
 
-def test_a_node_whose_task_ends_first_leaves_the_other_what_it_has_sent(four: Lab, registry: Server) -> None:
-    registry.pusher.image("test/first", "a", layered(25, size=4_000_000))
-    with front(four, registry) as shown, contextlib.ExitStack() as slow:
-        for node in ("registry", *NODES[:2]):
-            slow.enter_context(four.slowed(node, 30_000_000))
-        four.run(step(shown.host, "first", "true", nodes=2))
-        assert set(asked(shown).values()) == {1}, shown.seen
-
-
 def test_an_image_by_its_digest_and_in_clear(four: Lab, registry: Server) -> None:
     image = layered(2, layers=2)
     registry.pusher.image("test/digest", "a", image)
