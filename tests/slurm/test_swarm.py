@@ -403,23 +403,27 @@ def test_components_of_a_heterogeneous_job(four: Lab, registry: Server) -> None:
 @pytest.mark.parametrize("how", ["srun is killed", "the job is cancelled", "^C"])
 def test_an_image_on_its_way_to_a_step_that_ends(four: Lab, registry: Server, how: str) -> None:
     """Nothing goes on, or is left: see nothing_left."""
-    name = f"ends{len(how)}"
+    name, after = f"ends{len(how)}", f"after{len(how)}"
     registry.pusher.image(f"test/{name}", "a", layered(30 + len(how), size=4_000_000))
-    with front(four, registry) as shown, four.slowed("registry", 20_000_000):
-        running = four.popen(["sh", "-c", 'echo $$; exec "$@"', "sh", *step(shown.host, name, "true")])
-        assert running.stdout
-        pid = running.stdout.readline().strip()
-        until(lambda: shown.sent("/blobs/") > 2_000_000, "blobs come")
-        if how == "the job is cancelled":
-            four.run("scancel -u alice")
-        else:
-            for _ in range(1 if how == "srun is killed" else 2):  # ^C asks first
-                four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
-        out, _ = running.communicate(timeout=120)
-        assert running.returncode != 0
-        if how == "srun is killed":  # nobody tells Slurm, but the user
-            four.run("scancel -u alice")
-        until(lambda: not four.run("squeue -h").stdout, "the end of the job")
+    registry.pusher.image(f"test/{after}", "a", layered(60 + len(how), layers=1, size=1000))
+    with front(four, registry) as shown:
+        with four.slowed("registry", 20_000_000):
+            running = four.popen(["sh", "-c", 'echo $$; exec "$@"', "sh", *step(shown.host, name, "true")])
+            assert running.stdout
+            pid = running.stdout.readline().strip()
+            until(lambda: shown.sent("/blobs/") > 2_000_000, "blobs come")
+            if how == "the job is cancelled":
+                four.run("scancel -u alice")
+            else:
+                for _ in range(1 if how == "srun is killed" else 2):  # ^C asks first
+                    four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
+            running.communicate(timeout=120)
+            assert running.returncode != 0
+            if how == "srun is killed":  # nobody tells Slurm, but the user
+                four.run("scancel -u alice")
+            until(lambda: not four.run("squeue -h").stdout, "the end of the job")
+        # Whom Slurm killed before he was done leaves what he has begun to the next import.
+        four.run(step(shown.host, after, "true"))
 
 
 def test_a_node_without_room_fails_alone(four: Lab, registry: Server) -> None:
