@@ -113,9 +113,8 @@ What runs, with which words, from which directory, and its status.
   0077
   $ enroot start box sh -c 'ulimit -f'
   unlimited
-  $ enroot start box hostname; hostname
-  vm
-  vm
+  $ enroot start box hostname | grep -cx "$(hostname)"
+  1
   $ enroot start box grep -c . /etc/resolv.conf | grep -cv '^0$'
   1
   $ enroot start box sh -c 'test -w /tmp && touch /tmp/x && echo written'
