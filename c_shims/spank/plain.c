@@ -68,14 +68,27 @@ static bool variables_are_plain(void)
 	return true;
 }
 
+/* Whether the site says which images are let in, or the user for himself: _has_policy() of submit.py. */
+static bool has_policy(void)
+{
+	const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
+	bool said = config && *config;
+	char path[PATH_MAX];
+	struct stat info;
+
+	if (lstat(POLICY, &info) == 0 || (!said && (!home || !*home)))
+		return true;
+	int length = snprintf(path, sizeof(path), "%s%s/enroot/policy.json", said ? config : home, said ? "" : "/.config");
+	return length < 0 || (size_t)length >= sizeof(path) || lstat(path, &info) == 0;
+}
+
 /* A container by its name, or an image in a file of the nodes; or an image of a registry, whose tag is to be resolved. */
 enum plainness judge(const char *context)
 {
 	const char *name = NULL, *image = NULL;
-	struct stat info;
 
 	if (strcmp(context, "srun") != 0 || !get_only(&name, &image) || (name && !is(a_name, name)) ||
-	    !variables_are_plain() || lstat(POLICY, &info) == 0 || !words_are_plain())
+	    !variables_are_plain() || has_policy() || !words_are_plain())
 		return NOT_PLAIN;
 	if (!image || is(a_file, image))
 		return PLAIN;

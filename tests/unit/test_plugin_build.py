@@ -56,7 +56,7 @@ class Driver:
             text=True,
             timeout=250,
             cwd=self.directory,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C", **environ},
+            env={"PATH": "/usr/bin:/bin", "LANG": "C", "HOME": self.directory, **environ},
         )
 
     def journal(self) -> list[str]:
@@ -372,6 +372,21 @@ def test_nothing_is_wrong_with_a_tag_for_which_srun_does_not_wait(driver: Driver
 )
 def test_srun_checks_what_could_be_wrong(driver: Driver, words: tuple[str, ...]) -> None:
     assert driver.run("judge", 0, *words).stdout == CHECKED
+
+
+@pytest.mark.parametrize("word", ["container-image=a", "container-image=/x.sqsh"])
+def test_the_users_own_policy_is_looked_at_by_a_process(driver: Driver, word: str) -> None:
+    place = os.path.join(driver.directory, ".config/enroot")
+    os.makedirs(place)
+    assert driver.run("judge", 0, word).stdout != CHECKED
+    os.symlink("nowhere", f"{place}/policy.json")
+    try:
+        assert driver.run("judge", 0, word).stdout == CHECKED
+        assert driver.run("judge", 0, word, XDG_CONFIG_HOME="/nowhere").stdout != CHECKED
+        assert driver.run("judge", 0, word, HOME="/", XDG_CONFIG_HOME=f"{driver.directory}/.config").stdout == CHECKED
+        assert driver.run("judge", 0, word, HOME="").stdout == CHECKED
+    finally:
+        shutil.rmtree(os.path.dirname(place))
 
 
 @pytest.mark.parametrize("variable", ["PYXIS_CONTAINER_MOUNTS", "PYXIS_PINNED", "ENROOT_LOCK", "PENROOT_X"])
