@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLICY "/etc/enroot/policy.json"
-
 enum { LONGEST = 128 };
 
 static const char a_name[] = "^[A-Za-z0-9_.-]+$";
@@ -71,12 +69,17 @@ static bool variables_are_plain(void)
 /* Whether the site says which images are let in, or the user for himself: _has_policy() of submit.py. */
 static bool has_policy(void)
 {
+	static const char *const sites[] = { "/etc/enroot/policy.json", "/run/penroot/slurm/etc/enroot/policy.json" };
 	const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
 	bool said = config && *config;
 	char path[PATH_MAX];
 	struct stat info;
 
-	if (lstat(POLICY, &info) == 0 || (!said && (!home || !*home)))
+	for (size_t i = 0; i < LENGTH(sites); i++) {
+		if (lstat(sites[i], &info) == 0)
+			return true;
+	}
+	if (!said && (!home || !*home))
 		return true;
 	int length = snprintf(path, sizeof(path), "%s%s/enroot/policy.json", said ? config : home, said ? "" : "/.config");
 	return length < 0 || (size_t)length >= sizeof(path) || lstat(path, &info) == 0;
