@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,10 +49,23 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
 	return ESPANK_SUCCESS;
 }
 
+/* What slurmstepd says of the first step of a job: the plugin asks for that before it lets a step be. */
 spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 {
-	(void)sp, (void)item;
-	return ESPANK_NOT_AVAIL;
+	static char path[] = "PATH=/usr/bin", *environment[] = { path, NULL };
+	spank_err_t rc = ESPANK_SUCCESS;
+	va_list to;
+
+	(void)sp;
+	va_start(to, item);
+	if (context == S_CTX_REMOTE && item == S_JOB_ENV)
+		*va_arg(to, char ***) = environment;
+	else if (context == S_CTX_REMOTE && item == S_JOB_STEPID)
+		*va_arg(to, uint32_t *) = 0;
+	else
+		rc = ESPANK_NOT_AVAIL;
+	va_end(to);
+	return rc;
 }
 
 const char *spank_strerror(spank_err_t code)
