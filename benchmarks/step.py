@@ -78,13 +78,7 @@ def unused_plugin(lab: Lab, rounds: int) -> bool:
     The verdict is over the calls that srun and slurmstepd make, each in a new process. Next to it are whole steps on
     the cluster, with the plugin and without by turns: there the difference drowns in what Slurm's own work varies.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        binary = f"{directory}/plugin"
-        subprocess.run(["gcc", "-O2", "-rdynamic", "-o", binary, PLUGIN.with_suffix(".c"), "-ldl"], check=True)
-        command = [binary, str(100 * rounds), f"{PREFIX}/lib/penroot/spank_pyxis.so"]
-        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    calls = [sum(map(int, line.split())) / 1e9 for line in lines]
-    added_by_calls = statistics.median(calls)
+    added_by_calls = statistics.median(calls_of_plugin(100 * rounds))
     good, verdict = judge(added_by_calls * 1000, UNUSED * 1000, " ms")
     print(f"\n{'a step without a container':44} {'plain ms':>9} {'added':>6}  budget")
     print(f"{'loading the plugin and its calls':44} {'':9} {added_by_calls * 1000:6.2f}  {verdict}")
@@ -98,6 +92,16 @@ def unused_plugin(lab: Lab, rounds: int) -> bool:
             f"{statistics.median(more) * 1000:6.2f}  +- {error * 1000:.2f}"
         )
     return good
+
+
+def calls_of_plugin(rounds: int) -> list[float]:
+    """Seconds that srun and slurmstepd together spend on the plugin in a step without a container, for each round."""
+    with tempfile.TemporaryDirectory() as directory:
+        binary = f"{directory}/plugin"
+        subprocess.run(["gcc", "-O2", "-rdynamic", "-o", binary, PLUGIN.with_suffix(".c"), "-ldl"], check=True)
+        command = [binary, str(rounds), f"{PREFIX}/lib/penroot/spank_pyxis.so"]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    return [sum(map(int, line.split())) / 1e9 for line in lines]
 
 
 def by_turns(lab: Lab, rounds: int) -> dict[str, dict[str, list[float]]]:

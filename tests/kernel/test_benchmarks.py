@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from benchmarks.images import bench_images
+from benchmarks.step import calls_of_plugin
 from tests.kernel.conftest import User, require
 
 
@@ -16,3 +18,8 @@ def test_the_table_of_a_small_image(user: User, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     for row in ("penroot start REF, cold", "penroot import -o, cold", "then mksquashfs"):
         assert row in out
+
+
+def test_what_srun_and_slurmstepd_ask_the_plugin_where_no_container_is_wanted() -> None:
+    require(os.path.exists("/usr/include/slurm/spank.h"), "slurm/spank.h is not installed (libslurm-dev)")
+    assert len(calls_of_plugin(3)) == 3
