@@ -469,7 +469,8 @@ class Step:
     def _tells_pytorch(self) -> bool:
         """Whether PyTorch gets its own names for what Slurm says of tasks; at CSCS a file has to ask for that."""
         said = self.request.file.annotation("com.pyxis.pytorch_remap_vars") if self.request.file else None
-        return not said or said[0]
+        wanted, _ = said or (True, "")
+        return wanted
 
     def environ(
         self, image: Mapping[str, str], task: Job, *, remap_root: bool

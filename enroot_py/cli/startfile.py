@@ -50,8 +50,9 @@ class StartFile:
         """The settings of the start, before those of its command line."""
         writable, origin = self._file.flag("writable")
         said = settings.replace(origin, rootfs_writable=writable)
-        if slurm := self._file.annotation("com.pyxis.slurm"):
-            said = said.replace(slurm[1], slurm=slurm[0])
+        if annotation := self._file.annotation("com.pyxis.slurm"):
+            slurm, where = annotation
+            said = said.replace(where, slurm=slurm)
         return said.with_devices(self._file.devices(os.environ), self._file.path)
 
     def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:

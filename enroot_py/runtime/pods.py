@@ -12,7 +12,7 @@ from enroot_py import LIBRARY
 from enroot_py.base import filesystems
 
 # An overlay takes no other one's directories to write to, and makes no whiteouts: the kernel's filesystems/overlayfs.
-ON_OVERLAY = "is on an overlay, as the root file system of a pod is"
+ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
 MACHINE = "on the machine of this pod"
 
 _FILTERED = "2"  # Seccomp in proc_pid_status(5)
@@ -79,7 +79,9 @@ def without_fuse(instead: str) -> str:
 
 
 def volume(setting: str) -> str:
-    """What to do instead of storing on an overlay."""
+    """What to do instead of storing on an overlay, which a pod's root is, and that of a live image."""
+    if not is_made():
+        return f"another file system, as of a disk or a tmpfs, for {setting}"
     return f"a volume of the pod, as an emptyDir, for {setting}"
 
 
