@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
+#include "brought.h"
+
 #include <regex.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +71,7 @@ static bool variables_are_plain(void)
 /* Whether the site says which images are let in, or the user for himself: _has_policy() of submit.py. */
 static bool has_policy(void)
 {
-	static const char *const sites[] = { "/etc/enroot/policy.json", "/run/penroot/slurm/etc/enroot/policy.json" };
+	static const char *const sites[] = { "/etc/enroot/policy.json", SLURM_HERE "/etc/enroot/policy.json" };
 	const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
 	bool said = config && *config;
 	char path[PATH_MAX];
