@@ -69,7 +69,8 @@ class Run:
         self.joined = numpy.zeros(world.nodes, bool)
         self.up = numpy.full(world.nodes, world.link)
         self.down = numpy.full(world.nodes, world.link)
-        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # by child: the blobs that it takes
+        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child: the blobs that it asks for
+        self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # of those the ones that are connected
         self.changed = False
         self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: bytes that it has still to fetch
         self.trees = 0
@@ -134,22 +135,24 @@ class Run:
                     lambda node=node, message=message: self.say(self.tracker.handle(self.now, node, message)),
                 )
             elif isinstance(action, peer.Take):
-                self.at(self.now + HANDSHAKE, lambda node=node, action=action: self.connect(node, action))
+                self.wanted[node, action.link] = action.blobs
+                self.at(self.now + HANDSHAKE, lambda node=node, action=action: self.connect(node, action.link))
             elif isinstance(action, peer.Drop):
+                self.wanted.pop((node, action.link), None)
                 if self.edges.pop((node, action.link), None) is not None:
                     self.changed = True
             elif isinstance(action, peer.Get):
                 self.get(node, action.blobs)
 
-    def connect(self, node: int, take: peer.Take) -> None:
-        if not self.alive[node]:
+    def connect(self, node: int, link: Link) -> None:
+        if not self.alive[node] or (node, link) not in self.wanted:
             return
-        if not self.alive[take.link.parent]:
-            self.at(self.now + DETECTION, lambda: self.lose(node, take.link))
+        if not self.alive[link.parent]:
+            self.at(self.now + DETECTION, lambda: self.lose(node, link))
             return
-        self.edges[node, take.link] = take.blobs
+        self.edges[node, link] = self.wanted[node, link]
         self.changed = True
-        self.peers[node].reached(self.now, take.link)
+        self.peers[node].reached(self.now, link)
 
     # -- bytes
 

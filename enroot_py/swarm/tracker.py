@@ -30,6 +30,8 @@ from enroot_py.swarm.messages import (
 from enroot_py.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER = 0.5  # seconds from the first peer to the plan, if not all are there before
+GROWN = 8  # who come later are part of the plan when they are more than one for so many that it has
+EARLY = 3  # of all bytes one in so many: who has more no longer takes from those who come later
 LINGER = 30.0  # seconds that all who are there stay for late ones, when they lack nothing any more
 DEAF = 2.0  # seconds, and three reports, without a word, until nobody depends on a node
 DRAIN = 3.0  # seconds for which what a node has sent may be on its way, when it has left
@@ -51,6 +53,8 @@ class Tracker:
         self._forest: Forest | None = None  # not planned yet
         self._now = 0.0
         self._first = 0.0  # when the first peer joined
+        self._planned = 0  # peers that are part of the plan
+        self._late: list[float] = []  # when each of the others joined
         self._idle = 0.0  # since when nobody lacks anything
         self._looked = 0.0  # for who has stalled
         self._ready = set(ready)  # also of those that have been released, or have left
@@ -110,6 +114,8 @@ class Tracker:
             self._find_stalled()
             for node in [node for node, member in self._members.items() if member.left and now > member.left + DRAIN]:
                 self._forget(node)
+        if self._has_grown():
+            self._plan_anew()
         if self._members and not self._forest:
             if len(self._members) == self._nodes or now >= self._first + GATHER:
                 self._plan()
@@ -130,7 +136,7 @@ class Tracker:
         self._members.clear()
         self._fetchers.clear()
         self._rerouted.clear()
-        self._forest = None
+        self._forest, self._late = None, []
 
     def _check(self, node: int, message: FromPeer) -> None:
         if isinstance(message, Joined) and node in self._members and not self._members[node].left:
@@ -233,6 +239,7 @@ class Tracker:
         self._reroute(node)
         if member.done:
             return
+        self._late.append(self._now)
         member.relays = self._is_relay(member)
         if member.relays:
             self._forest.add(node)
@@ -242,20 +249,52 @@ class Tracker:
     def _plan(self) -> None:
         """Choose who fetches, and build the trees of those that are there."""
         self._fetchers.choose(set().union(*(member.lacks for member in self._members.values())))
-        lacking = {node: member for node, member in self._members.items() if member.lacks}
-        for member in lacking.values():
-            member.relays = self._is_relay(member)
-        relays = [node for node, member in lacking.items() if member.relays and node not in self._fetchers]
-        if len(relays) == 1:
-            relays = []  # others would have all from that one, however slow it is
-        leaves = [node for node in lacking if node not in relays]
-        most = max(self._nodes - len(self._fetchers.nodes), len(relays))
-        self._forest = Forest(trees.count(most), relays, leaves)
+        fetchers = sum(node in self._members for node in self._fetchers.nodes)
+        self._forest = self._grow(trees.count(self._nodes - fetchers))  # as many relays as there may be
         for node in self._members:
             self._reroute(node, *range(len(self._forest.trees)))
         self._idle = self._looked = self._now
         if self._fetchers.seed:
             self._reroute(SEED)
+
+    def _grow(self, number: int) -> Forest:
+        """So many trees of those that are there, in which each gives about as much as the others."""
+        lacking = {node: member for node, member in self._members.items() if member.lacks}
+        for member in lacking.values():
+            member.relays = self._is_relay(member)
+        relays = [node for node, member in lacking.items() if member.relays and node not in self._fetchers]
+        self._planned, self._late = len(lacking), []
+        if len(relays) == 1:  # others would have all from that one, however slow it is: only those who come later may
+            forest = Forest(number, (), list(lacking))
+            forest.add(relays[0])
+            return forest
+        return Forest(number, relays, [node for node in lacking if node not in relays])
+
+    def _has_grown(self) -> bool:
+        """Whether so many have come since the plan that those who are part of it would give too much.
+
+        That is of use while there is much to come, and nobody knows whom he cannot take from.
+        """
+        if not self._forest or not self._late or GROWN * len(self._late) < self._planned:
+            return False
+        if len(self._members) < self._nodes and self._now < self._late[0] + GATHER:
+            return False
+        members = self._members.values()
+        if any(member.refused or member.strikes or member.stalled or member.left for member in members):
+            return False
+        goes_round = sum(self._sizes[blob] for blob in self._fetchers.blobs)
+        return EARLY * max((member.taken for member in members), default=0) <= goes_round
+
+    def _plan_anew(self) -> None:
+        """Have those relay too who have come since the plan; who takes from the same as before goes on."""
+        assert self._forest
+        before, self._forest = self._forest, self._grow(len(self._forest.trees))
+        for old, new in zip(before.trees, self._forest.trees, strict=True):
+            for node, parent in new.parent.items():
+                if old.parent.get(node) != parent:
+                    self._reroute(node, new.number)
+        for node in before.loads.keys() ^ self._forest.loads.keys():
+            self._reroute(node)
 
     def _is_relay(self, member: Member) -> bool:
         """Whether it lacks enough of what goes round to take all of it."""

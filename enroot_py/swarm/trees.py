@@ -77,7 +77,8 @@ class Forest:
         self._relays = _Pool(relays)
         self._random = random.Random(trees)
         for number, tree in enumerate(self.trees):
-            own = relays[number::trees] or [relays[number % len(relays)]] if relays else []
+            turn = number % max(len(relays), 1)
+            own = relays[number::trees] or [*relays[turn:], *relays[:turn]]
             others = [node for node in relays if node not in own]
             self._build(tree, own, [*own, *others, *leaves])
 

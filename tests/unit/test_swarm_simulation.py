@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.swarm.simulation import DETECTION, IMAGE, MOST, TROUBLE, large, last_of
+from benchmarks.swarm.simulation import DETECTION, IMAGE, MOST, TROUBLE, Run, World, large, last_of
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8, 40])
@@ -31,3 +31,13 @@ def test_nodes_that_die_and_links_that_are_slow_cost_the_others_little() -> None
     assert outcome.slow
     assert len(outcome.ready) + len(outcome.dead) == 60
     assert last_of(outcome) <= MOST * last_of(large(1)) + 2 * DETECTION
+
+
+@pytest.mark.parametrize(("nodes", "late", "seed"), [(4, 1.0, 4), (8, 2, 1), (16, 5, 2), (16, 20, 5), (8, 60, 0)])
+def test_who_comes_when_others_have_begun_gives_as_much_as_they_do(nodes: int, late: float, seed: int) -> None:
+    """Late by as many seconds: whoever was there first would have to give some images else."""
+    blobs, link = [80_000_000, 70_000_000, 60_000_000, 40_000_000], 3.75e6
+    outcome = Run(World(nodes, blobs, link, link, unpack=1e9, late=late, seed=seed)).go()
+    assert len(outcome.ready) == nodes
+    assert last_of(outcome) <= late + MOST * sum(blobs) / link
+    assert outcome.from_registry <= 1.01 * sum(blobs)
