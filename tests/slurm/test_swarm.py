@@ -8,9 +8,10 @@ import os
 import random
 import re
 import shlex
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -168,6 +169,58 @@ def test_the_end_of_a_task_waits_for_nobody_s_download(four: Lab, registry: Serv
         assert helpers(four, "n4") and listening(four, "n4")
         four.run(["scancel", "--me"])
         running.communicate(timeout=280)
+
+
+@pytest.mark.soak
+def test_nodes_that_come_late(four: Lab, registry: Server, soak: bool) -> None:
+    """Some seconds, in which the others wait for the image too; or a minute, when they are done and gone."""
+    registry.pusher.image("test/late", "a", layered(50, size=4_000_000))
+    with front(four, registry) as shown, four.slowed("registry", 20_000_000), late(four, NODES[2:]) as come:
+        running = four.popen(step(shown.host, "late", "cat", "/number"))
+        until(lambda: shown.sent("/blobs/") > 0, "blobs come")
+        assert helpers(four, "n1") and not helpers(four, "n3")
+        time.sleep(65 if soak else 4)
+        come()
+        out, err = running.communicate(timeout=200)
+    assert out == "50\n" * 4, err
+    assert set(asked(shown).values()) == ({1, 2} if soak else {1})
+
+
+LATE = """
+#include <slurm/spank.h>
+#include <unistd.h>
+
+SPANK_PLUGIN(late, 1)
+
+int slurm_spank_init(spank_t sp, int argc, char **argv)
+{
+	while (spank_remote(sp) == 1 && access("/run/late", F_OK) == 0)
+		usleep(50000);
+	return 0;
+}
+"""
+
+
+@contextlib.contextmanager
+def late(lab: Lab, nodes: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Nodes whose slurmstepd waits in another plugin, which is before ours, until what this returns is called."""
+    library = f"{lab.root}/etc/slurm/late.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=LATE, text=True, check=True)
+    first = "plugstack.conf.d/00-late.conf"
+
+    def come() -> None:
+        for node in nodes:
+            lab.run("rm -f /run/late", user="root", node=node)
+
+    for node in nodes:
+        lab.run("touch /run/late", user="root", node=node)
+    lab.configure(first, "required /etc/slurm/late.so\n")
+    try:
+        yield come
+    finally:
+        come()
+        os.unlink(f"{lab.root}/etc/slurm/{first}")
+        os.unlink(library)
 
 
 def helpers(lab: Lab, node: str) -> str:
