@@ -273,11 +273,13 @@ class Tracker:
     def _has_grown(self) -> bool:
         """Whether so many have come since the plan that those who are part of it would give too much.
 
-        That is of use while there is much to come, and nobody knows whom he cannot take from.
+        While others come, only when there are twice as many: of thousands, each plan costs seconds of a processor. And
+        only while there is much to come, and nobody has been found whom others cannot take from.
         """
         if not self._forest or not self._late or GROWN * len(self._late) < self._planned:
             return False
-        if len(self._members) < self._nodes and self._now < self._late[0] + GATHER:
+        settled = len(self._members) == self._nodes or self._now >= self._late[-1] + GATHER
+        if not settled and len(self._late) < self._planned:
             return False
         members = self._members.values()
         if any(member.refused or member.strikes or member.stalled or member.left for member in members):
