@@ -30,8 +30,8 @@ from enroot_py.swarm.messages import (
 from enroot_py.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER = 0.5  # seconds from the first peer to the plan, if not all are there before
-GROWN = 8  # who come later are part of the plan when they are more than one for so many that it has
-EARLY = 3  # of all bytes one in so many: who has more no longer takes from those who come later
+GROWN = 8  # a new plan is made where one node for each so many of the old one has come later,
+EARLY = 3  # and where nobody has more than one in so many of all bytes: he would wait for those
 LINGER = 30.0  # seconds that all who are there stay for late ones, when they lack nothing any more
 DEAF = 2.0  # seconds, and three reports, without a word, until nobody depends on a node
 DRAIN = 3.0  # seconds for which what a node has sent may be on its way, when it has left
