@@ -59,10 +59,10 @@ def bench_start(rounds: int) -> bool:
         }
         rows = [
             Row("python3 -IS -c pass", PYTHON),
-            Row("penroot start NAME true", [*START, "box", "true"], 2.5),
+            Row("penroot start NAME true", [*START, "box", "true"], 2.3),
             Row("penroot start x.sqsh true", [*START, image, "true"], 3),
-            Row("penroot --help", [START[0], "--help"], 2),
-            Row("penroot list", [START[0], "list"], 8),
+            Row("penroot --help", [START[0], "--help"], 1.6),
+            Row("penroot list", [START[0], "list"], 6.5),
             Row("./x.run true, a bundle", [bundle, "true"]),
             *(Row(name, installed(*command)) for name, command in peers.items()),
         ]
