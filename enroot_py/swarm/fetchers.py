@@ -84,6 +84,11 @@ class Fetchers:
         """Those that go round."""
         return tuple(sorted(self._by_blob))
 
+    @property
+    def goes_round(self) -> int:
+        """Bytes of those."""
+        return sum(self._sizes[blob] for blob in self._by_blob)
+
     def blobs_of(self, node: int) -> tuple[int, ...]:
         """What a node fetches for others."""
         return tuple(sorted(blob for blob, fetcher in self._by_blob.items() if fetcher == node))
@@ -218,7 +223,7 @@ class Fetchers:
             return
         best = max(rates, key=rates.__getitem__)
         behind = (rates[best] - rates[node]) * (self.now - slow.asked)
-        least = max(BEHIND, sum(self._sizes[blob] for blob in self._by_blob) // PART)
+        least = max(BEHIND, self.goes_round // PART)
         if rates[node] < SLOW * rates[best] and behind >= least:
             self.add(best, own)
             self._tell(node)

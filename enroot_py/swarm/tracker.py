@@ -260,15 +260,17 @@ class Tracker:
     def _grow(self, number: int) -> Forest:
         """So many trees of those that are there, in which each gives about as much as the others."""
         lacking = {node: member for node, member in self._members.items() if member.lacks}
-        for member in lacking.values():
+        relays: list[int] = []
+        leaves: list[int] = []
+        for node, member in lacking.items():
             member.relays = self._is_relay(member)
-        relays = [node for node, member in lacking.items() if member.relays and node not in self._fetchers]
+            (relays if member.relays and node not in self._fetchers else leaves).append(node)
         self._planned, self._late = len(lacking), []
         if len(relays) == 1:  # others would have all from that one, however slow it is: only those who come later may
             forest = Forest(number, (), list(lacking))
             forest.add(relays[0])
             return forest
-        return Forest(number, relays, [node for node in lacking if node not in relays])
+        return Forest(number, relays, leaves)
 
     def _has_grown(self) -> bool:
         """Whether so many have come since the plan that those who are part of it would give too much.
@@ -284,8 +286,7 @@ class Tracker:
         members = self._members.values()
         if any(member.refused or member.strikes or member.stalled or member.left for member in members):
             return False
-        goes_round = sum(self._sizes[blob] for blob in self._fetchers.blobs)
-        return EARLY * max((member.taken for member in members), default=0) <= goes_round
+        return EARLY * max((member.taken for member in members), default=0) <= self._fetchers.goes_round
 
     def _plan_anew(self) -> None:
         """Have those relay too who have come since the plan; who takes from the same as before goes on."""
@@ -300,8 +301,7 @@ class Tracker:
 
     def _is_relay(self, member: Member) -> bool:
         """Whether it lacks enough of what goes round to take all of it."""
-        goes_round = sum(self._sizes[blob] for blob in self._fetchers.blobs)
-        return 2 * sum(self._sizes[blob] for blob in member.lacks) >= goes_round
+        return 2 * sum(self._sizes[blob] for blob in member.lacks) >= self._fetchers.goes_round
 
     def _report(self, node: int, member: Member, report: Report) -> None:
         member.done, member.fetched, member.unfetched = report.done, report.fetched, report.unfetched

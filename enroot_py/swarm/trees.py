@@ -79,7 +79,8 @@ class Forest:
         for number, tree in enumerate(self.trees):
             turn = number % max(len(relays), 1)
             own = relays[number::trees] or [*relays[turn:], *relays[:turn]]
-            others = [node for node in relays if node not in own]
+            first = set(own)
+            others = [node for node in relays if node not in first]
             self._build(tree, own, [*own, *others, *leaves])
 
     def _build(self, tree: BlobTree, relays: Sequence[int], nodes: Sequence[int]) -> None:
