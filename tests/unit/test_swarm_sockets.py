@@ -402,7 +402,8 @@ def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict
         assert handshake.session
         sock.sendall(handshake.session.seal({"is": "Come", "lacks": True}))
         assert sock.recv(4)
-        sock.sendall(handshake.session.seal(message))
+        with contextlib.suppress(ConnectionError):  # of a long one it is thrown out before it has sent all
+            sock.sendall(handshake.session.seal(message))
         lab.start(2)
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
