@@ -1,4 +1,4 @@
-"""/dev: one of the container's own, where ENROOT_RESTRICT_DEV asks for it."""
+"""Give the container a private /dev: ENROOT_RESTRICT_DEV, by default for containers that root starts."""
 
 from __future__ import annotations
 

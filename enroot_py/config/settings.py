@@ -104,6 +104,10 @@ def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value
         values[name] = (_own(text), origin)
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
+    private, origin = values["restrict_dev"]
+    if private == "auto":  # root could open the host's disks; with allow_superuser, root asks for that
+        superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
+        values["restrict_dev"] = ("yes" if os.geteuid() == 0 and not superuser else "no", origin)
     passed_on = {key: value for key, value in in_files.items() if key not in SETTINGS and key not in UNUSED}
     return Settings(values, passed_on, _policies(places, environ))
 

@@ -132,6 +132,15 @@ class Bool(Setting):
         return self.parse(instance.text(self))
 
 
+class Auto(Bool):
+    """yes, no, or auto, for which load() decides."""
+
+    kind = "bool|auto"
+
+    def parse(self, text: str) -> bool:
+        return text != "auto" and super().parse(text)
+
+
 class Hosts(Setting):
     """yes, no, or the hosts for which it is yes, which may be HOST:PORT; ``*`` is every host."""
 
@@ -216,7 +225,10 @@ class Table:
         "what the /etc/fstab of an image may mount: a tmpfs and its own directories, or whatever of the host it names",
         *("own", "host"),
     )
-    restrict_dev = Bool("no", "give the container a /dev of its own, with standard and selected devices only")
+    restrict_dev = Auto(
+        "auto",
+        "give the container a private /dev with standard and selected devices only; auto: containers that root starts",
+    )
     devices = Text("", "more devices, separated by commas: names of CDI, as vendor.com/class=name, or paths in /dev")
     fabric = Words(
         "",
