@@ -213,11 +213,11 @@ def of_process(pid: int) -> dict[str, str]:
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def join(pid: int) -> tuple[dict[str, str], bool]:
+def join(pid: int) -> tuple[dict[str, str], frozenset[str]]:
     """Enter the namespaces and the working directory of ``pid``.
 
-    Returns its environment, and whether only a child of this process will be
-    in its PID namespace. Raises ContainerError.
+    Returns its environment and the kinds of namespaces entered. Only children of this process will be in a PID
+    namespace. Raises ContainerError.
     """
     try:
         environ = of_process(pid)
@@ -229,18 +229,25 @@ def join(pid: int) -> tuple[dict[str, str], bool]:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
     enter(spaces, pid)
     os.chdir(cwd if os.path.isdir(cwd) else "/")
-    return environ, "pid" in spaces
+    return environ, frozenset(spaces)
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
-    """Those namespaces of a process that are not ours, as descriptors.
+    """Open the namespaces of a process that differ from ours, in the order in which they can be joined.
 
     ``mnt`` is what its mount namespace must be. Raises OSError.
     """
     if mnt and inode(pid, "mnt") != mnt:
         raise ProcessLookupError(pid)
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
-    return {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
+    spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
+    if "pid" in spaces and "user" in spaces:
+        # Root's PID namespace belongs to the user namespace around the program's: namespaces.enter().
+        owner = linux.ns_get_userns(spaces["pid"])
+        if not os.path.samestat(os.fstat(owner), os.fstat(spaces["user"])):
+            return {"outer": owner, "pid": spaces.pop("pid"), **spaces}
+        os.close(owner)
+    return spaces
 
 
 def enter(spaces: dict[str, int], pid: int) -> None:
@@ -257,11 +264,10 @@ def enter(spaces: dict[str, int], pid: int) -> None:
 def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
     """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
     given = environ.of_options(env, os.environ)
-    outside = os.stat("/proc/self/ns/user").st_ino
-    variables, forks = join(find(target, settings))
-    superuser = os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == outside
+    variables, entered = join(find(target, settings))
+    superuser = os.geteuid() == 0 and "user" not in entered
     variables.update(given)
-    child = os.fork() if forks else 0
+    child = os.fork() if "pid" in entered else 0
     if child:
         return execute.wait(child)
     if not superuser:
