@@ -7,7 +7,7 @@ import _socket
 import errno
 import os
 
-from enroot_py.base import cgroups, linux, log, recording
+from enroot_py.base import cgroups, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
@@ -258,7 +258,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     if recording.event is not None:
         recording.event.again()
     try:
-        environ, below, workdir = step.enter(source)
+        environ, below, workdir, shared = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
         pairs += [("below", f"{name}={value}") for name, value in below.items()]
         if recording.event is not None:
@@ -267,8 +267,8 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             pairs.append(("served", ""))
         # By the node's /proc, as an image may have none; nobody else may look at this process.
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
-        if source.upper and step.settings.rootfs_writable:
-            spaces.append(_root())
+        if shared >= 0:
+            spaces.append(shared)
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)
@@ -277,15 +277,6 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             channel.fail(cause(e) or (e if isinstance(e, PenrootError) else _bug(e)))
         finally:
             os._exit(1)
-
-
-def _root() -> int:
-    """In the container: its root file system without what is mounted in it, for other containers on it.
-
-    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
-    """
-    return linux.open_tree(linux.AT_FDCWD, "/", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
 
 
 def _bug(error: BaseException) -> PenrootError:

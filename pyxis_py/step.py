@@ -411,10 +411,11 @@ class Step:
         """The variables that the environment file sets or unsets, whatever to."""
         return set(self.request.file.by_name("env")) - self.chosen().keys() if self.request.file else set()
 
-    def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
+    def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str, int]:
         """Move this process into the container. Raises PenrootError.
 
-        Returns its environment, what it would have of the variables of --container-env, and its working directory.
+        Returns its environment, the values that variables of --container-env would have without that option, its
+        working directory, and a descriptor of its root file system for other containers on it, or -1.
         """
         if source.upper and self.settings.rootfs_writable and source.shared < 0:
             claims.refuse_changed(source)
@@ -430,6 +431,7 @@ class Step:
                 env=self.chosen(),
                 file=self.of_file if self.request.file else None,
                 program=self.job.command,
+                shares=bool(source.upper) and self.settings.rootfs_writable,
             )
         )
         for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:
@@ -437,9 +439,10 @@ class Step:
         container.environ.update(self._fit_pmix(container.environ))
         if not self._runs_entrypoint:
             container.environ.setdefault("SHLVL", "0")  # as behind the shell that runs an image's script
-            return container.environ, container.below, container.image.workdir if container.image else "/"
+            workdir = container.image.workdir if container.image else "/"
+            return container.environ, container.below, workdir, container.shared
         environ, workdir = entrypoint.run(container, self._confine, shown=bool(self.request.entrypoint_log))
-        return environ, container.below, workdir
+        return environ, container.below, workdir, container.shared
 
     def _confine(self) -> None:
         """Leave this process the privileges of a task."""

@@ -36,6 +36,7 @@ class Start(Frozen):
     environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
+    With ``shares``, the container keeps a descriptor of its root file system for other containers on it.
     """
 
     source: rootfs.Source
@@ -49,6 +50,7 @@ class Start(Frozen):
     script: str | None = None
     command: tuple[str, ...] = ()
     program: str = ""
+    shares: bool = False
 
     @property
     def is_overlaid(self) -> bool:
@@ -99,7 +101,8 @@ def enter(start: Start) -> Container:
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     inside = (0, 0) if settings.remap_root else (uid, gid)
-    namespaces.enter(*inside, own, superuser=start.superuser)
+    nested = not start.superuser and (uid == 0 or settings.remap_root)
+    inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -125,11 +128,12 @@ def enter(start: Start) -> Container:
     bring_slurm(context, variables)
     if not settings.rootfs_writable:
         rootfs.seal(site.mount_point)
+    shared = rootfs.clone(root) if start.shares else -1
     os.close(root)
-    switch_root(site.mount_point, again=uid == 0 and not (start.superuser or own))
+    switch_root(site.mount_point, inner, nested=nested)
     os.umask(umask)
     recording.phase("mounts")
-    return Container(variables, image, login_shell=settings.login_shell)
+    return Container(variables, image, login_shell=settings.login_shell, shared=shared)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
@@ -315,19 +319,17 @@ def bring_slurm(context: hooks.Context, variables: Variables) -> None:
         variables.note(origin)
 
 
-def switch_root(mount_point: str, *, again: bool) -> None:
-    """Leave the host behind; ``again`` in new namespaces, for what masks.py covers.
+def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
+    """Leave the host behind. A program that is root gets ``nested`` namespaces: namespaces.nest().
 
-    That would not stay covered for who is root in the namespace that owns the mounts. Who joins the container
-    enters this one, which so has to own all namespaces that are not the host's.
+    Processes that join the container later enter the same ones.
     """
-    if not again:
-        namespaces.unshare(linux.CLONE_NEWCGROUP)  # not before: hooks look for the limits of the caller
+    if not nested:
+        namespaces.unshare(linux.CLONE_NEWCGROUP)  # not earlier: hooks look for the caller's limits
         namespaces.hide()
         rootfs.switch(mount_point)
         return
     with Fd(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as myself:
         rootfs.switch(mount_point)
-        namespaces.enter_user(0, 0, myself=myself)
-        namespaces.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP)
+        namespaces.nest(inner, myself)
     namespaces.hide()

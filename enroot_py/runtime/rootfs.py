@@ -267,6 +267,16 @@ def bind(directory: str) -> int:
         return tree.keep()
 
 
+def clone(root: int) -> int:
+    """The root file system without the mounts beneath it, detached, for other containers on it. Raises OSError.
+
+    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
+    "Sharing and copying layers"); one overlay mounted twice is not.
+    """
+    flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
+    return linux.open_tree(root, "", flags)
+
+
 def attach(mount: int, target: str) -> None:
     """Attach a detached mount and close its descriptor."""
     with Fd(mount):

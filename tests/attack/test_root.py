@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import stat
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,11 +14,46 @@ from tests.kernel.conftest import User, busybox_rootfs, require
 from tests.slurm.lab import Lab
 from tests.slurm.steps import ON_N1, sh
 
-KINDS: dict[str, tuple[list[str], Mapping[str, str]]] = {
-    "user": ([], {}),
-    "root": (["--root"], {}),
-    "pid": (["--pid"], {}),
+OWN = ("--pid", "--net", "--ipc", "--uts")
+KINDS: dict[str, tuple[str, ...]] = {
+    " ".join(kind) or "plain": kind
+    for user in ((), ("--root",))
+    for own in ((), *((option,) for option in OWN), OWN)
+    for kind in ((*user, *own), (*user, *own, "--rw"))
 }
+# Each line tries one thing, harmlessly, and prints a word if it succeeds.
+CHANGE_THE_KERNEL = """
+    for f in vm/swappiness kernel/core_pattern fs/suid_dumpable kernel/hotplug; do
+        v=$(cat /proc/sys/$f 2>/dev/null) && (echo "$v" > /proc/sys/$f) 2>/dev/null && echo "wrote $f"
+    done
+    (echo h > /proc/sysrq-trigger) 2>/dev/null && echo "wrote sysrq-trigger"
+    (head -c 1 /proc/kcore > /read) 2>/dev/null && echo "read kcore"
+    (cat /proc/timer_list > /read) 2>/dev/null && echo "read timer_list"
+    (echo 0 > /sys/kernel/mm/ksm/run) 2>/dev/null && echo "wrote /sys"
+"""
+UNDO_MOUNTS = """
+    for m in /proc/sys /proc/sysrq-trigger /proc/kcore /proc /sys /dev; do
+        umount $m 2>/dev/null && echo "unmounted $m"
+        mount --move $m /tmp 2>/dev/null && echo "moved $m"
+    done
+    for m in /proc/sys /proc/sysrq-trigger /sys; do
+        mount -o remount,bind,rw $m 2>/dev/null && echo "remounted $m"
+    done
+    mkdir -p /tmp/p && mount -t proc proc /tmp/p 2>/dev/null && echo "mounted another /proc"
+    mkdir -p /tmp/s && mount -t sysfs sysfs /tmp/s 2>/dev/null && echo "mounted another /sys"
+"""
+
+
+@contextlib.contextmanager
+def running(user: User, *start: str) -> Iterator[None]:
+    """Run a container that waits, while the ``with`` lasts."""
+    command = user.command("penroot", "start", *start, "sh", "-c", "echo up; cat")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=user.environ, cwd=user.home, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        yield
+        process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -31,20 +69,100 @@ def root(user: User) -> User:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_of_roots_changes_nothing_of_the_kernel(root: User, kind: str) -> None:
     """The files of /proc belong to root: sysctls, /proc/sysrq-trigger and /proc/kcore need no capability."""
-    options, environ = KINDS[kind]
-    # What it is already, and a letter that asks for help: harmless where it works.
+    script = CHANGE_THE_KERNEL + UNDO_MOUNTS + CHANGE_THE_KERNEL + "cat /proc/sys/kernel/ostype"
+    assert root.start(*KINDS[kind], "box", "sh", "-c", script) == "Linux\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exec_into_roots_container_changes_nothing(root: User, kind: str) -> None:
+    script = UNDO_MOUNTS + CHANGE_THE_KERNEL + "cat /proc/sys/kernel/ostype"
+    with running(root, *KINDS[kind], "box"):
+        assert root.penroot("exec", "box", "sh", "-c", script).stdout == "Linux\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roots_container_opens_no_disk_of_the_host(root: User, kind: str) -> None:
+    """Root of the host owns the nodes of disks and /dev/kmsg, and needs no capability to open them."""
     script = """
-        for f in vm/swappiness kernel/core_pattern fs/suid_dumpable kernel/hotplug; do
-            v=$(cat /proc/sys/$f 2>/dev/null) && (echo "$v" > /proc/sys/$f) 2>/dev/null && echo "wrote $f"
+        for f in $(busybox find /dev -type b) /dev/kmsg /dev/mem /dev/port /dev/rtc0 /dev/loop-control /dev/fuse; do
+            (: < $f) 2>/dev/null && echo "opened $f"
         done
-        (echo h > /proc/sysrq-trigger) 2>/dev/null && echo "wrote sysrq-trigger"
-        (head -c 1 /proc/kcore > /read) 2>/dev/null && echo "read kcore"
-        (cat /proc/timer_list > /read) 2>/dev/null && echo "read timer_list"
-        umount /proc/sys 2>/dev/null && echo "uncovered /proc/sys"
-        mkdir -p /tmp/p && mount -t proc proc /tmp/p 2>/dev/null && echo "mounted another"
-        cat /proc/sys/kernel/ostype
+        busybox mknod /tmp/b b 7 0 2>/dev/null && echo "made a node"
+        head -c 1 /dev/zero > /dev/null && echo "zero works"
     """
-    assert root.start(*options, "box", "sh", "-c", script, env=environ) == "Linux\n"
+    assert root.start(*KINDS[kind], "box", "sh", "-c", script) == "zero works\n"
+
+
+def test_root_widens_dev_by_a_setting(root: User) -> None:
+    count = ("box", "sh", "-c", "ls /dev")
+    assert "mem" not in root.start(*count).split() or not os.path.exists("/dev/mem")
+    widened = root.start(*count, env={"ENROOT_RESTRICT_DEV": "no"}).split()
+    assert set(os.listdir("/dev")) <= set(widened)
+
+
+def test_root_gives_one_device_by_an_option(root: User) -> None:
+    node = root.home / "node"
+    os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    read = ("box", "sh", "-c", "head -c 2 /dev/given | busybox od -An -tx1; ls /dev")
+    said = root.start("-m", f"{node}:/dev/given:none:x-create=file,bind", *read).split()
+    assert said[:2] == ["00", "00"]
+    assert "kmsg" not in said
+
+
+@pytest.mark.parametrize("own", ["", *OWN])
+def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
+    """Namespaces of the container belong to the user namespace of its program, which configures them."""
+    busybox_rootfs(user.data / "box")
+    user.own(user.data)
+    script = """
+        hostname inside 2>/dev/null && echo uts
+        ip link set lo down 2>/dev/null && echo net
+        mkdir /tmp/q && mount -t mqueue none /tmp/q 2>/dev/null && echo ipc
+        test $$ = 1 && echo pid
+        mount -t tmpfs none /tmp && echo mounts
+    """
+    options = ["--root", *filter(None, [own])]
+    wanted = [*([own.strip("-")] if own else []), "mounts"]
+    assert user.start(*options, "box", "/bin/busybox", "sh", "-c", script).split() == wanted
+    with running(user, *options, "box"):
+        joined = user.penroot("exec", "box", "/bin/busybox", "sh", "-c", script.replace("mkdir", "mkdir -p")).stdout
+    assert joined.split() == [word for word in wanted if word != "pid"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("--root")])
+@pytest.mark.parametrize("way", ["start", "exec"])
+def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str) -> None:
+    """A read-only mount stays read-only, and a cover stays on what it covers."""
+    busybox_rootfs(user.data / "box")
+    (user.home / "data").mkdir(exist_ok=True)
+    for name in ("kept", "secret"):
+        (user.home / name).mkdir()
+        (user.home / name / "file").write_text(name)
+    user.own(user.home)
+    mounts = [
+        *("-m", f"{user.home}/kept:/kept:none:x-create=dir,bind,ro"),
+        *("-m", f"{user.home}/secret:/secret:none:x-create=dir,bind"),
+        *("-m", "tmpfs:/secret:tmpfs:ro"),
+    ]
+    script = """
+        for m in /kept /secret; do
+            for flags in "" -l -f -r; do umount $flags $m 2>/dev/null && echo "unmounted $m"; done
+            for o in remount,rw remount,bind,rw; do mount -o $o $m 2>/dev/null && echo "$o $m"; done
+            mount --move $m /tmp 2>/dev/null && echo "moved $m"
+            mkdir -p /tmp/b && mount --bind $m /tmp/b 2>/dev/null
+            mount -o remount,bind,rw /tmp/b 2>/dev/null && echo "rw $m"
+        done
+        unshare -Urm sh -c 'umount /secret && echo nested' 2>/dev/null
+        (echo x > /kept/file) 2>/dev/null && echo "wrote"
+        cat /kept/file; ls /secret
+    """
+    if way == "start":
+        said = user.start(*KINDS[kind], *mounts, "box", "/bin/busybox", "sh", "-c", script)
+    else:
+        with running(user, *KINDS[kind], *mounts, "box"):
+            said = user.penroot("exec", "box", "/bin/busybox", "sh", "-c", script).stdout
+    assert said == "kept"
+    assert (user.home / "kept/file").read_text() == "kept"
 
 
 def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
@@ -70,15 +188,18 @@ def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
     assert said.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
+@pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
-def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str) -> None:
+def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:
     """The same by srun, where each task enters the container that the step has."""
     script = """
         v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
         umount /proc/sys 2> /dev/null && echo uncovered
+        test -e /dev/kmsg && echo kmsg
         cat /proc/sys/kernel/ostype
     """
-    step = ["srun", *ON_N1, "-n2", "--container-image=registry:5000#minimal:1", remap, *sh(script)]
+    own = [f"--container-unshare={unshare}"] if unshare else []
+    step = ["srun", *ON_N1, "-n2", "--container-image=registry:5000#minimal:1", remap, *own, *sh(script)]
     try:
         assert lab.run(step, user="root").stdout == "Linux\n" * 2
     finally:
