@@ -1,12 +1,15 @@
 """InfiniBand and RoCE, by MELLANOX_VISIBLE_DEVICES; shared memory between processes, where the host has it.
 
-With all of /dev and /sys in the container, as by default, there is nothing to
-do for "all". A selection hides the other devices and their entries in sysfs: devices/mellanox.py.
+With the host's /dev and /sys in the container there is nothing to do for "all". A selection hides the other devices
+and their entries in sysfs: devices/mellanox.py. Root's containers have a private /dev by default, and get all devices
+unless the caller or the image selects some: every user may open them.
 """
 
 from __future__ import annotations
 
 import os
+
+from enroot_py.config.table import SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +19,9 @@ SHARING = ("/dev/knem", "/dev/xpmem")  # need no choice: they give what cross-me
 
 
 def run(context: Context) -> None:
-    visible = context.value("MELLANOX_VISIBLE_DEVICES")
+    settings = context.settings
+    private_by_default = settings.restrict_dev and settings.origin(SETTINGS["ENROOT_RESTRICT_DEV"]) == "default"
+    visible = context.value("MELLANOX_VISIBLE_DEVICES") or ("all" if private_by_default else "")
     if visible in ("void", "none"):
         visible = ""
     root = context.host.get("PENROOT_HOST_ROOT", "")

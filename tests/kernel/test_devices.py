@@ -335,6 +335,19 @@ def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Pat
     assert user.start("box", "ls", "/dev/infiniband", env=environ).split() == ["rdma_cm", "uverbs3"]
 
 
+def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    """Root's containers have a private /dev by default; InfiniBand, which every user may open, stays in it."""
+    user.uid = 0
+    user.own(user.home)
+    show = ("box", "sh", "-c", "ls /dev; ls /dev/infiniband")
+    said = user.start(*show).split()
+    assert "rdma_cm" in said
+    assert {f"uverbs{n}" for n in range(10)} <= set(said)
+    assert not any(name.startswith(("umad", "issm", "nvidia0")) for name in said)
+    for chosen in ({"MELLANOX_VISIBLE_DEVICES": "void"}, {"ENROOT_RESTRICT_DEV": "yes"}):
+        assert "infiniband" not in user.start("box", "ls", "/dev", env=chosen).split()
+
+
 def test_gpus_of_a_slurm_step(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     """The image and the caller ask for nothing; Slurm allocated two."""
     environ = {"SLURM_STEP_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1", "ENROOT_RESTRICT_DEV": "y"}
