@@ -26,6 +26,8 @@ Namespaces of a container's own, what runs, and commands in it.
   ID ID 1
   $ enroot start --root box cat /proc/self/uid_map | awk '{ print $1, $2, $3 }' | sed "s/$(id -u)/ID/g"
   0 ID 1
+  ~ `/proc/self/uid_map` shows `0 0 1`
+  0 0 1
   $ enroot start box cat /proc/self/setgroups
   deny
   $ enroot start --pid box sh -c 'kill -TERM 1; echo $?'
