@@ -258,7 +258,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     if recording.event is not None:
         recording.event.again()
     try:
-        environ, below, workdir, shared = step.enter(source)
+        environ, below, workdir = step.enter(source)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
         pairs += [("below", f"{name}={value}") for name, value in below.items()]
         if recording.event is not None:
@@ -267,8 +267,8 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             pairs.append(("served", ""))
         # By the node's /proc, as an image may have none; nobody else may look at this process.
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
-        if shared >= 0:
-            spaces.append(shared)
+        if source.shared >= 0:
+            spaces.append(source.shared)
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)

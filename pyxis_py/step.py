@@ -411,14 +411,14 @@ class Step:
         """The variables that the environment file sets or unsets, whatever to."""
         return set(self.request.file.by_name("env")) - self.chosen().keys() if self.request.file else set()
 
-    def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str, int]:
+    def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
         """Move this process into the container. Raises PenrootError.
 
-        Returns its environment, the values that variables of --container-env would have without that option, its
-        working directory, and a descriptor of its root file system for other containers on it, or -1.
+        Returns its environment, what it would have of the variables of --container-env, and its working directory.
         """
         if source.upper and self.settings.rootfs_writable and source.shared < 0:
             claims.refuse_changed(source)
+        source.lends = bool(source.upper) and self.settings.rootfs_writable  # to steps that join later
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
         container = enter(
@@ -431,7 +431,6 @@ class Step:
                 env=self.chosen(),
                 file=self.of_file if self.request.file else None,
                 program=self.job.command,
-                shares=bool(source.upper) and self.settings.rootfs_writable,
             )
         )
         for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:
@@ -439,10 +438,9 @@ class Step:
         container.environ.update(self._fit_pmix(container.environ))
         if not self._runs_entrypoint:
             container.environ.setdefault("SHLVL", "0")  # as behind the shell that runs an image's script
-            workdir = container.image.workdir if container.image else "/"
-            return container.environ, container.below, workdir, container.shared
+            return container.environ, container.below, container.image.workdir if container.image else "/"
         environ, workdir = entrypoint.run(container, self._confine, shown=bool(self.request.entrypoint_log))
-        return environ, container.below, workdir, container.shared
+        return environ, container.below, workdir
 
     def _confine(self) -> None:
         """Leave this process the privileges of a task."""

@@ -36,7 +36,6 @@ class Start(Frozen):
     environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
-    With ``shares``, the container keeps a descriptor of its root file system for other containers on it.
     """
 
     source: rootfs.Source
@@ -50,7 +49,6 @@ class Start(Frozen):
     script: str | None = None
     command: tuple[str, ...] = ()
     program: str = ""
-    shares: bool = False
 
     @property
     def is_overlaid(self) -> bool:
@@ -126,14 +124,15 @@ def enter(start: Start) -> Container:
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
     bring_slurm(context, variables)
+    if start.source.lends:
+        start.source.shared = rootfs.lend(site.mount_point)
     if not settings.rootfs_writable:
         rootfs.seal(site.mount_point)
-    shared = rootfs.clone(root) if start.shares else -1
     os.close(root)
     switch_root(site.mount_point, inner, nested=nested)
     os.umask(umask)
     recording.phase("mounts")
-    return Container(variables, image, login_shell=settings.login_shell, shared=shared)
+    return Container(variables, image, login_shell=settings.login_shell)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:

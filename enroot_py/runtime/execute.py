@@ -24,16 +24,14 @@ _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 class Container:
     """A container that this process has entered: its environment and what its image runs.
 
-    ``workdir`` is where that runs, if not where the image says. ``shared`` is a detached mount of its root file
-    system alone, or -1.
+    ``workdir`` is where that runs, if not where the image says.
     """
 
-    def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool, shared: int = -1) -> None:
+    def __init__(self, variables: Variables, image: Exec | None, *, login_shell: bool) -> None:
         self.environ = variables.values
         self.origins = variables.origins
         self.below = variables.below
         self.image = image
-        self.shared = shared
         self.workdir = ""
         self.runs_entrypoint = True
         self._login_shell = login_shell

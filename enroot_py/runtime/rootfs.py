@@ -33,10 +33,11 @@ class Source:
 
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
-    of the same container where it runs already, or -1.
+    of the same container where it runs already, or -1. If the container ``lends`` its root file
+    system to later steps, ``shared`` is that mount once it has been entered.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared")
+    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared", "lends")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Source:
         self.directory = directory
         self.changes = changes
         self.shared = -1
+        self.lends = False
 
     @property
     def upper(self) -> str:
@@ -267,20 +269,19 @@ def bind(directory: str) -> int:
         return tree.keep()
 
 
-def clone(root: int) -> int:
-    """The root file system without the mounts beneath it, detached, for other containers on it. Raises OSError.
-
-    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-    "Sharing and copying layers"); one overlay mounted twice is not.
-    """
-    flags = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_EMPTY_PATH
-    return linux.open_tree(root, "", flags)
-
-
 def attach(mount: int, target: str) -> None:
     """Attach a detached mount and close its descriptor."""
     with Fd(mount):
         linux.move_mount(mount, "", linux.AT_FDCWD, target, linux.MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def lend(root: str) -> int:
+    """Clone the root mount alone, without what is mounted in it, before it is sealed and before mounts are locked.
+
+    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
+    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+    """
+    return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
 
 
 def seal(root: str) -> None:
