@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -82,8 +83,10 @@ class Program:
         except subprocess.TimeoutExpired:
             raise self.error(f"{self.command[0]} has not ended within {self.timeout:.0f} s") from None
         except OSError as e:  # a script without its interpreter, say
-            hint = filesystems.OF_PROCESS.get(e.errno or 0, "")
-            raise self.error(f"cannot execute {self.command[0]}: {e.strerror}", hint=hint) from e
+            why, hint = e.strerror, filesystems.OF_PROCESS.get(e.errno or 0, "")
+            if e.errno == errno.EAGAIN:
+                why, hint = filesystems.no_process()
+            raise self.error(f"cannot execute {self.command[0]}: {why}", hint=hint) from e
 
     def _judge(self, status: int, lines: list[str]) -> None:
         """Raises ``error`` for a status that is no success."""

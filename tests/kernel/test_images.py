@@ -997,6 +997,54 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
         assert second.returncode == 0, errors
 
 
+def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: Image) -> None:
+    """As a job that is suspended in the middle of an import."""
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        first = popen(user, "create", "-n", "a", uri)
+        wait_for_work(user)
+        os.killpg(first.pid, signal.SIGSTOP)
+        second = popen(user, "create", "-n", "b", uri)
+        try:
+            _, errors = second.communicate(timeout=60)
+        finally:
+            second.kill()
+            os.killpg(first.pid, signal.SIGCONT)
+        assert second.returncode == 0, errors
+        assert f"waiting for process {first.pid} (penroot, stopped), which is making images/" in errors
+        _, errors = first.communicate(timeout=120)
+        assert first.returncode == 0, errors
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
+def test_few_processes_left_is_one_line(user: User, registry: Server, most: int) -> None:
+    """RLIMIT_NPROC is for all processes of a user, and this user has no others."""
+    uri = f"docker://{registry.host}/test/one:1"
+    stored = f"docker://{registry.host}/test/stored:1"
+    registry.pusher.image("test/stored", "1", images.busybox(entry("few", b"1")))
+    user.penroot("import", "-o", "few.sqsh", stored)
+    for words in (
+        ("import", "-o", "x.sqsh", uri),
+        ("load", "-n", "x", uri),
+        ("start", uri, "/bin/new"),
+        ("import", "-f", "-o", "y.sqsh", stored),
+        ("create", "-f", "-n", "y", "few.sqsh"),
+        ("start", "-r", stored, "cat", "/few"),
+    ):
+        command = ["prlimit", f"--nproc={most}", *user.command(f"{PREFIX}/bin/penroot", *words)]
+        done = subprocess.run(
+            command, env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr, (words, done.stderr)
+        errors = [line for line in done.stderr.splitlines() if line.startswith("[ERROR]")]
+        if done.returncode and "/bin/new" not in done.stderr:
+            assert len(errors) == 1 and "ulimit -u" in done.stderr, (words, done.stderr)
+        subprocess.run(["rm", "-rf", user.home / "cache"], check=True)
+        user.penroot("load", "-f", "-n", "z", stored)
+
+
 @pytest.mark.soak
 def test_importer_killed_at_random_moments(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
     """Another takes over at once, nothing is half published, and all that is stored verifies."""
