@@ -37,6 +37,7 @@ class Program:
     timeout: float | None = None  # seconds after which it is killed
     tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status and these lines are a success
     warnings: bool = False  # show what it wrote to stderr where it succeeds
+    expected: str = "\n"  # but no line that begins so
 
     def run(self) -> str:
         """Run it to its end, or ours, and return its stdout unless that is elsewhere.
@@ -54,7 +55,7 @@ class Program:
             written = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-*: to stdout
             self._judge(done.returncode, _lines(written))
         elif self.warnings:
-            self._show(_lines(done.stderr))
+            self._show([line for line in _lines(done.stderr) if not line.startswith(self.expected)])
         return done.stdout or ""
 
     def _done(self) -> subprocess.CompletedProcess[str]:

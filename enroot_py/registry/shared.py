@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from enroot_py.base import digests, linux, log, trusted
+from enroot_py.base import digests, linux, log, trees, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 
@@ -358,7 +358,8 @@ def _make(directory: str, mode: int) -> None:
     umask = os.umask(0)
     try:
         os.mkdir(directory, mode)
-        os.chmod(directory, mode)  # where the parent has a default ACL
+        trees.drop_acl(directory, mode)  # else blobs have the modes that an ACL of the parent gives them
+        os.chmod(directory, mode)
     except FileExistsError:
         return
     finally:

@@ -439,8 +439,12 @@ def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
 
 
 def _make_directory(path: str) -> None:
+    if os.path.isdir(path):
+        return
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
+        trees.make(path, 0o700)
+    except FileExistsError:
+        return  # another process was quicker; if it is no directory, whoever uses it says so
     except OSError as e:
         raise cannot_write(f"create the store {path}", path, e) from e
 
