@@ -24,6 +24,16 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
+def attempt(fd: int) -> bool | None:
+    """Lock an open file. False where another has it, None where there are no locks. Raises OSError."""
+    try:
+        return flock(fd)
+    except OSError as e:
+        if e.errno not in NONE:
+            raise
+        return None
+
+
 def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
     """Wait for the lock of an open file. Return False when that takes longer than ``seconds``. Raises OSError.
 

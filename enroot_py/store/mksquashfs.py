@@ -19,18 +19,21 @@ STDOUT = "-"
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
-def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
+def write(
+    lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "", digest: str = ""
+) -> int:
     """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
 
     ``image`` is a squashfs file beneath all of them. ``used`` is that of the directories in
-    which starts have made mount points, which are left out. Returns the size of the file.
+    which starts have made mount points, which are left out. The file records ``digest``, unless that is empty:
+    imported.py. Returns the size of the file.
 
     Nothing is copied on disk. The file appears whole or not at all, and replaces another
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
     check_writing(output, settings)
-    content = _Content(lowerdirs, image, used, settings)
+    content = _Content(lowerdirs, image, used, digest, settings)
     if output == STDOUT:
         making.sweep(settings.temp_path)
         return _print(content, settings)
@@ -154,10 +157,11 @@ def cannot_write(output: str, error: OSError) -> ImageError:
 class _Content:
     """What an image is written of, and how: see write()."""
 
-    def __init__(self, lowerdirs: Sequence[str], image: str, used: str, settings: Settings) -> None:
+    def __init__(self, lowerdirs: Sequence[str], image: str, used: str, digest: str, settings: Settings) -> None:
         self._lowerdirs = tuple(lowerdirs)
         self._image = image
         self._used = used
+        self._digest = digest
         self._settings = settings
 
     def write(self, output: int) -> None:
@@ -165,6 +169,10 @@ class _Content:
         from enroot_py.base import workers
 
         workers.run([lambda: self._squash(output)], 1)
+        if self._digest:
+            from enroot_py.store import imported
+
+            imported.append(output, self._digest)
 
     def _squash(self, output: int) -> None:
         from enroot_py.base import run, workers
