@@ -132,9 +132,10 @@ class Save:
         from enroot_py.base import filesystems, memory
         from enroot_py.store import mksquashfs
 
-        directory, name = os.path.split(self.file)
-        if os.path.isdir(self.file):
-            raise self.error(f"{self.file} is a directory", "name the file")
+        try:
+            directory, name = os.path.split(mksquashfs.destination(self.file))
+        except ImageError as wrong:
+            raise self.error(str(wrong), "name a file of your own") from wrong
         if not os.path.isdir(directory):
             raise self.error(f"no such directory: {directory}", f"it must be there on the node {self.step.job.node}")
         if not os.access(directory, os.W_OK | os.X_OK):

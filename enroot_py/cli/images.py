@@ -35,7 +35,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
         image = pull.pull(reference, settings, arch=arch)
         _report("stdout", _write(image, path, settings), image.digest)
         return
-    path = os.path.abspath(path)
+    path = mksquashfs.destination(path)
     if ensure:
         settings = settings.replace("--ensure", force_override=True)
     there = _state(path)
@@ -55,19 +55,15 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
             if _state(path) != there:
                 verifies = True  # when others may have the turn: that takes its time
                 continue
-            _import(reference, path, settings, arch)
+            image = pull.pull(reference, settings, arch=arch)
+            try:
+                _report(path, _write(image, path, settings), image.digest)
+            except ImageError:
+                # Perhaps this process was stopped, and another one has not waited for it.
+                if _state(path) == there or imported.fault(path, image.digest):
+                    raise
+                log.info(f"{path}: another process has made it, {image.digest}")
             return
-
-
-def _import(reference: Reference | LocalImage, path: str, settings: Settings, arch: str | None) -> None:
-    image = pull.pull(reference, settings, arch=arch)
-    try:
-        _report(path, _write(image, path, settings), image.digest)
-    except ImageError:
-        # This process was stopped, and another one has not waited for it.
-        if imported.fault(path, image.digest):
-            raise
-        log.info(f"{path}: another process has made it, {image.digest}")
 
 
 def _write(image: Image, path: str, settings: Settings) -> int:
@@ -146,16 +142,16 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
     else:
         texts = {name: _text(root.directory, f"/etc/{name}") for name in ("rc", "rc.local", "environment")}
     run = etc.read_rc(texts["rc"], texts["rc.local"])
-    variables = etc.read_environment(texts["environment"])
-    digest = variables.pop(imported.VARIABLE, "")
     if root.image:
         digest = layout.image_in(root.image) or imported.digest_of(root.image)
+    else:
+        digest = _text(root.directory, f"/etc/{etc.DIGEST}").strip()
     return {
         "name": image,
         **({"digest": digest} if digest else {}),
         "provenance": etc.provenance(texts["rc"]),
         "config": {
-            "Env": [f"{key}={value}" for key, value in variables.items()],
+            "Env": [f"{key}={value}" for key, value in etc.read_environment(texts["environment"]).items()],
             "Entrypoint": list(run.entrypoint) if run else None,
             "Cmd": list(run.command) if run else None,
             "WorkingDir": run.workdir if run else None,

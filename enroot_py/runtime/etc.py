@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+DIGEST = "penroot-image"  # a file in /etc: the digest of the image that a root filesystem was made of
 _PROVENANCE = "enroot-provenance: "
 _RC = """\
 mkdir -p {workdir} 2> /dev/null

@@ -18,7 +18,6 @@ import os
 from enroot_py.base import digests, superblock
 from enroot_py.base.fds import Fd
 
-VARIABLE = "PENROOT_IMAGE_DIGEST"
 _FIRST = b"penroot-import 1\n"
 _BLOCK = 4096  # bytes: mksquashfs pads files to such blocks
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
 
 STDOUT = "-"
+_MAX_LINKS = 40  # path_resolution(7)
+_IRREGULAR = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISLNK, "a link that leads to too many links"),
+)
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
@@ -37,7 +46,7 @@ def write(
     if output == STDOUT:
         making.sweep(settings.temp_path)
         return _print(content, settings)
-    output = os.path.abspath(output)
+    output = destination(output)
     making.sweep(os.path.dirname(output))
     try:
         with making.File(output) as file:
@@ -90,6 +99,7 @@ _OPTIONS = {
         "-Xcompression-level -Xwindow-size -Xstrategy -Xalgorithm -Xbcj -Xdict-size"
     ),
 }
+_COMPRESSIONS = ("lz4", "zstd", "gzip", "xz", "lzo", "lzma")
 _WORDS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
 
 
@@ -106,7 +116,16 @@ def check_options(settings: Settings) -> list[str]:
                 if meant
                 else "it takes what shapes an image, as -comp and -b, and nothing that runs programs or names files",
             )
-        at += 1 + _WORDS[words[at]]
+        count = _WORDS[words[at]]
+        if len(words) <= at + count:
+            raise ConfigError(f"ENROOT_SQUASH_OPTIONS: {words[at]} needs a value", hint="see mksquashfs(1)")
+        if words[at] == "-comp" and words[at + 1] not in _COMPRESSIONS:
+            meant = nearest(words[at + 1], _COMPRESSIONS)
+            raise ConfigError(
+                f"ENROOT_SQUASH_OPTIONS: there is no compression {words[at + 1]}",
+                hint=f"did you mean {meant}?" if meant else f"use one of {', '.join(_COMPRESSIONS)}",
+            )
+        at += 1 + count
     return words
 
 
@@ -124,10 +143,8 @@ def check_output(output: str, settings: Settings) -> None:
         if os.isatty(1):
             raise ImageError("an image is nothing to read", hint="redirect stdout, or name the file: --output FILE")
         return
-    output = os.path.abspath(output)
+    output = destination(output)
     directory = os.path.dirname(output)
-    if os.path.isdir(output):
-        raise ImageError(f"{output} is a directory", hint="name the file: --output FILE")
     if not os.path.isdir(directory):
         raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
     try:
@@ -142,6 +159,35 @@ def check_output(output: str, settings: Settings) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
         raise cannot_write(output, OSError(why, os.strerror(why)))
+
+
+def destination(output: str) -> str:
+    """The path of the file to which ``output`` leads: a link stays, and the file that it names is written.
+
+    Raises ImageError for what is no regular file, and for a link that another user could have put there.
+    """
+    path = os.path.abspath(output)
+    try:
+        for _ in range(_MAX_LINKS):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                break
+            directory = os.path.dirname(path)
+            above = os.stat(directory)
+            # As the kernel does in such directories: proc_sys_fs(5), protected_symlinks.
+            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+            if is_open and status.st_uid not in (os.geteuid(), above.st_uid):
+                raise ImageError(
+                    f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
+                )
+            path = os.path.normpath(os.path.join(directory, os.readlink(path)))
+    except OSError:
+        return path  # a file that is to be made; or check_output() says what is wrong
+    for test, what in _IRREGULAR:
+        if test(status.st_mode):
+            hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
+            raise ImageError(f"{path} is {what}", hint=hint)
+    return path
 
 
 def cannot_write(output: str, error: OSError) -> ImageError:
