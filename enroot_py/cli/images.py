@@ -145,7 +145,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
     if root.image:
         digest = layout.image_in(root.image) or imported.digest_of(root.image)
     else:
-        digest = _text(root.directory, f"/etc/{etc.DIGEST}").strip()
+        digest = etc.image_digest(texts["rc.local"])
     return {
         "name": image,
         **({"digest": digest} if digest else {}),

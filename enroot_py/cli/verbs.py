@@ -252,7 +252,12 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
             log.error(f"no such container: {name}")
             failed = True
         elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
-            containers.remove(name, options)
+            try:
+                containers.remove(name, options)
+            except ContainerError as e:
+                log.error(str(e))
+                log.hint(e.hint)
+                failed = True
     if failed:
         raise PenrootError("not every container was removed", hint="penroot list shows those there are")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from _collections_abc import Mapping
 
-from enroot_py.base import digests, log, paths
+from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime.etc import DIGEST, read_environment
+from enroot_py.runtime.etc import image_digest, read_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     if "${" in text:
         host = _without_secrets(text, host)
     variables = read_environment(text, lambda value: unquoted(substitute(value, host)))
-    digest = paths.text(root, f"/etc/{DIGEST}").strip()
-    if digests.is_digest(digest):
+    if digest := image_digest(paths.text(root, "/etc/rc.local")):
         variables["PENROOT_IMAGE_DIGEST"] = digest
     return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
 

@@ -67,7 +67,7 @@ def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> 
 def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stack, provenance: str) -> None:
     """Write all that the store has of an image into ``directory``. Raises ImageError, OSError."""
     files = config.files(provenance)
-    files[etc.DIGEST] = f"{manifest.digest}\n".encode()
+    files["rc.local"] += etc.write_digest(manifest.digest).encode()
     head = _Head(f"{directory}/{layout.HEAD}", stack, config.created)
     head.add_workdir(config.workdir)
     head.add_files(files)

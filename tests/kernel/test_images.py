@@ -1031,7 +1031,7 @@ def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Im
     assert len(written) == 1, done
     assert sum("another process has made it" in errors or "up to date" in errors for errors in done) == 5
     assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
-    assert content(user.home / "x.sqsh", "etc/penroot-image").decode() == big.digest() + "\n"
+    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.digest()}\n")
 
 
 def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Server, big: Image) -> None:
@@ -1128,6 +1128,7 @@ def test_image_digest_is_recorded(user: User, registry: Server) -> None:
     shown = json.loads(user.penroot("inspect", "x.sqsh").stdout)
     assert shown["digest"] == image.digest()
     user.penroot("create", "x.sqsh")
+    assert json.loads(user.penroot("inspect", "x").stdout)["digest"] == image.digest()
     user.penroot("load", "-n", "y", uri)
     for name in (uri, "x.sqsh", "x", "y"):
         assert user.start(name, "sh", "-c", "echo $PENROOT_IMAGE_DIGEST") == image.digest() + "\n"
