@@ -17,7 +17,6 @@ from enroot_py.registry.sources import open_source
 from enroot_py.runtime import etc, processes
 from enroot_py.store import containers, imported, layout, mksquashfs, pull, unsquashfs
 from enroot_py.store.imageconfig import ImageConfig
-from enroot_py.store.store import Image
 
 
 def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None, *, ensure: bool = False) -> None:
@@ -33,7 +32,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
             raise UsageError("--ensure is for a file, not for stdout", hint="name the file: --output FILE")
         mksquashfs.check_writing(path, settings)
         image = pull.pull(reference, settings, arch=arch)
-        _report("stdout", _write(image, path, settings), image.digest)
+        _report("stdout", mksquashfs.write_image(image, path, settings), image.digest)
         return
     path = mksquashfs.destination(path)
     if ensure:
@@ -57,17 +56,13 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
                 continue
             image = pull.pull(reference, settings, arch=arch)
             try:
-                _report(path, _write(image, path, settings), image.digest)
+                _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
                 # Perhaps this process was stopped, and another one has not waited for it.
                 if _state(path) == there or imported.fault(path, image.digest):
                     raise
                 log.info(f"{path}: another process has made it, {image.digest}")
             return
-
-
-def _write(image: Image, path: str, settings: Settings) -> int:
-    return mksquashfs.write(image.lowerdirs, path, settings, image=image.file, digest=image.digest)
 
 
 def _report(name: str, size: int, digest: str) -> None:

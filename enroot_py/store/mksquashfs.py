@@ -14,6 +14,7 @@ from enroot_py.config.words import nearest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
+    from enroot_py.store.store import Image
 
 STDOUT = "-"
 _MAX_LINKS = 40  # path_resolution(7)
@@ -28,21 +29,28 @@ _IRREGULAR = (
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
-def write(
-    lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "", digest: str = ""
-) -> int:
+def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: str = "", used: str = "") -> int:
     """Write what an overlay of ``lowerdirs``, top first, shows to the squashfs file ``output``, or STDOUT.
 
     ``image`` is a squashfs file beneath all of them. ``used`` is that of the directories in
-    which starts have made mount points, which are left out. The file records ``digest``, unless that is empty:
-    imported.py. Returns the size of the file.
+    which starts have made mount points, which are left out. Returns the size of the file.
 
     Nothing is copied on disk. The file appears whole or not at all, and replaces another
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
+    return _write(_Content(lowerdirs, image, used, settings), output, settings)
+
+
+def write_image(image: Image, output: str, settings: Settings) -> int:
+    """Write a stored image, as write() does, to a file that records its digest: imported.py. Raises ImageError."""
+    content = _Content(image.lowerdirs, image.file, "", settings)
+    content.digest = image.digest
+    return _write(content, output, settings)
+
+
+def _write(content: _Content, output: str, settings: Settings) -> int:
     check_writing(output, settings)
-    content = _Content(lowerdirs, image, used, digest, settings)
     if output == STDOUT:
         making.sweep(settings.temp_path)
         return _print(content, settings)
@@ -200,11 +208,12 @@ def cannot_write(output: str, error: OSError) -> ImageError:
 class _Content:
     """What an image is written of, and how: see write()."""
 
-    def __init__(self, lowerdirs: Sequence[str], image: str, used: str, digest: str, settings: Settings) -> None:
+    digest = ""  # to be recorded
+
+    def __init__(self, lowerdirs: Sequence[str], image: str, used: str, settings: Settings) -> None:
         self._lowerdirs = tuple(lowerdirs)
         self._image = image
         self._used = used
-        self._digest = digest
         self._settings = settings
 
     def write(self, output: int) -> None:
@@ -212,10 +221,10 @@ class _Content:
         from enroot_py.base import workers
 
         workers.run([lambda: self._squash(output)], 1)
-        if self._digest:
+        if self.digest:
             from enroot_py.store import imported
 
-            imported.append(output, self._digest)
+            imported.append(output, self.digest)
 
     def _squash(self, output: int) -> None:
         from enroot_py.base import run, workers

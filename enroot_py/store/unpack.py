@@ -22,6 +22,7 @@ from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import index
+from enroot_py.store.hardlinks import HardLinks
 from enroot_py.store.layout import MAX_DEPTH, TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
@@ -32,7 +33,6 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = 64  # directories at a time
 # The least that a tree needs of a mode, by the kind of entry: for the owner to read what is in it.
 _FLOOR = {b"5": 0o700, b"0": 0o400, b"6": 0o600}
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2) on file systems that have none
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 
@@ -109,8 +109,7 @@ class Tree:
         self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
         self.sums: dict[int, bytes] = {}  # index.file_sum() of files, by inode
-        # By the inode of a file that has no more links: the file and its copy, open.
-        self._copies: dict[int, tuple[int, int]] = {}
+        self._links = HardLinks(self.sums)
         self.opaque = False
         self.count = 0
 
@@ -120,8 +119,7 @@ class Tree:
 
     def __exit__(self, *_: object) -> None:
         self._forget()
-        for inode in list(self._copies):
-            self._forget_copy(inode)
+        self._links.close()
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
@@ -344,64 +342,13 @@ class Tree:
                 if stat.S_ISDIR(status.st_mode) or is_whiteout(status) and not is_device:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
-                self._link(directory, other, status, parent, name, entry.mtime)
+                self._links.add((directory, other), (parent, name), status)
                 self._copy_records(target, path)  # an upper layer may hide the other name
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",
                 hint="a layer is unpacked by itself: docker and podman refuse that image too",
             ) from None
-
-    def _link(self, directory: int, other: bytes, status: os.stat_result, parent: int, name: bytes, mtime: int) -> None:
-        """Make ``name`` another name of ``other``; a copy where the file system has no more links for one file.
-
-        Ext4 has 65,000. Further names are links to the copy. Raises OSError.
-        """
-        _, copy = self._copies.get(status.st_ino, (-1, -1))
-        try:
-            if copy < 0:
-                os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
-            else:
-                os.link(f"/proc/self/fd/{copy}", name, dst_dir_fd=parent, follow_symlinks=True)
-            return
-        except OSError as e:
-            if e.errno not in (errno.EMLINK, *_NO_LINKS):
-                raise
-            links_to_copy = e.errno == errno.EMLINK
-        if stat.S_ISREG(status.st_mode):
-            with (
-                Fd(os.open(other, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as old,
-                Fd(self._copy(old, status, parent, name)) as new,
-            ):
-                if links_to_copy:
-                    self._forget_copy(status.st_ino)
-                    self._copies[status.st_ino] = old.keep(), new.keep()  # held open, so that no inode is reused
-            if len(self._copies) > _OPEN:
-                self._forget_copy(next(iter(self._copies)))
-        elif stat.S_ISLNK(status.st_mode):
-            os.symlink(os.readlink(other, dir_fd=directory), name, dir_fd=parent)
-            os.utime(name, ns=(status.st_mtime_ns, status.st_mtime_ns), dir_fd=parent, follow_symlinks=False)
-        elif is_whiteout(status):
-            make_whiteout(parent, name, mtime)
-        else:
-            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
-
-    def _copy(self, old: int, status: os.stat_result, parent: int, name: bytes) -> int:
-        """Copy an open file. Raises OSError."""
-        with Fd(os.open(name, _NEW_FILE, 0o600, dir_fd=parent)) as new:
-            while os.sendfile(new, old, None, 1 << 30):
-                pass
-            for attribute in filter(is_plain, os.listxattr(old)):
-                os.setxattr(new, attribute, os.getxattr(old, attribute))
-            os.fchmod(new, stat.S_IMODE(status.st_mode))
-            os.utime(new, ns=(status.st_mtime_ns, status.st_mtime_ns))
-            if status.st_ino in self.sums:
-                self.sums[os.fstat(new).st_ino] = self.sums[status.st_ino]
-            return new.keep()
-
-    def _forget_copy(self, inode: int) -> None:
-        for fd in self._copies.pop(inode, ()):
-            os.close(fd)
 
     def _whiteout(self, parent: int, path: bytes, name: bytes, mtime: int) -> None:
         if name == _OPAQUE:
