@@ -60,8 +60,12 @@ class Turn:
     def _take(self) -> None:
         """Raises FileExistsError if another process has the turn, OSError."""
         with Fd(os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)) as fd:
-            locks.attempt(fd)
-            os.write(fd, os.fsencode(f"{os.uname().nodename} {linux.boot_id()} {os.getpid()}\n"))
+            try:
+                locks.attempt(fd)
+                os.write(fd, os.fsencode(f"{os.uname().nodename} {linux.boot_id()} {os.getpid()}\n"))
+            except OSError:  # the disk is full
+                os.unlink(self._path)
+                raise
             self._fd = fd.keep()
         self._before = _signal.signal(_signal.SIGALRM, self._sign)
         _signal.setitimer(_signal.ITIMER_REAL, _SIGN_S, _SIGN_S)

@@ -14,6 +14,7 @@ import pytest
 
 from enroot_py.base import linux, turns
 from enroot_py.base.turns import Turn
+from tests.kernel.conftest import small_filesystem
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,6 +121,16 @@ def test_turn_of_another_user_is_not_waited_for(target: Path) -> None:
     os.chown(elsewhere(target), 4242, 4242)
     with Turn(str(target)) as turn:
         assert turn._fd is None
+
+
+def test_full_disk_leaves_no_turn(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    with small_filesystem(tmp_path / "full", "size=4k") as place:
+        (place / "fill").write_bytes(b"x" * 4096)
+        with Turn(str(place / "x.sqsh")) as turn:
+            assert turn._fd is None
+        assert os.listdir(place) == ["fill"]
 
 
 def test_link_in_place_of_a_turn_is_not_followed(target: Path) -> None:
