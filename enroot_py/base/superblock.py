@@ -31,7 +31,7 @@ def fault(fd: int) -> tuple[str, str]:
     if major != 4:
         return f"is squashfs {major}, not 4", "write it again with a current mksquashfs"
     compression = int.from_bytes(block[20:22], "little")
-    if not 1 <= compression <= _LAST_COMPRESSION:
+    if compression > _LAST_COMPRESSION:
         return f"has the unknown compression {compression}", "write it again: mksquashfs -comp lz4"
     used = int.from_bytes(block[40:48], "little")
     return (f"is truncated: {size} of {used} bytes", again) if used > size else ("", "")
