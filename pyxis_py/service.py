@@ -132,6 +132,9 @@ class Service:
             asker.send((("ok", ""),))
         except PenrootError as e:
             asker.fail(e)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            asker.fail(PenrootError("the container could not be saved", hint=repr(sys.exc_info()[1])))
         finally:
             log.sink = _nowhere
 

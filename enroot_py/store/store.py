@@ -5,7 +5,8 @@ lock file is left over, and a killed maker's lock is free at once. Two more lock
 things from being pruned: importers hold the root's, shared, and who is about to mount an
 image holds that image's, shared, until its mount can be seen in /proc (Image.hold, prune.py).
 
-What is made may not be on the disk when the node crashes: crash.py. On the start path: no json, no re.
+No wait for a lock is silent or endless: base/waits.py. What is made may not be on the disk when the node crashes:
+crash.py. On the start path: no json, no re.
 """
 
 from __future__ import annotations
