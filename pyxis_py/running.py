@@ -145,7 +145,7 @@ class RunningContainers:
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")
                             if why := watch.look():
-                                raise BusyError(why, hint=waits.HINT)
+                                raise BusyError(f"cannot lock {directory}: {why}", hint=waits.HINT)
                         time.sleep(_TICK)
                     if is_at(fd, directory):  # whoever had it may have removed the directory
                         return fd.keep()

@@ -49,7 +49,7 @@ def queue(fd: int, path: str) -> None:
             raise
         return
     if why:
-        raise PenrootError(why, hint=HINT)
+        raise PenrootError(f"cannot change a file in {path}: {why}", hint=HINT)
 
 
 class Watch:

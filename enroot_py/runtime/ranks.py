@@ -71,7 +71,8 @@ class Record:
         except OSError as e:
             raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
         if why:
-            raise ContainerError(why, hint="see that process; ENROOT_JOIN=no gives each rank a container of its own")
+            hint = "see that process; ENROOT_JOIN=no gives each rank a container of its own"
+            raise ContainerError(f"cannot join the other ranks: {why}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
         """Enter the container of the others, if one of them runs; its variables, and those that its image set."""

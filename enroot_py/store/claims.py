@@ -120,7 +120,7 @@ def change_alone(source: Source) -> None:
 
             watch = watch or waits.Watch(fd, f"starting the container {name}")
             if why := watch.look():
-                raise ContainerError(why, hint=waits.HINT)
+                raise ContainerError(f"cannot change the container {name}: {why}", hint=waits.HINT)
         else:
             os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
     except OSError:

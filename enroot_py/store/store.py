@@ -87,7 +87,7 @@ def _await(fd: int, doing: str, *, shared: bool) -> None:
     from enroot_py.base import waits
 
     if why := _locking(fd, lambda: waits.lock(fd, doing, shared=shared)):
-        raise ImageError(why, hint=waits.HINT)
+        raise ImageError(f"cannot lock {os.readlink(f'/proc/self/fd/{fd}')}: {why}", hint=waits.HINT)
 
 
 def _locking(fd: int, lock: Callable[[], _T]) -> _T:
