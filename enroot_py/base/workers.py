@@ -96,8 +96,8 @@ class _Stops:
         if self._looks == 2:
             log.warn(f"waiting for {waits.described(stopped)}: kill -CONT {stopped} lets it go on")
         if self._looks * _LOOK_S >= _STOPPED_AFTER_S:
-            who = waits.described(stopped)
-            raise PenrootError(f"a worker, {who}, did not go on for {_STOPPED_AFTER_S:.0f} s", hint="try again")
+            seconds = int(_STOPPED_AFTER_S)
+            raise PenrootError(f"the worker process {stopped} was stopped for {seconds} s", hint="try again")
 
 
 class _Interrupts:
