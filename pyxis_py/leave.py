@@ -62,6 +62,16 @@ def remove(name: str, settings: Settings) -> None:
     containers.sweep(settings)
 
 
+def save(step: Step) -> None:
+    """Save the container for the last task of a step, once. Raises PenrootError."""
+    step.saved = True
+    if not step.goes_with_steps:
+        Save(step).write()
+        return
+    with step.running.lock(step.name):  # nobody removes it meanwhile
+        Save(step).write()
+
+
 def finish(step: Step, *, failed: bool, killed: bool) -> None:
     """After the last task: save the container and remove what the step leaves behind. Raises PenrootError.
 
@@ -75,7 +85,7 @@ def finish(step: Step, *, failed: bool, killed: bool) -> None:
         _leave(step, failed, killed)
         return
     # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
-    saves = step.request.save and not failed and not killed
+    saves = step.request.save and not step.saved and not failed and not killed
     try:
         lock = step.running.lock(step.name, None if saves else _PATIENCE)
     except BusyError as e:
@@ -96,12 +106,12 @@ def finish(step: Step, *, failed: bool, killed: bool) -> None:
 
 def _leave(step: Step, failed: bool, killed: bool) -> None:
     try:
-        if step.request.save and not failed:
-            save = Save(step)
+        if step.request.save and not step.saved and not failed:
+            late = Save(step)
             if killed:
                 hint = "it is saved when the last task ends by itself"
-                raise save.error("the container is not saved: its step was killed", hint)
-            save.write()
+                raise late.error("the container is not saved: its step was killed", hint)
+            late.write()
     finally:
         if importer := step.importer:
             importer.release()
@@ -132,9 +142,10 @@ class Save:
         from enroot_py.base import filesystems, memory
         from enroot_py.store import mksquashfs
 
-        directory, name = os.path.split(self.file)
-        if os.path.isdir(self.file):
-            raise self.error(f"{self.file} is a directory", "name the file")
+        try:
+            directory, name = os.path.split(mksquashfs.destination(self.file))
+        except ImageError as wrong:
+            raise self.error(str(wrong), "name a file of your own") from wrong
         if not os.path.isdir(directory):
             raise self.error(f"no such directory: {directory}", f"it must be there on the node {self.step.job.node}")
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -154,9 +165,7 @@ class Save:
         try:
             containers.export(step.container, self.file, step.settings.replace("option", force_override=True))
         except PenrootError as e:
-            status = "srun exits as its tasks did, whatever becomes of the file"
-            hint = f"{e.hint}; {status}" if e.hint else status
-            raise self.error(f"the container is not saved: {e}", hint) from e
+            raise self.error(f"the container is not saved: {e}", e.hint) from e
         tell(f"exported container {step.container} to {self.asked}")
         # Slurm goes to /tmp where the directory of the job is missing on a node.
         submitted = step.job.environ.get("PWD", "")

@@ -129,6 +129,7 @@ class RunningContainers:
         """
         began = looked = time.monotonic()
         directory = f"{self.path}/{name}"
+        watch = None
         while True:
             try:
                 self._make(directory)
@@ -140,6 +141,11 @@ class RunningContainers:
                         if now - looked >= _SOON:
                             looked = now
                             _check_holder(fd, name)
+                            from enroot_py.base import waits  # not for every step
+
+                            watch = watch or waits.Watch(fd, f"making or removing the container {name}")
+                            if why := watch.look():
+                                raise BusyError(f"cannot lock {directory}: {why}", hint=waits.HINT)
                         time.sleep(_TICK)
                     if is_at(fd, directory):  # whoever had it may have removed the directory
                         return fd.keep()

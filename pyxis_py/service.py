@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _CLIENTS = 64  # who may be connected and silent at once
 
 
+def _nowhere(level: str, text: str) -> None:
+    """Nobody listens between two requests."""
+
+
 class Service:
     """Answers tasks and other steps, until slurmstepd is gone or asks it to finish the step.
 
@@ -44,7 +48,8 @@ class Service:
         while True:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
-            poll.register(self.listener.fileno(), select.POLLIN)
+            if self.listener.fileno() >= 0:
+                poll.register(self.listener.fileno(), select.POLLIN)
             for fd, client in self.clients.items():
                 poll.register(fd, client.events)
             for fd, _ in poll.poll():
@@ -88,6 +93,9 @@ class Service:
                 return False
             if client.of_step and asked.verb == "finish":
                 self._finish(asked, client)
+            elif client.of_step and asked.verb == "save":
+                self._save(client)
+                return True
             elif client.of_step and asked.verb == "join":
                 self.container.answer(client, asked)
             # A container that was removed while it runs is nobody's to attach to.
@@ -101,17 +109,38 @@ class Service:
             return True  # it was killed while it asked: there is nobody to answer
         return False
 
-    def _finish(self, asked: Job, client: Client) -> NoReturn:
-        """Finish the step for slurmstepd, which waits for the end of this process too."""
-        # Another step that is about to attach has to see that this one ends: it holds the lock of the name, and
-        # finish() may have to wait for that.
+    def _only(self, client: Client) -> Channel:
+        """Serve one client alone from now on: the step ends.
+
+        Another step that is about to attach has to see that: it holds the lock of the name, and the end of the step may
+        have to wait for the lock.
+        """
         self.listener.close()
-        for other in self.clients.values():
+        for fd, other in list(self.clients.items()):
             if other is not client:
-                other.socket.close()
+                self.clients.pop(fd).socket.close()
         client.socket.setblocking(True)
         asker = Channel(client.socket)
         log.sink = asker.log
+        return asker
+
+    def _save(self, client: Client) -> None:
+        """Save the container for the last task, which fails if this does."""
+        asker = self._only(client)
+        try:
+            leave.save(self.container.step)
+            asker.send((("ok", ""),))
+        except PenrootError as e:
+            asker.fail(e)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            asker.fail(PenrootError("the container could not be saved", hint=repr(sys.exc_info()[1])))
+        finally:
+            log.sink = _nowhere
+
+    def _finish(self, asked: Job, client: Client) -> NoReturn:
+        """Finish the step for slurmstepd, which waits for the end of this process too."""
+        asker = self._only(client)
         step = self.container.step
         try:
             if self.container.attached:

@@ -195,9 +195,14 @@ int init_task(void)
 	if (get_container(&answer) < 0 || change_environment(&answer) < 0)
 		return -1;
 	if (step.shared->helper.pid) { /* else there is no container for this step */
+		bool saves = step.shared->saves;
+		if (saves && go_on_in_child() < 0)
+			return -1;
 		bring_launcher();
 		if (enter(&answer) < 0)
 			return -1;
+		if (saves)
+			end_with_parent();
 	}
 	atomic_fetch_add(&step.shared->entered, 1);
 	return 0;

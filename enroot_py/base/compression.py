@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from isal import isal_zlib  # 2.5 times as fast as zlib
 
-from enroot_py.base import digests
+from enroot_py.base import digests, filesystems
 from enroot_py.base.errors import ImageError
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class Decompressed:
         self._to_hash: Queue[tuple[_Hash, bytes] | None] = Queue(_AHEAD)
         self._over = False
         self._thread: Thread | None = None
+        self._hashing = Thread(target=self._hash, daemon=True)
         self._chunk = b""
         self._at = 0  # what of the chunk has been read
 
@@ -217,8 +218,6 @@ class Decompressed:
 
     def _read_ahead(self) -> None:
         last: BaseException | None = None
-        hashing = Thread(target=self._hash, daemon=True)
-        hashing.start()
         try:
             for chunk in self._decompress():
                 self._to_hash.put((self._tar_hash, chunk))
@@ -228,7 +227,7 @@ class Decompressed:
         except BaseException as e:  # it is the reader's to raise
             last = e
         self._to_hash.put(None)
-        hashing.join()
+        self._hashing.join()
         self._ahead.put(last)
 
     def _hash(self) -> None:
@@ -311,10 +310,21 @@ class Decompressed:
             if piece:
                 yield piece
 
+    def _start(self) -> None:
+        """Start both threads. Raises ImageError if the user may have no more of them."""
+        thread = Thread(target=self._read_ahead, daemon=True)
+        try:
+            self._hashing.start()
+            thread.start()
+        except RuntimeError as e:
+            self._to_hash.put(None)
+            why, hint = filesystems.no_process()
+            raise ImageError(f"cannot start a thread: {why}", hint=hint) from e
+        self._thread = thread
+
     def _next(self) -> bool:
         if self._thread is None:
-            self._thread = Thread(target=self._read_ahead, daemon=True)
-            self._thread.start()
+            self._start()
         elif self._over:
             return False
         chunk = self._ahead.get()

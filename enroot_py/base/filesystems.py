@@ -59,6 +59,15 @@ def way_out(error: OSError, place: str, setting: str = "") -> str:
     return f"{place} must be a directory of your own: see its mode and owner, or {other}"
 
 
+def no_process() -> tuple[str, str]:
+    """Why another process or thread cannot be started, and the hint."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    number = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
+    return f"the limit of processes is reached (ulimit -u: {number})", OF_PROCESS[errno.EAGAIN]
+
+
 def existing(path: str) -> str:
     """``path``, or its nearest parent that exists."""
     while not os.path.exists(path):

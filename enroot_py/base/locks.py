@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-from enroot_py.base import log
-
 # What flock(2) raises where a file system has no locks; EBADF of a directory on NFS.
 NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
@@ -26,15 +24,48 @@ def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
-def queue(fd: int, path: str) -> None:
-    """Lock what is open at ``path`` when others are done with it; at once where there are no locks. Raises OSError."""
+def attempt(fd: int) -> bool | None:
+    """Lock an open file. False where another has it, None where there are no locks. Raises OSError."""
     try:
-        if not flock(fd):
-            log.info(f"waiting for who has locked {path}: fuser -v {path} tells")
-            flock(fd, wait=True)
+        return flock(fd)
     except OSError as e:
         if e.errno not in NONE:
             raise
+        return None
+
+
+def flock_within(fd: int, seconds: float, *, shared: bool = False) -> bool:
+    """Wait for the lock of an open file. Return False when that takes longer than ``seconds``. Raises OSError.
+
+    Uses SIGALRM, so call it in the main thread.
+    """
+    if flock(fd, shared=shared):
+        return True
+    import _signal
+    import fcntl
+    import time
+
+    waiting, began = [True], time.monotonic()
+
+    def ring(number: int, frame: object) -> None:
+        if waiting:
+            waiting.clear()
+            raise TimeoutError
+
+    before = _signal.signal(_signal.SIGALRM, ring)
+    # Again and again, because a signal that comes just before flock(2) does not interrupt it.
+    left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, seconds)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        waiting.clear()
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.signal(_signal.SIGALRM, before or _signal.SIG_DFL)
+        if left:  # the caller's own deadline
+            _signal.setitimer(_signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)), interval)
 
 
 def is_at(fd: int, path: str) -> bool:

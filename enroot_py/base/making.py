@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from enroot_py.base import filesystems, linux, locks, log, trees
 from enroot_py.base.fds import Fd
@@ -19,17 +20,23 @@ from enroot_py.base.fds import Fd
 MAKING, TRASH = "making", "trash"
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ROOM = 100  # bytes of a name
+_ABANDONED_AFTER_S = 86400.0
+_lock = locks.attempt
 
 
 def hidden(path: str, kind: str) -> str:
     """A hidden name beside ``path`` that nothing has yet, for what becomes ``path`` or was it."""
     directory, name = os.path.split(path)
-    short = os.fsdecode(os.fsencode(name)[:_ROOM])
-    return f"{directory}/.{short}.{_node()}.{os.getpid()}-{os.urandom(4).hex()}.{kind}"
+    return f"{directory}/.{shortened(name)}.{_node()}.{os.getpid()}-{os.urandom(4).hex()}.{kind}"
+
+
+def shortened(name: str) -> str:
+    """As much of a name as leaves room for more."""
+    return os.fsdecode(os.fsencode(name)[:_ROOM])
 
 
 def _node() -> str:
-    return os.fsdecode(os.fsencode(os.uname().nodename)[:_ROOM])
+    return shortened(os.uname().nodename)
 
 
 class Directory:
@@ -180,19 +187,22 @@ def _open_whatever_its_modes(path: str, flags: int) -> Fd:
     return Fd(os.open(path, flags | _OPEN))
 
 
-def _lock(fd: int) -> bool | None:
-    """Lock an open file. False where another has it, None where there are no locks. Raises OSError."""
-    try:
-        return locks.flock(fd)
-    except OSError as e:
-        if e.errno not in locks.NONE:
-            raise
-        return None
-
-
 def _is_ours(fd: int, path: str) -> bool:
     """Lock what was just made. False where sweep() of another process had it before it was locked. Raises OSError."""
     return _lock(fd) is not False and locks.is_at(fd, path)
+
+
+def discard(path: str, node: str, pid: int) -> None:
+    """Remove what the process ``pid`` of another node, which has ended, made under hidden names for ``path``."""
+    directory, name = os.path.split(path)
+    begin = f".{shortened(name)}.{shortened(node)}.{pid}-"
+    for name in os.listdir(directory) if node else ():
+        hidden_path = f"{directory}/{name}"
+        if name.startswith(begin) and name.endswith("." + MAKING) and os.path.isfile(hidden_path):
+            try:
+                os.unlink(hidden_path)
+            except OSError as e:
+                log.debug(f"cannot remove {hidden_path}: {e.strerror}")
 
 
 def sweep(place: str) -> None:
@@ -216,7 +226,9 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
     ours = maker.endswith("." + _node())
     path = f"{place}/{name}"
     status = os.lstat(path)
-    if status.st_uid != os.geteuid() or not pid.isdecimal() or shared and not ours:
+    if status.st_uid != os.geteuid() or not pid.isdecimal():
+        return
+    if shared and not ours and time.time() - status.st_mtime < _ABANDONED_AFTER_S:
         return
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):

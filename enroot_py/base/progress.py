@@ -16,16 +16,19 @@ _COUNT = struct.Struct("=Q")
 class Progress:
     """Bytes that several processes have read of ``total``, each of its own part.
 
-    Made before the processes are forked: they count in memory that is shared.
+    Made before the processes are forked: they count in memory that is shared. tick() calls ``go_on`` if they have
+    read something since it was last called.
     """
 
-    def __init__(self, what: str, parts: int, total: int) -> None:
+    def __init__(self, what: str, parts: int, total: int, go_on: Callable[[], None]) -> None:
         self._what = what
         self._parts = parts
         self._total = total
         self._counts = mmap.mmap(-1, _COUNT.size * max(1, parts))
         self._began = self._shown = time.monotonic()
         self._done = 0  # parts
+        self._go_on = go_on
+        self._seen = 0  # bytes
         if log.on_terminal():
             self.tick(0)  # now, so that the processes know that there is a line to write over
 
@@ -40,6 +43,9 @@ class Progress:
     def tick(self, done: int) -> None:
         """Show how far it is, with so many parts ``done``, if it is time to."""
         self._done = done
+        if (read := self._read()) != self._seen:
+            self._seen = read
+            self._go_on()
         now = time.monotonic()
         if log.on_terminal():
             log.rewrite(self._text(now))
@@ -52,8 +58,11 @@ class Progress:
         if log.on_terminal():
             log.rewrite("")
 
+    def _read(self) -> int:
+        return sum(_COUNT.unpack_from(self._counts, n * _COUNT.size)[0] for n in range(self._parts))
+
     def _text(self, now: float) -> str:
-        got = sum(_COUNT.unpack_from(self._counts, n * _COUNT.size)[0] for n in range(self._parts))
+        got = self._read()
         rate = got / max(now - self._began, 0.001)
         left = f", {(self._total - got) / rate:.0f} s left" if rate > 0 and now - self._began > 1 else ""
         return (

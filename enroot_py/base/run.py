@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -36,6 +37,7 @@ class Program:
     timeout: float | None = None  # seconds after which it is killed
     tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status and these lines are a success
     warnings: bool = False  # show what it wrote to stderr where it succeeds
+    expected: str = "\n"  # but no line that begins so
 
     def run(self) -> str:
         """Run it to its end, or ours, and return its stdout unless that is elsewhere.
@@ -53,7 +55,7 @@ class Program:
             written = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-*: to stdout
             self._judge(done.returncode, _lines(written))
         elif self.warnings:
-            self._show(_lines(done.stderr))
+            self._show([line for line in _lines(done.stderr) if not line.startswith(self.expected)])
         return done.stdout or ""
 
     def _done(self) -> subprocess.CompletedProcess[str]:
@@ -82,8 +84,10 @@ class Program:
         except subprocess.TimeoutExpired:
             raise self.error(f"{self.command[0]} has not ended within {self.timeout:.0f} s") from None
         except OSError as e:  # a script without its interpreter, say
-            hint = filesystems.OF_PROCESS.get(e.errno or 0, "")
-            raise self.error(f"cannot execute {self.command[0]}: {e.strerror}", hint=hint) from e
+            why, hint = e.strerror, filesystems.OF_PROCESS.get(e.errno or 0, "")
+            if e.errno == errno.EAGAIN:
+                why, hint = filesystems.no_process()
+            raise self.error(f"cannot execute {self.command[0]}: {why}", hint=hint) from e
 
     def _judge(self, status: int, lines: list[str]) -> None:
         """Raises ``error`` for a status that is no success."""

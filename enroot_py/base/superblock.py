@@ -10,6 +10,7 @@ import os
 
 SIZE = 96  # bytes
 _MAGIC = b"hsqs"
+_LAST_COMPRESSION = 6  # zstd
 
 
 def fault(fd: int) -> tuple[str, str]:
@@ -31,3 +32,11 @@ def fault(fd: int) -> tuple[str, str]:
         return f"is squashfs {major}, not 4", "write it again with a current mksquashfs"
     used = int.from_bytes(block[40:48], "little")
     return (f"is truncated: {size} of {used} bytes", again) if used > size else ("", "")
+
+
+def compression_fault(fd: int) -> tuple[str, str]:
+    """The same for a compression that no reader of squashfs 4 knows. Raises OSError."""
+    compression = int.from_bytes(os.pread(fd, 2, 20), "little")
+    if 1 <= compression <= _LAST_COMPRESSION:
+        return "", ""
+    return f"has the unknown compression {compression}", "write it again: mksquashfs -comp lz4"

@@ -8,16 +8,19 @@ import os
 from enroot_py.base.fds import Fd
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+ACLS = ("system.posix_acl_default", "system.posix_acl_access")
 _DEPTH = 64  # directories that are open at a time
 
 
 def make(path: str, mode: int) -> None:
-    """Make a directory in the caller's group, whatever group its parent hands on: mkdir(2). Raises OSError.
+    """Make a directory in the caller's group and without an ACL, whatever its parent hands on. Raises OSError.
 
-    A user namespace has no other, and overlayfs makes nothing in a directory whose group is not there.
+    A user namespace has no other group and user. Overlayfs makes nothing in a directory whose group is not there, and
+    copies no ACL that names one.
     """
     os.mkdir(path, mode)
     try:
+        drop_acl(path, mode)
         state = os.stat(path)
         if state.st_gid != os.getegid():
             os.chown(path, -1, os.getegid())
@@ -26,6 +29,22 @@ def make(path: str, mode: int) -> None:
         return  # a file system with one group for all, as by its option gid=
     except FileNotFoundError:
         return  # swept away this moment, as it was not locked yet: whoever opens it sees that
+
+
+def drop_acl(path: str, mode: int) -> None:
+    """Remove the ACL that a new directory inherited: acl(5). Raises OSError."""
+    dropped = False
+    for name in ACLS:
+        try:
+            os.removexattr(path, name)
+            dropped = True
+        except OSError as e:
+            if e.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
+    if dropped:
+        umask = os.umask(0o077)
+        os.umask(umask)
+        os.chmod(path, mode & ~umask)  # mkdir(2) has let the ACL decide
 
 
 def remove(path: str) -> None:

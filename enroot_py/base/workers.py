@@ -6,20 +6,24 @@ enter namespaces and be killed without the rest.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from enroot_py.base import linux
+from enroot_py.base import filesystems, linux, log
 from enroot_py.base.errors import PenrootError
 
 _TICK = 0.2  # seconds
+_LOOK_S = 1.0
+_STOPPED_AFTER_S = 60.0
 _PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -41,11 +45,13 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
 
     Raises the PenrootError or OSError of the first that fails, when all others have been killed.
     Kills them likewise when it is interrupted itself: SIGINT raises KeyboardInterrupt,
-    SIGTERM SystemExit. What a killed one leaves is the caller's to sweep.
+    SIGTERM SystemExit. What a killed one leaves is the caller's to sweep. Reports a process that somebody has stopped,
+    and fails after a minute of that.
     """
     waiting = list(tasks)
     running: dict[int, int] = {}  # pid -> pipe of its failure
     failure: BaseException | None = None
+    stops = _Stops()
     with _Interrupts() as interrupts:
         try:
             while failure is None and (waiting or running):
@@ -55,8 +61,9 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
                 watched = select.poll()
                 for pipe in (interrupts.pipe, *running.values()):
                     watched.register(pipe, select.POLLIN)
-                ended = [pipe for pipe, _ in watched.poll(_TICK * 1000 if tick else None)]
+                ended = [pipe for pipe, _ in watched.poll((_TICK if tick else _LOOK_S) * 1000)]
                 interrupts.check()
+                stops.look(running)
                 for pid in [pid for pid, pipe in running.items() if pipe in ended]:
                     _, status = os.waitpid(pid, 0)
                     failure = _outcome(running.pop(pid), status) or failure
@@ -66,6 +73,31 @@ def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int]
             _end(running)
     if failure is not None:
         raise failure
+
+
+class _Stops:
+    """Notices processes that are stopped while their parent, this process, is not."""
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._looks = 0  # in a row at a stopped process
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Report a stopped process. Raises PenrootError when one stays stopped."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        from enroot_py.base import waits
+
+        stopped = next(filter(waits.is_stopped, waits.families(pids)), 0)
+        # Looks, not seconds: when a job is resumed, this process may go on before its children.
+        self._looks = self._looks + 1 if stopped else 0
+        if self._looks == 2:
+            log.warn(f"waiting for {waits.described(stopped)}: kill -CONT {stopped} lets it go on")
+        if self._looks * _LOOK_S >= _STOPPED_AFTER_S:
+            seconds = int(_STOPPED_AFTER_S)
+            raise PenrootError(f"the worker process {stopped} was stopped for {seconds} s", hint="try again")
 
 
 class _Interrupts:
@@ -114,7 +146,16 @@ def _start(task: Callable[[], None], running: dict[int, int]) -> None:
     # Nothing may interrupt between fork and the entry in running: the child would be forgotten.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as e:
+        os.close(result)
+        os.close(answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if e.errno != errno.EAGAIN:
+            raise
+        why, hint = filesystems.no_process()
+        raise PenrootError(f"cannot start a process: {why}", hint=hint) from e
     if pid == 0:
         _child(task, answer, parent, blocked)
     os.setpgid(pid, pid)  # here and there, so that it has happened whoever comes first

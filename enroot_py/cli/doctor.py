@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from enroot_py.base import filesystems, linux, log, trusted, workers
+from enroot_py.base import filesystems, linux, log, trees, trusted, workers
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
@@ -38,6 +39,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield from programs()
     yield data_path(settings.data_path)
     yield from cache_path(settings)
+    yield from acls(settings)
     yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
     yield from policies(settings)
 
@@ -294,6 +296,30 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
         return
     what = f"images are stored in {path}, a network file system ({kind}): as one squashfs file each, which FUSE serves"
     yield Finding("warn", what, "a local disk for ENROOT_CACHE_PATH, in enroot.conf: /var/tmp/penroot-$(id -u)")
+
+
+def acls(settings: Settings) -> Iterator[Finding]:
+    """Whether trees of images and containers have an ACL, which an overlay cannot copy: acl(5).
+
+    penroot makes its trees without one, but enroot and older versions let them inherit a default ACL.
+    """
+    beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
+    for place, patterns in beneath.items():
+        paths = (path for pattern in patterns for path in glob.iglob(f"{glob.escape(place)}/{pattern}"))
+        found = [path for path in paths if _has_acl(path)]
+        if found:
+            number = log.many(len(found), "tree")
+            what = f"{number} in {place} inherited a default ACL, and containers of them fail to start: {found[0]}"
+            yield Finding("bad", what, f"setfacl -R -b {place} (package acl), or remove and import them again")
+        elif _has_acl(filesystems.existing(place)):
+            yield Finding("ok", f"{place} has a default ACL; images and containers do not inherit it")
+
+
+def _has_acl(directory: str) -> bool:
+    try:
+        return not {*trees.ACLS}.isdisjoint(os.listxattr(directory))
+    except OSError:
+        return False
 
 
 _FEW, _MANY = 10_000, 100_000  # files of a small image, and of one with a framework or two

@@ -4,28 +4,104 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
-from enroot_py.base import digests, log, paths
-from enroot_py.base.errors import ImageError
+from enroot_py.base import digests, log, making, paths, turns
+from enroot_py.base.errors import ImageError, Unreachable, UsageError
 from enroot_py.base.fds import Fd
+from enroot_py.base.turns import Turn
 from enroot_py.config.settings import Settings
-from enroot_py.registry.reference import is_uri, parse
+from enroot_py.registry.reference import LocalImage, Reference, is_uri, parse
 from enroot_py.registry.sources import open_source
-from enroot_py.runtime import etc
-from enroot_py.store import containers, layout, mksquashfs, pull, unsquashfs
+from enroot_py.runtime import etc, processes
+from enroot_py.store import containers, imported, layout, mksquashfs, pull, unsquashfs
 from enroot_py.store.imageconfig import ImageConfig
 
 
-def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None) -> None:
-    """Pull an image and write it to a squashfs file. Raises PenrootError."""
+def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None, *, ensure: bool = False) -> None:
+    """Pull an image and write it to a squashfs file. Raises PenrootError.
+
+    Of several processes that import one file, one does the work and the others wait. With ``ensure`` a file that has
+    the image already is kept, and any other is replaced.
+    """
     reference = parse(uri, os.getcwd())
     path = output or reference.filename()
-    mksquashfs.check_writing(path, settings)  # before minutes of work, not after
-    image = pull.pull(reference, settings, arch=arch)
-    size = mksquashfs.write(image.lowerdirs, path, settings, image=image.file)
-    name = "stdout" if path == mksquashfs.STDOUT else os.path.abspath(path)
-    log.info(f"{name}: {log.size(size)}, {image.digest}")
+    if path == mksquashfs.STDOUT:
+        if ensure:
+            raise UsageError("--ensure is for a file, not for stdout", hint="name the file: --output FILE")
+        mksquashfs.check_writing(path, settings)
+        image = pull.pull(reference, settings, arch=arch)
+        _report("stdout", mksquashfs.write_image(image, path, settings), image.digest)
+        return
+    path = mksquashfs.destination(path)
+    if ensure:
+        settings = settings.replace("--ensure", force_override=True)
+    there = _state(path)
+    is_new = there is not None and there[1] >= _began()  # another process, which began with this one, has made it
+    if not is_new:
+        mksquashfs.check_writing(path, settings)  # before minutes of work, not after
+    making.sweep(os.path.dirname(path))
+    turns.sweep(os.path.dirname(path))
+    verifies = ensure or is_new
+    while True:
+        if verifies:
+            if _is_there(path, reference, settings, arch, reports=ensure):
+                return
+            mksquashfs.check_writing(path, settings)
+        there = _state(path)
+        with Turn(path):
+            if _state(path) != there:
+                verifies = True  # when others may have the turn: that takes its time
+                continue
+            image = pull.pull(reference, settings, arch=arch)
+            try:
+                _report(path, mksquashfs.write_image(image, path, settings), image.digest)
+            except ImageError:
+                # Perhaps this process was stopped, and another one has not waited for it.
+                if _state(path) == there or imported.fault(path, image.digest):
+                    raise
+                log.info(f"{path}: another process has made it, {image.digest}")
+            return
+
+
+def _report(name: str, size: int, digest: str) -> None:
+    log.info(f"{name}: {log.size(size)}, {digest}")
+
+
+def _state(path: str) -> tuple[int, float] | None:
+    """What tells a file from another of its name: inode, and when it got that name; None without a file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime
+
+
+def _began() -> float:
+    """When this process began, in seconds since the epoch."""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - processes.started(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def _is_there(
+    path: str, reference: Reference | LocalImage, settings: Settings, arch: str | None, *, reports: bool
+) -> bool:
+    """Whether a squashfs file is the whole image that a reference means now. Raises PenrootError."""
+    why = imported.fault(path, "")
+    if not why:
+        try:
+            wanted = pull.digest(reference, settings, arch)
+        except Unreachable as e:
+            log.warn(f"{e}; keeping {path}")
+            return True
+        why = imported.fault(path, wanted)
+        if not why:
+            log.info(f"{path}: {'up to date' if reports else 'another process has made it'}, {wanted}")
+            return True
+    if reports:
+        log.info(f"{path} {why}: importing {reference}")
+    return False
 
 
 def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
@@ -61,8 +137,13 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
     else:
         texts = {name: _text(root.directory, f"/etc/{name}") for name in ("rc", "rc.local", "environment")}
     run = etc.read_rc(texts["rc"], texts["rc.local"])
+    if root.image:
+        digest = layout.image_in(root.image) or imported.digest_of(root.image)
+    else:
+        digest = etc.image_digest(texts["rc.local"])
     return {
         "name": image,
+        **({"digest": digest} if digest else {}),
         "provenance": etc.provenance(texts["rc"]),
         "config": {
             "Env": [f"{key}={value}" for key, value in etc.read_environment(texts["environment"]).items()],

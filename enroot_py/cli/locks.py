@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from enroot_py.base import locks, log, making
+from enroot_py.base import log, making, waits
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.cli.commands import CONTEXT, synopsis, there
@@ -60,7 +60,7 @@ def _alone(directory: str) -> Iterator[None]:
         yield  # nobody can write there, or not in this way: who writes says so
         return
     with opened as fd:
-        locks.queue(fd, directory)
+        waits.queue(fd, directory)
         yield
 
 

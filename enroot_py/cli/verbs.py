@@ -110,10 +110,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
+@click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @_force
 @_lock
 @click.argument("uri")
-def import_(arch: str | None, output: str | None, force: bool, lock: str | None, uri: str) -> None:
+def import_(arch: str | None, output: str | None, ensure: bool, force: bool, lock: str | None, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
 
     URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
@@ -121,7 +122,7 @@ def import_(arch: str | None, output: str | None, force: bool, lock: str | None,
     """
     from enroot_py.cli import images
 
-    images.import_(uri, output, loaded(force=force, lock=lock), arch)
+    images.import_(uri, output, loaded(force=force, lock=lock), arch, ensure=ensure)
 
 
 @command
@@ -251,7 +252,12 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
             log.error(f"no such container: {name}")
             failed = True
         elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
-            containers.remove(name, options)
+            try:
+                containers.remove(name, options)
+            except ContainerError as e:
+                log.error(str(e))
+                log.hint(e.hint)
+                failed = True
     if failed:
         raise PenrootError("not every container was removed", hint="penroot list shows those there are")
 

@@ -134,13 +134,16 @@ def _of_our_group(store: str) -> str:
     """``store``, or the store of our group in it where that is of another group, as after newgrp(1).
 
     The one group of a user namespace is the process's own, and overlayfs changes nothing in a directory whose
-    group is not there. Where a directory hands on its group, the trees in it have the caller's: trees.make().
+    group is not there.
     """
     try:
         layers = os.stat(store + "/layers")
-    except OSError:
+        if layers.st_mode & 0o2000:  # made by an older version in a set-group-ID directory: its trees tell the group
+            with os.scandir(store + "/layers") as entries:
+                layers = next(entries).stat()
+    except (OSError, StopIteration):
         return store
-    if layers.st_uid != os.geteuid() or layers.st_gid == os.getegid() or layers.st_mode & 0o2000:
+    if layers.st_uid != os.geteuid() or layers.st_gid == os.getegid():
         return store
     return f"{store}/group-{os.getegid()}"
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from enroot_py.base import locks, making, trusted
+from enroot_py.base import making, trusted, waits
 from enroot_py.base.errors import ConfigError, ImageReferenceError, RefusedError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
@@ -120,7 +120,7 @@ class AuthFile:
         try:
             _make(directory)
             with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                locks.queue(fd, directory)  # two logins at once: neither is lost
+                waits.queue(fd, directory)  # two logins at once: neither is lost
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from enroot_py.base import digests, linux, log, trusted
+from enroot_py.base import cgroups, digests, linux, log, trees, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 
@@ -158,6 +158,8 @@ class _Turn:
                 log.info(f"waiting for {self._holder()}, who fetches {_short(self._descriptor)}")
                 waited = True
             time.sleep(_POLL)
+            if why := self._why_holder_sleeps():
+                raise _Useless(f"{self._holder()} has locked {self._lock}, and {why}")
 
     def _read(self) -> _SharedBlob:
         """Raises FileNotFoundError where nobody has fetched the blob yet, or not all of it."""
@@ -206,12 +208,22 @@ class _Turn:
             os.unlink(self._own, dir_fd=self._directories.tmp)
 
     def _holder(self) -> str:
+        host, _, pid = self._signed()
+        return f"process {pid} on {host}" if host else "another node"
+
+    def _signed(self) -> tuple[str, str, int]:
+        """Host, boot and process of the holder of the lock; empty if they cannot be read."""
         try:
             with open(_open_file(self._directories.blobs, self._lock)) as f:
-                host, _, pid = f.read(_LONGEST).split()
+                host, boot, pid = f.read(_LONGEST).split()
+            return host, boot, int(pid)
         except (OSError, ValueError):
-            return "another node"
-        return f"process {pid} on {host}"
+            return "", "", 0
+
+    def _why_holder_sleeps(self) -> str:
+        """Why the holder does nothing for now, if it is a process of this node; else ""."""
+        host, boot, pid = self._signed()
+        return cgroups.asleep(pid) if (host, boot) == (self._host, self._boot) else ""
 
 
 class _SharedBlob:
@@ -358,7 +370,8 @@ def _make(directory: str, mode: int) -> None:
     umask = os.umask(0)
     try:
         os.mkdir(directory, mode)
-        os.chmod(directory, mode)  # where the parent has a default ACL
+        trees.drop_acl(directory, mode)  # else blobs have the modes that an ACL of the parent gives them
+        os.chmod(directory, mode)
     except FileExistsError:
         return
     finally:

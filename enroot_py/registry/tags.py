@@ -21,6 +21,7 @@ from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, is_local
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _collections_abc import Callable
+    from _io import BufferedReader
     from _socket import socket
     from typing import NoReturn
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SILENCE = 2.0  # seconds without an answer, where a stored image can be used instead
 _CHECK = 10.0  # seconds for all answers: a login takes more than one
+_LATE_S = 2.0
 _MOST = 1 << 16  # bytes of an answer without a body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -72,6 +74,8 @@ def _apart(
     os.close(answer)
     try:
         with open(result, "rb") as f:
+            if not _ends_within(seconds + _LATE_S, f):  # its own alarm is no help when it is stopped
+                raise errors.Unreachable(f"{registry}: the process {pid} that asks it is stopped")
             kind, _, words = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
         for group in (pid, -pid):  # with the programs that know logins
@@ -89,6 +93,13 @@ def _apart(
     if os.WIFSIGNALED(status):
         raise errors.Unreachable(f"{registry} does not answer within {silence:g} s")
     raise RuntimeError("a process that asks a registry failed, see above")
+
+
+def _ends_within(seconds: float, pipe: BufferedReader) -> bool:
+    """Whether a pipe has something to read, or its end, within some seconds."""
+    import select
+
+    return bool(select.select([pipe], (), (), seconds)[0])
 
 
 def _answer(

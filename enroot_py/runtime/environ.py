@@ -13,7 +13,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime.etc import read_environment
+from enroot_py.runtime.etc import image_digest, read_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,11 +65,13 @@ class Variables:
 
 
 def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``."""
+    """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``, and the digest of the image."""
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         host = _without_secrets(text, host)
     variables = read_environment(text, lambda value: unquoted(substitute(value, host)))
+    if digest := image_digest(paths.text(root, "/etc/rc.local")):
+        variables["PENROOT_IMAGE_DIGEST"] = digest
     return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
 
 

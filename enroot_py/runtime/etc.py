@@ -18,13 +18,14 @@ On the start path: no re, no json. The third file, /etc/fstab, is in mounts.py.
 
 from __future__ import annotations
 
-from enroot_py.base import paths
+from enroot_py.base import digests, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _PROVENANCE = "enroot-provenance: "
+_DIGEST = "# penroot-image: "
 _RC = """\
 mkdir -p {workdir} 2> /dev/null
 cd {workdir} && unset OLDPWD || exit 1
@@ -92,6 +93,18 @@ def provenance(rc: str) -> str:
     """The reference that write_rc() was given; "" where another script says none."""
     mark = "# " + _PROVENANCE
     return next((line.removeprefix(mark) for line in rc.splitlines() if line.startswith(mark)), "")
+
+
+def write_digest(digest: str) -> str:
+    """A line of /etc/rc.local that says which image a root filesystem was made of."""
+    return f"{_DIGEST}{digest}\n"
+
+
+def image_digest(rc_local: str) -> str:
+    """The digest that write_digest() was given; "" without such a line."""
+    at = rc_local.find(_DIGEST)
+    digest = rc_local[at + len(_DIGEST) :].partition("\n")[0] if at >= 0 else ""
+    return digest if digests.is_digest(digest) else ""
 
 
 class ImageScripts:

@@ -7,11 +7,10 @@ container but the ranks in it: a record of them is locked while one makes it or 
 
 from __future__ import annotations
 
-import fcntl
 import marshal
 import os
 
-from enroot_py.base import trusted
+from enroot_py.base import locks, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import environ, pmix, processes
 
@@ -68,9 +67,12 @@ class Record:
         self._alone = settings.join == "auto" and any(self._rank)
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            why = "" if locks.flock(self._fd) else _await_rank(self._fd)
         except OSError as e:
             raise ContainerError(f"cannot lock {self._path}: {e.strerror}", hint="ENROOT_JOIN=no does without") from e
+        if why:
+            hint = "see that process; ENROOT_JOIN=no gives each rank a container of its own"
+            raise ContainerError(f"cannot join the other ranks: {why}", hint=hint)
 
     def join(self) -> tuple[dict[str, str], list[str]] | None:
         """Enter the container of the others, if one of them runs; its variables, and those that its image set."""
@@ -121,6 +123,13 @@ class Record:
         members = [*self._members, (me, _started(me), self._rank)]
         data = marshal.dumps((members, space, umask, variables, origins))
         os.ftruncate(self._fd, os.pwrite(self._fd, data, 0))
+
+
+def _await_rank(fd: int) -> str:
+    """Wait for the rank that makes or joins the container. Return why the wait was given up, or ""."""
+    from enroot_py.base import waits
+
+    return waits.lock(fd, "starting the container that the ranks of this node share")
 
 
 def _directory(host: Mapping[str, str]) -> str:

@@ -99,10 +99,12 @@ def forget(name: str, data_path: str, *, made: bool) -> None:
 def change_alone(source: Source) -> None:
     """Keep others from changing a container until this process executes its program; call it before the mount.
 
-    Raises ContainerError where another process is changing it.
+    Raises ContainerError where another process is changing it, or is about to and does not go on.
     """
     data_path, name = os.path.split(source.changes)
     node = os.uname().nodename
+    began = time.monotonic()
+    watch = None
     try:
         fd = os.open(_file(name, data_path), _OPEN | os.O_CREAT, 0o600)
         while not flock(fd):
@@ -112,6 +114,13 @@ def change_alone(source: Source) -> None:
             if flock(fd, shared=True):
                 break  # a step holds it that changes nothing
             time.sleep(_MOMENT)  # another start is at this point
+            if time.monotonic() - began < _PATIENCE:
+                continue
+            from enroot_py.base import waits
+
+            watch = watch or waits.Watch(fd, f"starting the container {name}")
+            if why := watch.look():
+                raise ContainerError(f"cannot change the container {name}: {why}", hint=waits.HINT)
         else:
             os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
     except OSError:

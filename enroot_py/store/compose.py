@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.manifests import Manifest
+from enroot_py.runtime import etc
 from enroot_py.store import index, layout, merge
 from enroot_py.store.imageconfig import ImageConfig
 from enroot_py.store.index import Index
@@ -66,6 +67,7 @@ def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> 
 def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stack, provenance: str) -> None:
     """Write all that the store has of an image into ``directory``. Raises ImageError, OSError."""
     files = config.files(provenance)
+    files["rc.local"] += etc.write_digest(manifest.digest).encode()
     head = _Head(f"{directory}/{layout.HEAD}", stack, config.created)
     head.add_workdir(config.workdir)
     head.add_files(files)

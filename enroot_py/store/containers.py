@@ -276,6 +276,8 @@ class _New:
     def __enter__(self) -> str:
         if not self._force:
             refuse_taken(self._name, self._settings)
+        elif os.path.lexists(self._path):
+            refuse_running(self._name, self._settings)
         from enroot_py.base import making
 
         place = self._settings.data_path
@@ -311,6 +313,8 @@ class _New:
 
     def _publish(self) -> None:
         """Give the directory its name. What had the name is deleted afterwards."""
+        if self._force and os.path.lexists(self._path):
+            refuse_running(self._name, self._settings)
         old = set_aside(self._name, self._settings.data_path, self._directory.replace) if self._force else None
         if old:
             old.delete()
@@ -339,8 +343,23 @@ def names(settings: Settings) -> list[str]:
     )
 
 
+def refuse_running(name: str, settings: Settings) -> None:
+    """Raises ContainerError for a container in which processes run: they would lose its files."""
+    from enroot_py.runtime import processes
+    from enroot_py.store import claims
+
+    node = os.uname().nodename
+    for process in processes.running(settings):
+        if process.name == name:
+            what = f"process {process.pid} ({process.comm}) runs in the container {name}"
+            raise ContainerError(what, hint=f"end it first: kill {process.pid}, or scancel its job")
+    if (holder := claims.holder(name, settings.data_path)) not in ("", node):
+        raise ContainerError(f"a step on node {holder} uses the container {name}", hint=f"squeue --nodelist={holder}")
+
+
 def remove(name: str, settings: Settings) -> None:
     """Delete a container; it is gone from the list before its files are. Raises ContainerError."""
+    refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
         raise ContainerError(f"no such container: {name}", hint="penroot list shows those there are")

@@ -81,7 +81,7 @@ class Fetch:
         began = time.monotonic()
         config = ImageConfig(self._config(), self._reference)
         diff_ids = config.diff_ids(self._manifest)
-        fetched = self._fetch_layers(diff_ids)
+        fetched = self._fetch_layers(diff_ids, build)
         recording.phase("fetch")
         stack = compose.stack(self._store, diff_ids, self._reference)
         if not build.done:  # else only a layer of it had gone
@@ -96,8 +96,8 @@ class Fetch:
 
     # -- layers
 
-    def _fetch_layers(self, diff_ids: Sequence[str]) -> int:
-        """Fetch and unpack what is not stored, one process a layer, the largest first. Returns bytes fetched."""
+    def _fetch_layers(self, diff_ids: Sequence[str], build: Build) -> int:
+        """Fetch and unpack what ``build`` lacks, one process a layer, the largest first. Returns bytes fetched."""
         pairs = dict(zip(diff_ids, self._manifest.layers, strict=True))
         missing = [(diff_id, blob) for diff_id, blob in pairs.items() if self._store.layer_path(diff_id) is None]
         if not missing:
@@ -109,7 +109,7 @@ class Fetch:
         recording.fact(cache="miss" if len(missing) == len(pairs) else "part", layers=len(missing), bytes=total)
         if isinstance(self._source, Expecting):
             self._source.begin([blob for _, blob in missing])
-        progress = Progress(str(self._reference), len(missing), total)
+        progress = Progress(str(self._reference), len(missing), total, build.go_on)
         tasks = [partial(self._fetch_layer, *pair, progress.part(number)) for number, pair in enumerate(missing)]
         parallel = min(workers.processors(self._settings.max_processors), self._settings.max_connections or len(tasks))
         try:
@@ -127,9 +127,13 @@ class Fetch:
             if build.done:  # by another import, while we waited for it
                 return
 
+            def read(size: int) -> None:
+                count(size)
+                build.go_on()
+
             def use(stream: Blob) -> None:
                 build.clear()  # of a blob that was damaged
-                self._unpack(stream, build.path, diff_id, blob, count)
+                self._unpack(stream, build.path, diff_id, blob, read)
 
             self._read(blob, use)
             build.publish()

@@ -117,6 +117,11 @@ def making(directory: str) -> str:
     return f"{root_of(directory)}/{TMP}/{name_of(directory).replace('/', '-')}"
 
 
+def making_alone(directory: str) -> str:
+    """Where a process makes a layer or an image when the maker at making() does not go on."""
+    return f"{making(directory)}.{os.getpid()}-{os.urandom(4).hex()}"
+
+
 def trash(directory: str) -> str:
     """Where a layer or an image lies until it is deleted."""
     return f"{root_of(directory)}/{TMP}/trash-{name_of(directory).replace('/', '-')}"

@@ -14,8 +14,18 @@ from enroot_py.config.words import nearest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
+    from enroot_py.store.store import Image
 
 STDOUT = "-"
+_MAX_LINKS = 40  # path_resolution(7)
+_IRREGULAR = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISLNK, "a link that leads to too many links"),
+)
 _SCRATCH = "/sys"  # to mount upon, in our own mount namespace: every host has it, mksquashfs needs nothing in it
 
 
@@ -29,12 +39,22 @@ def write(lowerdirs: Sequence[str], output: str, settings: Settings, *, image: s
     one only with settings.force_override. The same trees give the same bytes where
     SOURCE_DATE_EPOCH is set. Raises ImageError.
     """
+    return _write(_Content(lowerdirs, image, used, settings), output, settings)
+
+
+def write_image(image: Image, output: str, settings: Settings) -> int:
+    """Write a stored image, as write() does, to a file that records its digest: imported.py. Raises ImageError."""
+    content = _Content(image.lowerdirs, image.file, "", settings)
+    content.digest = image.digest
+    return _write(content, output, settings)
+
+
+def _write(content: _Content, output: str, settings: Settings) -> int:
     check_writing(output, settings)
-    content = _Content(lowerdirs, image, used, settings)
     if output == STDOUT:
         making.sweep(settings.temp_path)
         return _print(content, settings)
-    output = os.path.abspath(output)
+    output = destination(output)
     making.sweep(os.path.dirname(output))
     try:
         with making.File(output) as file:
@@ -87,6 +107,7 @@ _OPTIONS = {
         "-Xcompression-level -Xwindow-size -Xstrategy -Xalgorithm -Xbcj -Xdict-size"
     ),
 }
+_COMPRESSIONS = ("lz4", "zstd", "gzip", "xz", "lzo", "lzma")
 _WORDS = {option: count for count, options in _OPTIONS.items() for option in options.split()}
 
 
@@ -103,7 +124,13 @@ def check_options(settings: Settings) -> list[str]:
                 if meant
                 else "it takes what shapes an image, as -comp and -b, and nothing that runs programs or names files",
             )
-        at += 1 + _WORDS[words[at]]
+        count = _WORDS[words[at]]
+        if len(words) <= at + count:
+            raise ConfigError(f"ENROOT_SQUASH_OPTIONS: {words[at]} needs a value", hint="see mksquashfs(1)")
+        if words[at] == "-comp" and words[at + 1] not in _COMPRESSIONS:
+            message = f"ENROOT_SQUASH_OPTIONS: there is no compression {words[at + 1]}"
+            raise ConfigError(message, hint=f"use one of {', '.join(_COMPRESSIONS)}")
+        at += 1 + count
     return words
 
 
@@ -121,10 +148,8 @@ def check_output(output: str, settings: Settings) -> None:
         if os.isatty(1):
             raise ImageError("an image is nothing to read", hint="redirect stdout, or name the file: --output FILE")
         return
-    output = os.path.abspath(output)
+    output = destination(output)
     directory = os.path.dirname(output)
-    if os.path.isdir(output):
-        raise ImageError(f"{output} is a directory", hint="name the file: --output FILE")
     if not os.path.isdir(directory):
         raise ImageError(f"no such directory: {directory}", hint=f"for the image {output}")
     try:
@@ -141,6 +166,35 @@ def check_output(output: str, settings: Settings) -> None:
         raise cannot_write(output, OSError(why, os.strerror(why)))
 
 
+def destination(output: str) -> str:
+    """The path of the file to which ``output`` leads: a link stays, and the file that it names is written.
+
+    Raises ImageError for what is no regular file, and for a link that another user could have put there.
+    """
+    path = os.path.abspath(output)
+    try:
+        for _ in range(_MAX_LINKS):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                break
+            directory = os.path.dirname(path)
+            above = os.stat(directory)
+            # As the kernel does in such directories: proc_sys_fs(5), protected_symlinks.
+            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+            if is_open and status.st_uid not in (os.geteuid(), above.st_uid):
+                raise ImageError(
+                    f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
+                )
+            path = os.path.normpath(os.path.join(directory, os.readlink(path)))
+    except OSError:
+        return path  # a file that is to be made; or check_output() says what is wrong
+    for test, what in _IRREGULAR:
+        if test(status.st_mode):
+            hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
+            raise ImageError(f"{path} is {what}", hint=hint)
+    return path
+
+
 def cannot_write(output: str, error: OSError) -> ImageError:
     """The error of an image file that is to be written."""
     hint = filesystems.way_out(error, os.path.dirname(output))
@@ -154,6 +208,8 @@ def cannot_write(output: str, error: OSError) -> ImageError:
 class _Content:
     """What an image is written of, and how: see write()."""
 
+    digest = ""  # to be recorded
+
     def __init__(self, lowerdirs: Sequence[str], image: str, used: str, settings: Settings) -> None:
         self._lowerdirs = tuple(lowerdirs)
         self._image = image
@@ -165,6 +221,10 @@ class _Content:
         from enroot_py.base import workers
 
         workers.run([lambda: self._squash(output)], 1)
+        if self.digest:
+            from enroot_py.store import imported
+
+            imported.append(output, self.digest)
 
     def _squash(self, output: int) -> None:
         from enroot_py.base import run, workers
@@ -188,7 +248,8 @@ class _Content:
             f.writelines(_pattern(path) + b"\n" for path in _left_out(self._used, root))
         command += ["-wildcards", "-ef", _SCRATCH + "/excluded", "-e", "dev/*", ".enroot"]
         environ = {key: os.environ[key] for key in ("PATH", "SOURCE_DATE_EPOCH") if key in os.environ}
-        run_tool(command, environ=environ, stdin=output, warnings=True)
+        # A squashfs has no ACLs; mksquashfs says so of each file.
+        run_tool(command, environ=environ, stdin=output, warnings=True, expected="Unrecognised xattr prefix system.")
 
     def _mount(self) -> str:
         """Enter namespaces of our own, and mount the overlay there. Returns where. Raises ImageError."""

@@ -147,7 +147,7 @@ class Alone:
     def take(self, directory: str) -> bool:
         """Whether nobody else holds a directory; nobody does until the end then."""
         with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            if not flock(fd, wait=False):
+            if not flock(fd):
                 return False
             self._held.enter_context(fd.keep())
             return True

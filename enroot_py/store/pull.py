@@ -54,6 +54,14 @@ def pull(
                 return image
 
 
+def digest(reference: Reference | LocalImage, settings: Settings, arch: str | None) -> str:
+    """The digest of the image that pull() would give, without pulling it. Raises PenrootError."""
+    from enroot_py.registry.sources import open_source
+
+    wanted = _pinned(reference, locked(reference, settings))
+    return open_source(wanted, settings).manifest(arch).digest
+
+
 class Pull:
     """One reference on its way into the store."""
 

@@ -13,6 +13,8 @@ def check(path: str) -> None:
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as f:
             wrong, way_out = superblock.fault(f.fileno())
+            if not wrong:
+                wrong, way_out = superblock.compression_fault(f.fileno())
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
         hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a squashfs file of your own"

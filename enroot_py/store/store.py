@@ -5,15 +5,17 @@ lock file is left over, and a killed maker's lock is free at once. Two more lock
 things from being pruned: importers hold the root's, shared, and who is about to mount an
 image holds that image's, shared, until its mount can be seen in /proc (Image.hold, prune.py).
 
-What is made may not be on the disk when the node crashes: crash.py. On the start path: no json, no re.
+No wait for a lock is silent or endless: base/waits.py. What is made may not be on the disk when the node crashes:
+crash.py. On the start path: no json, no re.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 
-from enroot_py.base import digests, locks, trees, trusted
+from enroot_py.base import digests, locks, log, trees, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.locks import is_at
@@ -23,9 +25,15 @@ from enroot_py.store import crash, layout
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _USE_STEP = 3600  # seconds
+_SIGN_S = 5.0
+_STALLED_S = 60.0
+_SHORT = 20  # characters of KIND/NAME in a message
 
 
 class Image:
@@ -51,7 +59,7 @@ class Image:
         except FileNotFoundError:
             return False
         with Fd(directory) as fd:
-            flock(fd, shared=True)
+            _await(fd, f"removing or publishing {layout.name_of(self.path)[:_SHORT]}", shared=True)
             _lease(self.path)
             if not is_at(fd, self.path):
                 return False
@@ -67,10 +75,24 @@ class Image:
             self._lock = None
 
 
-def flock(fd: int, *, shared: bool = False, wait: bool = True) -> bool:
-    """locks.flock(). Raises ImageError where the file system has no such locks."""
+def flock(fd: int, *, shared: bool = False) -> bool:
+    """Lock an open file. Return False if others have it. Raises ImageError where the file system has no locks."""
+    return _locking(fd, lambda: locks.flock(fd, shared=shared))
+
+
+def _await(fd: int, doing: str, *, shared: bool) -> None:
+    """Wait for a lock. Raises ImageError if the holder, which is ``doing`` something, does not go on."""
+    if flock(fd, shared=shared):
+        return
+    from enroot_py.base import waits
+
+    if why := _locking(fd, lambda: waits.lock(fd, doing, shared=shared)):
+        raise ImageError(f"cannot lock {os.readlink(f'/proc/self/fd/{fd}')}: {why}", hint=waits.HINT)
+
+
+def _locking(fd: int, lock: Callable[[], _T]) -> _T:
     try:
-        return locks.flock(fd, shared=shared, wait=wait)
+        return lock()
     except OSError as e:
         if e.errno not in locks.NONE:
             raise
@@ -95,8 +117,6 @@ def _lease(image: str) -> None:
 
 def _note_use(fd: int) -> None:
     """The time of an image's directory says when it was last used, to the hour."""
-    import time
-
     status = os.fstat(fd)
     if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _USE_STEP:
         try:
@@ -240,10 +260,13 @@ class Store:
     def lock(self, *, exclusive: bool = False, wait: bool = True) -> Fd:
         """The store's own lock, for a ``with``: importers share it, a pruner has it alone.
 
-        Raises BlockingIOError where others have it and ``wait`` is False.
+        Raises BlockingIOError where others have it and ``wait`` is False, ImageError where one of them does not go on.
         """
         with Fd(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            if not flock(fd, shared=not exclusive, wait=wait):
+            if wait:
+                doing = f"importing into the store {self.root}" if exclusive else f"pruning the store {self.root}"
+                _await(fd, doing, shared=not exclusive)
+            elif not flock(fd, shared=not exclusive):
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), self.root)
             return fd.keep()
 
@@ -283,15 +306,16 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             with Fd(directory) as fd:
-                if flock(fd, wait=False) and is_at(fd, path):  # else its maker lives
+                if flock(fd) and is_at(fd, path):  # else its maker lives
                     trees.remove(path)
 
 
 class Build:
     """One directory of the store in the making; use it in a ``with``.
 
-    Entering waits for another maker of the same thing. Then ``done`` says whether it is
-    there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
+    Entering waits for another maker of the same thing, unless that one is stopped or makes no progress: then this
+    process makes a copy of its own, and of two copies the first one that is published stays. Then ``done`` says
+    whether it is there now; if not, fill ``path`` and publish(). Whatever is not published is removed.
     """
 
     def __init__(self, root: str, kind: str, digest: str) -> None:
@@ -300,6 +324,7 @@ class Build:
         self.path = layout.making(self.target)
         self.done = False
         self._fd: Fd | None = None
+        self._signed = 0.0
 
     def __enter__(self) -> Build:
         while True:
@@ -317,19 +342,31 @@ class Build:
             except FileNotFoundError:
                 continue
             with Fd(directory) as fd:
-                if not flock(fd, wait=False):
-                    # Until it is made. Shared, as who then uses it holds it, for as long as a container lives.
-                    flock(fd, shared=True)
+                if not flock(fd):
+                    self._await_maker(fd)
                 elif is_at(fd, self.path) and self._is_ours():
                     self._fd = fd.keep()
                     return self
+
+    def _await_maker(self, fd: int) -> None:
+        """Wait until another process has made it, or prepare a copy of our own if that process does not go on."""
+        from enroot_py.base import waits
+
+        name = layout.name_of(self.target)[:_SHORT]
+        # Shared, because a process that uses the image afterwards keeps a shared lock as long as its container lives.
+        if why := _locking(fd, lambda: waits.lock(fd, f"making {name}", shared=True, stalled_after=_STALLED_S)):
+            log.warn(f"{why}: making a copy")
+            self.path = layout.making_alone(self.target)
 
     def _is_ours(self) -> bool:
         """Whether it still has to be made, now that nobody else is making it."""
         _empty(self.path)
         if os.path.isdir(self.target):
             if not crash.is_whole(self.target):  # else it has been published since we looked
-                crash.keep_or_drop(self.target, f"{self.path}/damaged")
+                try:
+                    crash.keep_or_drop(self.target, f"{self.path}/damaged")
+                except FileNotFoundError:
+                    pass  # a maker who was stopped has done so
             if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
@@ -340,13 +377,24 @@ class Build:
         """Begin anew."""
         _empty(self.path)
 
+    def go_on(self) -> None:
+        """Show the processes that wait for this one that it makes progress."""
+        now = time.monotonic()
+        if self._fd is not None and now - self._signed > _SIGN_S:
+            self._signed = now
+            os.utime(self._fd)
+
     def publish(self) -> None:
         """Rename it into place: from here on it is in the store, whole."""
         try:
             crash.mark(self.path)
             os.rename(self.path, self.target)
         except OSError as e:
-            raise cannot_write(f"publish {self.target}", self._root, e) from e
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not crash.is_whole(self.target):
+                raise cannot_write(f"publish {self.target}", self._root, e) from e
+            trees.remove(self.path)  # another process has not waited for this one
+        if self._fd is not None:
+            flock(self._fd, shared=True)  # for those who use it from now on, should this process be stopped
         self.done = True
 
     def __exit__(self, *_: object) -> None:
@@ -392,8 +440,12 @@ def _refused(root: str, error: OSError, *, create: bool) -> ImageError:
 
 
 def _make_directory(path: str) -> None:
+    if os.path.isdir(path):
+        return
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
+        trees.make(path, 0o700)
+    except FileExistsError:
+        return  # another process was quicker; if it is no directory, whoever uses it says so
     except OSError as e:
         raise cannot_write(f"create the store {path}", path, e) from e
 

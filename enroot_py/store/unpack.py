@@ -22,6 +22,7 @@ from enroot_py.base.compression import Stream
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
 from enroot_py.store import index
+from enroot_py.store.hardlinks import HardLinks
 from enroot_py.store.layout import MAX_DEPTH, TREE
 from enroot_py.store.overlayfs import MAX_SYMLINKS, is_plain, is_whiteout, make_whiteout, set_opaque
 from enroot_py.store.tar import Entry, Tar, shown
@@ -108,6 +109,7 @@ class Tree:
         self._implicit: dict[bytes, None] = {}
         self._records: dict[bytes, list[str]] = {}
         self.sums: dict[int, bytes] = {}  # index.file_sum() of files, by inode
+        self._links = HardLinks(self.sums)
         self.opaque = False
         self.count = 0
 
@@ -117,6 +119,7 @@ class Tree:
 
     def __exit__(self, *_: object) -> None:
         self._forget()
+        self._links.close()
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
@@ -339,7 +342,7 @@ class Tree:
                 if stat.S_ISDIR(status.st_mode) or is_whiteout(status) and not is_device:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
-                os.link(other, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+                self._links.add((directory, other), (parent, name), status)
                 self._copy_records(target, path)  # an upper layer may hide the other name
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import stat
 from collections.abc import Callable
 from typing import Any
 
-from enroot_py.base import memory, run, workers
+from enroot_py.base import filesystems, memory, run, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.config.settings import Settings
 from enroot_py.store.squashfs import check
@@ -97,6 +98,12 @@ def run_tool(
         for number in (errno.ENOSPC, errno.EDQUOT):
             if any(os.strerror(number) in line for line in written):
                 raise OSError(number, os.strerror(number)) from e
+        if any("create thread" in line for line in written):
+            why, hint = filesystems.no_process()
+            raise ImageError(f"{command[0]} cannot start a thread: {why}", hint=hint) from e
+        if found := re.search(r"uses (\w+) compression, this is unsupported", "\n".join(written)):
+            why = f"{command[0]} does not know the compression {found[1]} of the image {image}"
+            raise ImageError(why, hint="write the image again: mksquashfs -comp lz4") from e
         if image and any(word in str(e) for word in _DAMAGE):
             why = str(e).partition(" failed: ")[2]
             raise ImageError(f"the image {image} is damaged: {why}", hint="import or copy it again") from e

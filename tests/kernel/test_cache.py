@@ -94,7 +94,7 @@ def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Se
 def test_running_container_whose_record_is_gone_keeps_its_image(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", uri(registry, 3))
     with running(user, "box") as process:
-        user.penroot("remove", "-f", "box")
+        user.run("sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box")  # as other tools do
         user.penroot("cache", "prune")
         assert stored(user) == {"3"}
         assert process.communicate("")[0].endswith("3")

@@ -7,11 +7,15 @@ import pathlib
 import re
 import shlex
 import shutil
+import socket
+import stat
 import subprocess
 
 import pytest
 
 from enroot_py import ENROOT_VERSION, __version__
+from enroot_py.registry.platforms import architecture
+from tests import images
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
 
 
@@ -89,6 +93,28 @@ def test_remove_that_nobody_answers(user: User, rootfs: pathlib.Path) -> None:
     assert names(user) == ["box"]
 
 
+def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
+    user.penroot("create", "-n", "idle", str(image))
+    command = user.command("penroot", "start", "--rw", "box", "sh", "-c", "echo up; read line; cat /etc/environment")
+    running = subprocess.Popen(
+        command, env=user.environ, cwd=user.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert running.stdout is not None and running.stdout.readline() == "up\n"
+        done = user.penroot("remove", "-f", "box", "idle", status=1)
+        assert f"process {running.pid} (sh) runs in the container box" in done.stderr
+        assert f"kill {running.pid}" in done.stderr
+        done = user.penroot("create", "-f", "-n", "box", str(image), status=1)
+        assert f"process {running.pid} (sh) runs in the container box" in done.stderr
+        out, _ = running.communicate("\n", timeout=60)
+        assert "FROM_IMAGE=yes" in out
+    finally:
+        running.kill()
+        running.communicate()
+    assert user.penroot("list").stdout == "box\n"
+    user.penroot("remove", "-f", "box")
+
+
 def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("remove", "-f", "nope", "box", status=1)
     assert "no such container: nope" in done.stderr
@@ -105,8 +131,27 @@ def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
 
 
 def test_an_error_of_mksquashfs_is_its_own_words(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp nope"}, status=1)
-    assert 'mksquashfs failed: Compressor "nope"' in done.stderr
+    done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-b nope"}, status=1)
+    assert "mksquashfs failed: -b invalid block size" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("-comp nope", "no compression nope"), ("-comp gzpi", "use one of lz4, zstd, gzip"), ("-b", "-b needs a value")],
+)
+def test_squash_options_are_checked_before_the_work(user: User, options: str, said: str) -> None:
+    done = user.penroot("import", "docker://127.0.0.1:1/x", env={"ENROOT_SQUASH_OPTIONS": options}, status=1)
+    assert "ENROOT_SQUASH_OPTIONS" in done.stderr and said in done.stderr
+
+
+def test_unknown_compression_of_an_image_is_named(user: User, image: pathlib.Path) -> None:
+    data = bytearray(image.read_bytes())
+    data[20:22] = (99).to_bytes(2, "little")
+    image.write_bytes(data)
+    for words in (("create", "-n", "new"), ("start",), ("inspect",)):
+        done = user.penroot(*words, str(image), status=1)
+        assert f"[ERROR] the image {image} has the unknown compression 99\n" in done.stderr, words
+    assert "new" not in user.penroot("list").stdout
 
 
 def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathlib.Path) -> None:
@@ -143,6 +188,71 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
     done = user.penroot("export", "-f", "-o", output, "box", status=1)
     assert "Traceback" not in done.stderr
     assert sorted(os.listdir(user.home)) == before
+
+
+@pytest.mark.parametrize("verb", ["import", "export"])
+def test_save_onto_a_link_writes_what_it_names(
+    user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
+) -> None:
+    """As a shell does. The link stays, whether the file is there or not."""
+    link, real = user.home / "latest.sqsh", user.home / "v1.sqsh"
+    link.symlink_to("v1.sqsh")
+    source = "box" if verb == "export" else f"oci:{oci_layout(user)}"
+    user.penroot(verb, "-o", str(link), source)
+    assert link.is_symlink() and not real.is_symlink()
+    assert user.start(str(link), "echo", "well") == "well\n"
+    real.write_text("old")
+    user.own(real)
+    user.penroot(verb, "-o", str(link), source, status=1)
+    user.penroot(verb, "-f", "-o", str(link), source)
+    assert link.is_symlink() and user.start(str(real), "echo", "well") == "well\n"
+
+
+def oci_layout(user: User) -> pathlib.Path:
+    place = user.home / "layout"
+    image = images.busybox()
+    blobs = [image.manifest(), image.config(), *(layer.blob for layer in image.layers)]
+    images.write_layout(place, blobs, images.index([(image, {"os": "linux", "architecture": architecture()})]))
+    (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    user.own(place)
+    return place
+
+
+@pytest.mark.parametrize("what", ["a FIFO", "a device", "a socket", "a link to a FIFO"])
+def test_save_onto_what_is_no_file_is_refused(user: User, rootfs: pathlib.Path, what: str) -> None:
+    target = user.home / "target"
+    if what == "a device":
+        require(os.geteuid() == 0, "only root can make a device node")
+        os.mknod(target, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    elif what == "a socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(target))
+    else:
+        os.mkfifo(target)
+    user.own(target)
+    name = target
+    if what.startswith("a link"):
+        name = user.home / "link"
+        name.symlink_to(target)
+    before = target.lstat()
+    for verb, source in (("export", "box"), ("import", "docker://127.0.0.1:1/x")):
+        for options in ((), ("-f",)):
+            done = user.penroot(verb, *options, "-o", str(name), source, status=1)
+            assert f"{target} is {what.rpartition('to ')[2]}" in done.stderr
+    assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+def test_save_does_not_follow_the_link_of_another_user(user: User, rootfs: pathlib.Path) -> None:
+    """In a directory that is open to everybody, as /tmp."""
+    require(os.geteuid() == 0, "only root can give a link away")
+    place = user.home / "open"
+    place.mkdir()
+    place.chmod(0o1777)
+    (place / "x.sqsh").symlink_to(user.home / "victim")
+    os.chown(place / "x.sqsh", 4242, 4242, follow_symlinks=False)
+    done = user.penroot("export", "-f", "-o", str(place / "x.sqsh"), "box", status=1)
+    assert "is a link of uid 4242" in done.stderr
+    assert not (user.home / "victim").exists()
 
 
 def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:

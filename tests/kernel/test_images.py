@@ -997,6 +997,173 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
         assert second.returncode == 0, errors
 
 
+def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: Image) -> None:
+    """As a job that is suspended in the middle of an import."""
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        first = popen(user, "create", "-n", "a", uri)
+        wait_for_work(user)
+        os.killpg(first.pid, signal.SIGSTOP)
+        second = popen(user, "create", "-n", "b", uri)
+        try:
+            _, errors = second.communicate(timeout=60)
+        finally:
+            second.kill()
+            os.killpg(first.pid, signal.SIGCONT)
+        assert second.returncode == 0, errors
+        assert f"waiting for process {first.pid} (penroot, stopped), which is making images/" in errors
+        _, errors = first.communicate(timeout=120)
+        assert first.returncode == 0, errors
+
+
+@pytest.mark.parametrize("options", [(), ("--force",), ("--ensure",)], ids=["plain", "force", "ensure"])
+def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Image, options: tuple[str, ...]) -> None:
+    uri = f"docker://{registry.host}/test/transfer:1"
+    user.penroot("load", uri)
+    if options:
+        (user.home / "x.sqsh").write_text("old")
+        user.own(user.home / "x.sqsh")
+    many = [popen(user, "import", *options, "-o", "x.sqsh", uri) for _ in range(6)]
+    done = [process.communicate(timeout=120)[1] for process in many]
+    assert [process.returncode for process in many] == [0] * 6, done
+    written = [errors for errors in done if f" MB, {big.digest()}" in errors]
+    assert len(written) == 1, done
+    assert sum("another process has made it" in errors or "up to date" in errors for errors in done) == 5
+    assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
+    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.digest()}\n")
+
+
+def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        first = popen(user, "import", "-o", "x.sqsh", uri)
+        wait_for_work(user)
+        second = popen(user, "import", "-o", "x.sqsh", uri)
+        assert second.stderr is not None
+        line = second.stderr.readline()
+        assert f"waiting for process {first.pid} (penroot" in line and f"making {user.home}/x.sqsh" in line
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+        _, errors = second.communicate(timeout=120)
+        assert second.returncode == 0, errors
+    assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
+
+
+def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, big: Image) -> None:
+    """The suspended one discards its own file when it goes on."""
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        uri = f"docker://{front.host}/test/transfer:1"
+        first = popen(user, "import", "-o", "x.sqsh", uri)
+        wait_for_work(user)
+        os.killpg(first.pid, signal.SIGSTOP)
+        try:
+            done = user.penroot("import", "-o", "x.sqsh", uri)
+        finally:
+            os.killpg(first.pid, signal.SIGCONT)
+        assert f"process {first.pid} (penroot, stopped) does not go on making {user.home}/x.sqsh" in done.stderr
+        _, errors = first.communicate(timeout=120)
+        assert first.returncode == 0 and "another process has made it" in errors, errors
+
+
+def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Image) -> None:
+    digest = images.digest(big.layers[0].blob)
+    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+        first = popen(user, "import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
+        second = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        errors = first.communicate(timeout=120)[1] + second.communicate(timeout=120)[1]
+    assert sorted((first.returncode, second.returncode)) == [0, 1], errors
+    assert "file already exists" in errors
+
+
+def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
+    image = images.busybox(entry("ensure", b"1"))
+    registry.pusher.image("test/ensure", "1", image)
+    uri = f"docker://{registry.host}/test/ensure:1"
+    path = user.home / "x.sqsh"
+
+    def ensure() -> str:
+        return user.penroot("import", "--ensure", "-o", "x.sqsh", uri).stderr
+
+    def is_good() -> bool:
+        return user.start(str(path), "cat", "/ensure") in ("1", "2")
+
+    assert f"{path} is missing: importing" in ensure() and is_good()
+    before = path.stat()
+    assert f"{path}: up to date, {image.digest()}" in ensure()
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
+    whole = path.read_bytes()
+    for damage, words in {
+        whole[: len(whole) // 2]: "is truncated",
+        whole[:-4096]: "does not record which image it is",
+        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: it has not the checksum",
+        b"no image": "is no squashfs file",
+    }.items():
+        path.write_bytes(damage)
+        assert f"{path} {words}" in ensure() and is_good()
+    registry.pusher.image("test/ensure", "1", images.busybox(entry("ensure", b"2")))
+    assert f"{path} is {image.digest()}, not sha256:" in ensure()
+    assert user.start(str(path), "cat", "/ensure") == "2"
+    user.penroot("import", "--ensure", "-o", "-", uri, status=1)
+
+
+def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, registry: Server) -> None:
+    uri = f"docker://{registry.host}/test/one:1"
+    user.penroot("import", "-o", "x.sqsh", uri)
+    with faulty(registry.host, Fault("/manifests/", 99, status=503)) as front:
+        down = f"docker://{front.host}/test/one:1"
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        done = user.penroot("import", "--ensure", "-o", "x.sqsh", down, env=env)
+        assert f"keeping {user.home}/x.sqsh" in done.stderr
+        user.penroot("import", "--ensure", "-o", "y.sqsh", down, env=env, status=1)
+
+
+def test_image_digest_is_recorded(user: User, registry: Server) -> None:
+    image = images.busybox(entry("recorded", b"1"))
+    registry.pusher.image("test/recorded", "1", image)
+    uri = f"docker://{registry.host}/test/recorded:1"
+    user.penroot("import", "-o", "x.sqsh", uri)
+    shown = json.loads(user.penroot("inspect", "x.sqsh").stdout)
+    assert shown["digest"] == image.digest()
+    user.penroot("create", "x.sqsh")
+    assert json.loads(user.penroot("inspect", "x").stdout)["digest"] == image.digest()
+    user.penroot("load", "-n", "y", uri)
+    for name in (uri, "x.sqsh", "x", "y"):
+        assert user.start(name, "sh", "-c", "echo $PENROOT_IMAGE_DIGEST") == image.digest() + "\n"
+    user.penroot("export", "-o", "changed.sqsh", "x")
+    assert "digest" not in json.loads(user.penroot("inspect", "changed.sqsh").stdout)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
+def test_few_processes_left_is_one_line(user: User, registry: Server, most: int) -> None:
+    """RLIMIT_NPROC is for all processes of a user, and this user has no others."""
+    uri = f"docker://{registry.host}/test/one:1"
+    stored = f"docker://{registry.host}/test/stored:1"
+    registry.pusher.image("test/stored", "1", images.busybox(entry("few", b"1")))
+    user.penroot("import", "-o", "few.sqsh", stored)
+    for words in (
+        ("import", "-o", "x.sqsh", uri),
+        ("load", "-n", "x", uri),
+        ("start", uri, "/bin/new"),
+        ("import", "-f", "-o", "y.sqsh", stored),
+        ("create", "-f", "-n", "y", "few.sqsh"),
+        ("start", "-r", stored, "cat", "/few"),
+    ):
+        command = ["prlimit", f"--nproc={most}", *user.command(f"{PREFIX}/bin/penroot", *words)]
+        done = subprocess.run(
+            command, env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr, (words, done.stderr)
+        errors = [line for line in done.stderr.splitlines() if line.startswith("[ERROR]")]
+        if done.returncode and "/bin/new" not in done.stderr:
+            assert len(errors) == 1 and "ulimit -u" in done.stderr, (words, done.stderr)
+        subprocess.run(["rm", "-rf", user.home / "cache"], check=True)
+        user.penroot("load", "-f", "-n", "z", stored)
+
+
 @pytest.mark.soak
 def test_importer_killed_at_random_moments(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
     """Another takes over at once, nothing is half published, and all that is stored verifies."""

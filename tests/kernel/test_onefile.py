@@ -233,6 +233,31 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     assert "newgrp" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["new", "of an older version"])
+def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -> None:
+    """Each group gets trees of its own, whichever group comes first."""
+    require(os.geteuid() == 0, "only root can take another group")
+    place = user.home / "project"
+    place.mkdir()
+    os.chown(place, user.uid, 4242)
+    place.chmod(0o2775)
+    user.environ["ENROOT_CACHE_PATH"] = f"{place}/cache"
+    for gid in (None, 4242, None):
+        user.gid = gid
+        user.groups = (user.uid, 4242)
+        user.environ["ENROOT_DATA_PATH"] = f"{place}/data-{gid}"
+        script = "echo 8 >/number; mkdir -p /etc/d; cat /number; id -g"
+        expected = f"8\n{gid or user.uid}\n"
+        for _ in range(2):
+            assert user.start("--rw", uri(registry), "sh", "-c", script) == expected
+            assert user.start(uri(registry), "cat", "/number") == "7"
+        if older:  # whose directories had the group of the project
+            for path in (place / "cache", *(place / "cache").iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    os.chown(path, -1, 4242)
+                    path.chmod(0o2700)
+
+
 def test_what_no_tree_may_hold_is_not_unpacked(user: User, squashfs: str) -> None:
     """Device nodes, which need root, and what overlayfs would obey; and trees deeper than Python's stack."""
     require(os.geteuid() == 0, "only root can make a device node")

@@ -202,7 +202,10 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
 
 def test_what_was_removed_while_it_ran_is_not_the_new_one_of_its_name(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable"):
-        lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1")
+        done = lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1", check=False)
+        assert done.returncode == 1 and "runs in the container pyxis_one" in done.stderr
+        place = "/var/tmp/enroot-data-2001"
+        lab.run(f"chmod -R u+rwX {place}/pyxis_one; rm -rf {place}/pyxis_one {place}/.pyxis_one.node", node="n1")
         with running(lab, IMAGE, NAME, "--container-writable", before="echo new > /made"):
             assert srun(lab, NAME, "cat", "/made") == "new\n"
 

@@ -91,11 +91,66 @@ def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
             "--container-save=late/x.sqsh: the container is not saved: no such directory: /home/alice/late"
             in done.stderr
         )
-        assert "srun exits as its tasks did" in done.stderr
         assert "spank" not in done.stderr  # no line of Slurm's own
-        assert done.returncode == 0  # Slurm's tasks have ended well, and it asks nobody else
+        assert done.returncode == 1  # of the last task, which has tried to save
     finally:
         lab.run("rm -rf late")
+
+
+def test_save_on_a_disk_that_fills_up_keeps_the_old_file(lab: Lab) -> None:
+    lab.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=1777", "tmpfs", "/mnt"], node="n1", user="root")
+    try:
+        lab.run("echo old > /mnt/x.sqsh", node="n1")
+        fill = sh("head -c 8000000 /dev/urandom > /big; echo ran")
+        done = lab.run(["srun", "-w", "n1", IMAGE, WRITABLE, "--container-save=/mnt/x.sqsh", *fill], check=False)
+        left = lab.run("ls -A /mnt; cat /mnt/x.sqsh", node="n1").stdout
+    finally:
+        lab.run(["umount", "/mnt"], node="n1", user="root")
+    assert (done.returncode, done.stdout) == (1, "ran\n"), done.stderr
+    assert "the container is not saved: cannot write /mnt/x.sqsh: No space left on device" in done.stderr
+    assert done.stderr.count("is not saved") == 1
+    assert left == "x.sqsh\nold\n"
+    assert lab.run("penroot list", node="n1").stdout == ""
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -SEGV $$", 139)])
+def test_save_leaves_a_task_its_own_status(lab: Lab, script: str, status: int) -> None:
+    done = lab.run(["srun", "-w", "n1", IMAGE, WRITABLE, SAVE, *sh(f"echo 1 > /one; {script}")], check=False)
+    assert done.returncode == status, done.stderr
+    assert srun(lab, "--container-image=./saved.sqsh", "cat", "/one") == "1\n"
+
+
+def test_save_waits_for_the_last_of_several_tasks(lab: Lab) -> None:
+    tasks = sh("sleep 0.$((3 - SLURM_PROCID)); echo $SLURM_PROCID > /of-$SLURM_PROCID")
+    srun(lab, "-n3", IMAGE, WRITABLE, SAVE, *tasks)
+    assert srun(lab, "--container-image=./saved.sqsh", *sh("cat /of-*")) == "0\n1\n2\n"
+
+
+def test_save_leaves_a_task_its_stdin_and_signals(lab: Lab) -> None:
+    assert lab.run(f"echo hello | srun -w n1 {IMAGE} {SAVE} cat").stdout == "hello\n"
+    trap = sh("trap 'echo caught; exit 5' USR1; echo up; while :; do sleep 0.1; done")
+    step = lab.popen(["srun", "-w", "n1", IMAGE, SAVE, *trap])
+    expect(step, "up")
+    lab.run("scancel --me --signal=USR1")
+    out, errors = step.communicate(timeout=60)
+    assert (step.returncode, out) == (5, "caught\n"), errors
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a device"])
+def test_save_onto_what_is_no_file_is_refused_before_the_tasks(lab: Lab, kind: str) -> None:
+    target = "/dev/null" if kind == "a device" else "/var/tmp/fifo"
+    lab.run("rm -f /var/tmp/fifo; mkfifo /var/tmp/fifo", node="n1")
+    done = lab.run(["srun", "-w", "n1", IMAGE, f"--container-save={target}", *sh("echo ran")], check=False)
+    lab.run("rm /var/tmp/fifo", node="n1")
+    assert done.returncode != 0 and done.stdout == ""
+    assert f"--container-save={target}: {target} is {kind}" in done.stderr
+
+
+def test_save_onto_a_link_writes_what_it_names(lab: Lab) -> None:
+    lab.run("ln -s v1.sqsh latest.sqsh")
+    srun(lab, IMAGE, "--container-save=latest.sqsh", WRITABLE, *sh("echo 1 > /one"))
+    assert lab.run("readlink latest.sqsh; stat -c %F v1.sqsh").stdout == "v1.sqsh\nregular file\n"
+    assert srun(lab, "--container-image=./latest.sqsh", "cat", "/one") == "1\n"
 
 
 def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:

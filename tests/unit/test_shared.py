@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -86,6 +87,32 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert (place / "log").read_bytes() == b"."
         assert os.listdir(place / "shared/tmp") == []
         assert os.listdir(place / "shared/sha256") == ["a" * 64]
+
+
+def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
+    """As a job that is suspended. Its lock shows signs of life for a minute."""
+    (tmp_path / "log").touch()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        blobs = shared.SharedBlobs(str(tmp_path / "shared"))
+
+        def stall(blob: object) -> bytes:
+            os.write(writer, b"!")
+            signal.pause()
+            return b""
+
+        blobs.read(Place(tmp_path / "log"), BLOB, stall)
+        os._exit(1)
+    assert os.read(reader, 1) == b"!"
+    try:
+        os.kill(child, signal.SIGSTOP)
+        began = time.monotonic()
+        assert read(tmp_path / "shared", Place(tmp_path / "log")) == DATA
+        assert time.monotonic() - began < 30
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")

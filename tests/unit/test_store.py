@@ -16,6 +16,7 @@ import pytest
 from enroot_py.base.errors import ImageError
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import parse
+from enroot_py.store import store as store_module
 from enroot_py.store import unpack
 from enroot_py.store.store import Name, Store
 from tests import images
@@ -218,6 +219,49 @@ def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
     assert second.communicate(timeout=250)[0].split() == ["making", "made"]
     assert store.layer_path(A) is not None
     assert temporary(store) == []
+
+
+def test_stopped_maker_is_not_waited_for(store: Store) -> None:
+    """The second maker publishes its own copy, and the first one discards its copy when it goes on."""
+    first = maker(store, 0.5)
+    assert first.stdout is not None and first.stdout.readline() == "making\n"
+    first.send_signal(signal.SIGSTOP)
+    second = maker(store, 0)
+    try:
+        assert second.communicate(timeout=120)[0].split() == ["making", "made"]
+    finally:
+        second.kill()
+        first.send_signal(signal.SIGCONT)
+        assert first.communicate(timeout=120)[0] == "made\n"
+    assert first.returncode == 0
+    assert store.layer_path(A) is not None
+    assert temporary(store) == []
+
+
+def test_maker_without_progress_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_STALLED_S", 1)
+    first = maker(store, 600)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "making\n"
+        with store.build("layers", A) as build:
+            assert not build.done and build.path != f"{store.root}/tmp/layers-{'a' * 64}"
+            os.mkdir(build.path + "/fs")
+            build.publish()
+    finally:
+        first.kill()
+        first.communicate()
+    assert store.layer_path(A) is not None
+    store.sweep()
+    assert temporary(store) == []
+
+
+def test_published_image_is_free_while_its_maker_is_stopped(store: Store) -> None:
+    with store.build("images", A) as build:
+        Path(build.path, "image.sqsh").touch()
+        build.publish()
+        image = store.image(A)
+        assert image is not None and image.hold()
+        image.release()
 
 
 def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:

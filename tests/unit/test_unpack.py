@@ -265,6 +265,20 @@ def test_a_sparse_map_that_no_file_can_have(place: Path, segment: int, size: int
         unpack.layer(io.BytesIO(bytes(header) + bytes(512 * 3)), str(place))
 
 
+def test_more_links_than_the_file_system_has(place: Path) -> None:
+    """Ext4 has 65,000 links for a file. Further names share a copy, which has content, mode and time of the file."""
+    count = 66_000
+    entries = [entry("f", b"data", mode=0o750, mtime=7), symlink("s", "f")]
+    entries += [hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]
+    unpack.layer(io.BytesIO(images.tar(entries)), str(place))
+    links = [place / f"fs/d{n // 1000}/l{n}" for n in (0, count // 2, count - 2, count - 1)]
+    assert {(link.read_bytes(), link.stat().st_mode & 0o777, link.stat().st_mtime) for link in links} == {
+        (b"data", 0o750, 7)
+    }
+    assert links[-1].stat().st_ino == links[-2].stat().st_ino
+    assert list(index.differences(str(place))) == []
+
+
 def test_later_entries_replace_earlier_ones(place: Path) -> None:
     fs = tree(
         place,

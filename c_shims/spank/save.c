@@ -1,0 +1,107 @@
+/* A task of a step that saves its container. Slurm takes no status from a callback after the last task, so the save is done
+ * by the last task: a process that waits for the user's program, outside of the container, and ends as that program did or
+ * with what the save came to. */
+#define _GNU_SOURCE
+#include "plugin.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* slurmstepd's descriptors would keep others waiting for their end. Their numbers stay taken, as Slurm's log may use them. */
+static void let_go_of_descriptors(void)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	long limit = sysconf(_SC_OPEN_MAX);
+
+	for (int fd = 0; null >= 0 && fd < limit && fd < 4096; fd++) {
+		if (fd != STDERR_FILENO && fd != null && fd != step.lock && fd != step.control[0] && fcntl(fd, F_GETFD) >= 0)
+			(void)dup3(null, fd, O_CLOEXEC);
+	}
+}
+
+/* Let the helper save the container. Where it is gone, the end of the step does it. */
+static int save(void)
+{
+	cleanup(request_free) struct request request = { 0 };
+	cleanup(answer_free) struct answer answer = { 0 };
+	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
+
+	if (begin_step_request(&request, "save") < 0 ||
+	    coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER, false) < 0)
+		return 0;
+	return converse(&process, &request, &answer) == REFUSED ? -1 : 0;
+}
+
+/* End as another process did. */
+static _Noreturn void end_like(int status)
+{
+	if (WIFSIGNALED(status)) {
+		int number = WTERMSIG(status);
+		sigset_t only;
+
+		(void)setrlimit(RLIMIT_CORE, &(struct rlimit){ 0 });
+		(void)signal(number, SIG_DFL);
+		(void)sigemptyset(&only);
+		(void)sigaddset(&only, number);
+		(void)sigprocmask(SIG_UNBLOCK, &only, NULL);
+		(void)raise(number);
+	}
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE);
+}
+
+/* Wait for the end of a process, and pass signals on: those of Slurm, which knows this process alone, and others that are not
+ * for the whole process group. */
+static int await_end(pid_t child)
+{
+	int status = 0;
+	sigset_t all;
+	siginfo_t info;
+
+	(void)sigfillset(&all);
+	while (waitpid(child, &status, WNOHANG) == 0) {
+		int number = sigwaitinfo(&all, &info);
+		if (number > 0 && number != SIGCHLD && info.si_code <= 0 && getpgid(info.si_pid) != getpgrp())
+			(void)kill(child, number);
+	}
+	return status;
+}
+
+static _Noreturn void await(pid_t child)
+{
+	let_go_of_descriptors();
+	int status = await_end(child);
+	bool killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
+	bool is_last = atomic_fetch_add(&step.shared->ended, 1) + 1 == step.local_tasks;
+	if (is_last && !killed && atomic_load(&step.shared->entered) == step.local_tasks && save() < 0 &&
+	    WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		_exit(EXIT_FAILURE);
+	end_like(status);
+}
+
+/* Go on in a child, which becomes the user's program. */
+int go_on_in_child(void)
+{
+	sigset_t all, before;
+
+	(void)sigfillset(&all);
+	if (signal(SIGCHLD, SIG_DFL) == SIG_ERR || sigprocmask(SIG_BLOCK, &all, &before) < 0)
+		return fail("cannot block signals: %s", strerror(errno));
+	pid_t child = fork();
+	if (child < 0)
+		return fail("cannot fork: %s", strerror(errno));
+	if (child > 0)
+		await(child);
+	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail("sigprocmask: %s", strerror(errno)) : 0;
+}
+
+/* After a change of credentials, which undoes it. */
+void end_with_parent(void)
+{
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+}

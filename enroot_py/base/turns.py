@@ -1,0 +1,151 @@
+"""One process makes a file, and others that want to make the same file wait: on one node, or on nodes that share it.
+
+The maker of NAME holds the file ``.NAME.turn``, which names node, boot and process. The maker locks it with flock(2)
+and sets its time every few seconds. Where flock(2) does not reach other nodes, the time shows that the maker lives.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+import stat
+import time
+
+from enroot_py.base import linux, locks, log, making, waits
+from enroot_py.base.fds import Fd
+
+_KIND = "turn"
+_SIGN_S = 5.0
+_EXPIRED_AFTER_S = 60.0
+_NOTICE_AFTER_S = 0.5
+_POLL_S = 0.1
+_MAX_BYTES = 1024
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Turn:
+    """The turn to make the file ``path``. Use it in a ``with``, in the main thread: it uses SIGALRM.
+
+    Entering waits for another maker of this user, unless that one is stopped or gives no sign of life. A turn that
+    cannot be had, as in a directory that is read-only, is no obstacle.
+    """
+
+    def __init__(self, path: str) -> None:
+        directory, name = os.path.split(path)
+        self._target = path
+        self._path = f"{directory}/.{making.shortened(name)}.{_KIND}"
+        self._fd: Fd | None = None
+
+    def __enter__(self) -> Turn:
+        while True:
+            try:
+                self._take()
+                return self
+            except FileExistsError:
+                pass
+            except OSError as e:
+                log.debug(f"cannot make {self._path}: {e.strerror}")
+                return self
+            try:
+                with Fd(os.open(self._path, _OPEN)) as fd:
+                    if why := self._await(fd):
+                        log.warn(f"{why}: not waiting for it")
+                        return self
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                log.debug(f"cannot open {self._path}: {e.strerror}")
+                return self
+
+    def _take(self) -> None:
+        """Raises FileExistsError if another process has the turn, OSError."""
+        with Fd(os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)) as fd:
+            try:
+                locks.attempt(fd)
+                os.write(fd, os.fsencode(f"{os.uname().nodename} {linux.boot_id()} {os.getpid()}\n"))
+            except OSError:  # the disk is full
+                os.unlink(self._path)
+                raise
+            self._fd = fd.keep()
+        self._before = _signal.signal(_signal.SIGALRM, self._sign)
+        _signal.setitimer(_signal.ITIMER_REAL, _SIGN_S, _SIGN_S)
+
+    def _sign(self, number: int, frame: object) -> None:
+        if self._fd is not None:
+            try:
+                os.utime(self._fd)
+            except OSError:
+                return  # the next signal tries again
+
+    def _await(self, fd: int) -> str:
+        """Wait until the turn is free. Return why the wait was given up, or ""."""
+        if (owner := os.fstat(fd).st_uid) != os.geteuid():
+            return f"uid {owner} is making {self._target}"
+        node, _, pid = _holder(fd)
+        watch = waits.Watch(fd, f"making {self._target}", _EXPIRED_AFTER_S)
+        began = signed = time.monotonic()
+        sign, noticed = 0, False
+        while locks.is_at(fd, self._path):
+            now = time.monotonic()
+            if (latest := os.fstat(fd).st_mtime_ns) != sign:
+                sign, signed = latest, now
+            if _is_dead(fd, expired=now - signed >= _EXPIRED_AFTER_S):
+                making.discard(self._target, node, pid)
+                if locks.is_at(fd, self._path):
+                    os.unlink(self._path)
+                return ""
+            if now - began >= _NOTICE_AFTER_S:
+                if node == os.uname().nodename:
+                    if why := watch.look():
+                        return why
+                elif not noticed:
+                    noticed = True
+                    log.info(f"waiting for process {pid} on {node or 'another node'}, which is making {self._target}")
+            time.sleep(_POLL_S)
+        return ""
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is None:
+            return
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.signal(_signal.SIGALRM, self._before or _signal.SIG_DFL)
+        with self._fd as fd:
+            if locks.is_at(fd, self._path):
+                os.unlink(self._path)
+
+
+def sweep(directory: str) -> None:
+    """Remove the turns of killed processes of this node."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(".") and name.endswith("." + _KIND)]
+    except OSError:
+        return
+    for name in names:
+        path = f"{directory}/{name}"
+        try:
+            with Fd(os.open(path, _OPEN)) as fd:
+                status = os.fstat(fd)
+                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if ours and _is_dead(fd, expired=False) and locks.is_at(fd, path):
+                    os.unlink(path)
+        except OSError as e:
+            log.debug(f"cannot remove {path}: {e.strerror}")
+
+
+def _holder(fd: int) -> tuple[str, str, int]:
+    """Node, boot and process of a turn; empty for one that is just being made."""
+    words = os.fsdecode(os.pread(fd, _MAX_BYTES, 0)).split()
+    return (words[0], words[1], int(words[2])) if len(words) == 3 and words[2].isdecimal() else ("", "", 0)
+
+
+def _is_dead(fd: int, *, expired: bool) -> bool:
+    """Whether the maker has ended; ``expired`` if its turn has shown no sign of life for long."""
+    node, boot, pid = _holder(fd)
+    if node != os.uname().nodename:
+        return expired
+    if boot != linux.boot_id():
+        return True
+    free = locks.attempt(fd)
+    if free is None:  # no locks here
+        return not os.path.exists(f"/proc/{pid}")
+    return free

@@ -1,0 +1,174 @@
+"""Waits for a lock of another process: print who holds the lock, and give up when the holder does not go on.
+
+Sources: proc_locks(5), proc_pid_stat(5), proc_pid_task(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+from enroot_py.base import cgroups, locks, log
+from enroot_py.base.errors import PenrootError
+
+NOTICE_AFTER_S = 2.0
+STALLED_AFTER_S = 600.0
+HINT = "let that process go on (kill -CONT PID, scontrol resume JOB), or end it: kill PID"
+_LOOK_S = 0.5
+_ASLEEP_LOOKS = 2  # in a row: after a suspended job is resumed, its processes go on one after the other
+_WORK_S = 0.1  # seconds of processor time that count as progress; a process that only polls uses less in a minute
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
+
+
+def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = STALLED_AFTER_S) -> str:
+    """Wait for the lock of an open file or directory. Return "" with the lock, or why the wait was given up.
+
+    ``doing`` says what the holder does: "making layers/0123". ``stalled_after`` so many seconds without progress of
+    the holder, or soon after the holder is stopped, the wait ends. Raises OSError.
+    """
+    if locks.flock_within(fd, NOTICE_AFTER_S, shared=shared):
+        return ""
+    watch = Watch(fd, doing, stalled_after)
+    while not (why := watch.look()):
+        if locks.flock_within(fd, _LOOK_S, shared=shared):
+            return ""
+    return why
+
+
+def queue(fd: int, path: str) -> None:
+    """Lock what is open at ``path`` when other processes are done with it; at once on a file system without locks.
+
+    Raises PenrootError if the holder is stopped or makes no progress, OSError.
+    """
+    try:
+        why = lock(fd, f"changing a file in {path}")
+    except OSError as e:
+        if e.errno not in locks.NONE:
+            raise
+        return
+    if why:
+        raise PenrootError(f"cannot change a file in {path}: {why}", hint=HINT)
+
+
+class Watch:
+    """Looks at the holders of a lock, again and again."""
+
+    def __init__(self, fd: int, doing: str, stalled_after: float = STALLED_AFTER_S) -> None:
+        self._fd = fd
+        self._doing = doing
+        self._stalled_after = stalled_after
+        self._looked = 0.0
+        self._asleep = self._stalled = 0  # looks in a row
+        self._sign: tuple[int, float] = (0, 0.0)  # of life: the time of the locked file, and processor time
+
+    def look(self) -> str:
+        """Return why it is no use to wait on, "" while it is. Looks every half second, however often it is called.
+
+        The first look prints who holds the lock.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return ""
+        pids = holders(self._fd)
+        who = " and ".join(map(described, pids)) or "a process of another node or PID namespace"
+        if not self._looked:
+            log.info(f"waiting for {who}, which is {self._doing}")
+        self._looked = now
+        family = [*families(pids)]
+        self._asleep = self._asleep + 1 if any(map(cgroups.asleep, family)) else 0
+        if self._asleep >= _ASLEEP_LOOKS:
+            return f"{who} does not go on {self._doing}"
+        self._stalled = 0 if self._goes_on(family) else self._stalled + 1
+        if self._stalled * _LOOK_S >= self._stalled_after:
+            return f"{who} has not gone on {self._doing} for {self._stalled_after:.0f} s"
+        return ""
+
+    def _goes_on(self, family: list[int]) -> bool:
+        """Whether the locked file has a newer time, or the holders have worked, since the last sign of life."""
+        changed, work = self._sign
+        sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_time, family))
+        if sign[0] == changed and 0 <= sign[1] - work < _WORK_S:
+            return False
+        self._sign = sign
+        return True
+
+
+def holders(fd: int) -> list[int]:
+    """The processes that have locked an open file, as far as /proc shows them."""
+    status = os.fstat(fd)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    try:
+        with open("/proc/locks") as f:
+            lines = [line.split() for line in f]
+    except OSError:
+        return []
+    # Btrfs and overlayfs show another device here than stat(2) does.
+    same = [words for words in lines if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino)]
+    exact = [words for words in same if words[5].rpartition(":")[0] == device]
+    return [pid for words in exact or same if (pid := int(words[4])) not in (0, -1, os.getpid())]
+
+
+def described(pid: int) -> str:
+    """A process in words: its number, program, state and job."""
+    name = "?"
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as f:
+            text = f.read()
+        name = text[text.index("(") + 1 : text.rindex(")")]
+        letter = text.rpartition(")")[2].split()[0]
+        asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
+        state = asleep or _STATES.get(letter, letter)
+    except (OSError, ValueError):
+        state = "gone"
+    job = _job(pid)
+    return log.printable(f"process {pid} ({name}, {state}){f' of job {job}' if job else ''}")
+
+
+def _job(pid: int) -> str:
+    """The Slurm job of a process; "" for a process without one."""
+    try:
+        with open(f"/proc/{pid}/cgroup", errors="replace") as f:
+            groups = f.read()
+        if match := re.search(r"/job_(\d+)", groups):
+            return match[1]
+        with open(f"/proc/{pid}/environ", "rb") as g:
+            match_ = re.search(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0", g.read())
+        return os.fsdecode(match_[1]) if match_ else ""
+    except OSError:
+        return ""
+
+
+def families(pids: Iterable[int]) -> Iterator[int]:
+    """The processes and all their descendants."""
+    pending, seen = list(pids), set(pids)
+    while pending:
+        pid = pending.pop()
+        yield pid
+        try:
+            with open(f"/proc/{pid}/task/{pid}/children") as f:
+                children = {int(word) for word in f.read().split()} - seen
+        except OSError:
+            continue
+        seen |= children
+        pending += children
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as f:
+            return f.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process and its ended children have used. 0 for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as f:
+            fields = f.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,88 @@
+"""The record at the end of a squashfs file that an import wrote: the digest of its image, and a checksum.
+
+The record is a block of its own behind the file system, which no reader of squashfs files looks at::
+
+    penroot-import 1
+    digest sha256:…
+    size BYTES                 of the file without the record
+    crc32 HEX                  of the same
+
+A file that was changed inside, or exported from a container, has none. The checksum finds accidental damage. Nothing
+may trust the digest: whoever can write the file can write any digest.
+"""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import digests, superblock
+from enroot_py.base.fds import Fd
+
+_FIRST = b"penroot-import 1\n"
+_BLOCK = 4096  # bytes: mksquashfs pads files to such blocks
+
+
+def append(fd: int, digest: str) -> None:
+    """Add the record of the image ``digest`` to a squashfs file that is open. Raises OSError."""
+    size = os.fstat(fd).st_size
+    size += -size % _BLOCK
+    os.ftruncate(fd, size)
+    data = _FIRST + f"digest {digest}\nsize {size}\ncrc32 {_checksum(fd, size):08x}\n".encode()
+    data = data.ljust(_BLOCK, b"\0")
+    while data:  # a disk that fills up takes a part first
+        written = os.pwrite(fd, data, size)
+        data, size = data[written:], size + written
+
+
+def digest_of(path: str) -> str:
+    """The image digest that a squashfs file records; "" for a file without a record. Raises OSError."""
+    with _opened(path) as fd:
+        return _record(fd).get("digest", "")
+
+
+def fault(path: str, digest: str) -> str:
+    """Why a file is not the whole image ``digest``, or any image for "": "is missing", say. "" for a good file."""
+    try:
+        with _opened(path) as fd:
+            wrong, _ = superblock.fault(fd)
+            record = _record(fd)
+            if wrong or not record:
+                return wrong or "does not record which image it is"
+            if digest and record["digest"] != digest:
+                return f"is {record['digest']}, not {digest}"
+            is_whole = _checksum(fd, int(record["size"])) == int(record["crc32"], 16)
+            return "" if is_whole else "is damaged: it has not the checksum that it records"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as e:
+        return f"cannot be read: {e.strerror}"
+
+
+def _opened(path: str) -> Fd:
+    return Fd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+
+
+def _record(fd: int) -> dict[str, str]:
+    """The fields of the record; empty for a file without a record, or with a damaged one."""
+    at = os.fstat(fd).st_size - _BLOCK
+    data = os.pread(fd, _BLOCK, at) if at > 0 else b""
+    if not data.startswith(_FIRST):
+        return {}
+    lines = data[len(_FIRST) :].rstrip(b"\0").decode("ascii", "replace").splitlines()
+    fields = dict(line.partition(" ")[::2] for line in lines)
+    is_record = digests.is_digest(fields.get("digest", "")) and fields.get("size") == str(at)
+    return fields if is_record and _is_hex(fields.get("crc32", "")) else {}
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 8 and not set(text) - set("0123456789abcdef")
+
+
+def _checksum(fd: int, size: int) -> int:
+    from enroot_py.base.compression import crc32
+
+    crc = at = 0
+    while at < size and (data := os.pread(fd, min(1 << 20, size - at), at)):
+        crc = crc32(data, crc)
+        at += len(data)
+    return crc

@@ -1,0 +1,140 @@
+"""Images and containers below a directory whose default ACL names a group or a user: acl(5)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import images
+from tests.images import Layer, directory, entry
+from tests.kernel.conftest import User, require, squashed
+from tests.kernel.registry import Server, serve
+
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+DEFAULT, ACCESS = "system.posix_acl_default", "system.posix_acl_access"
+STRANGER = 2  # a user or group that no container has
+
+
+def set_default_acl(path: Path, named: int) -> None:
+    """Let what is made in ``path`` be open to a group or a user, and to nobody else but its owner."""
+    owner, group, other = (USER_OBJ, 7, 0xFFFFFFFF), (GROUP_OBJ, 0, 0xFFFFFFFF), (OTHER, 0, 0xFFFFFFFF)
+    rows = sorted([owner, (named, 7, STRANGER), group, (MASK, 7, 0xFFFFFFFF), other])
+    data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+    try:
+        os.setxattr(path, DEFAULT, data)
+    except OSError as e:
+        require(e.errno != errno.EOPNOTSUPP, f"{path} is on a file system without ACLs")
+        raise
+
+
+def with_acl(path: Path) -> list[str]:
+    """What has an ACL beneath ``path``."""
+    found = []
+    for here in path.rglob("*"):
+        if not here.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(here)):
+            found.append(str(here))
+    return found
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    image = images.busybox(directory("usr"), directory("usr/bin"), directory("usr/lib"), entry("usr/bin/gone", b"1"))
+    image.layers.append(Layer(images.tar([entry("usr/bin/.wh.gone"), entry("deep/er/file", b"1", mode=0o640)])))
+    with serve(tmp_path_factory.mktemp("registry")) as server:
+        server.pusher.image("test/acl", "1", image)
+        yield server
+
+
+@pytest.fixture(params=[GROUP, USER], ids=["group", "user"])
+def place(user: User, request: pytest.FixtureRequest) -> Path:
+    """A directory with a default ACL, with the store, containers and all else of the user in it."""
+    path = user.home / "project"
+    path.mkdir(mode=0o755)
+    user.own(path)
+    set_default_acl(path, request.param)
+    for name in ("CACHE", "DATA", "RUNTIME", "TEMP"):
+        user.environ[f"ENROOT_{name}_PATH"] = str(path / name.lower()) if name != "TEMP" else str(path)
+    user.environ["TMPDIR"] = str(path)
+    user.data = path / "data"
+    return path
+
+
+MODES = "busybox stat -c '%a %n' / /usr /usr/bin /deep/er/file"
+EXPECTED = "755 /\n755 /usr\n755 /usr/bin\n640 /deep/er/file\n"
+CHANGE = "touch /usr/bin/x && busybox mkdir /usr/lib/y && busybox stat -c %a /usr/bin/x /usr/lib/y"
+
+
+@pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids=["plain", "root", "pid"])
+def test_stored_image_starts_below_a_default_acl(
+    user: User, registry: Server, place: Path, options: tuple[str, ...]
+) -> None:
+    uri = f"docker://{registry.host}/test/acl:1"
+    assert user.start(*options, uri, "sh", "-c", MODES) == EXPECTED
+    assert user.start("--rw", *options, uri, "sh", "-c", CHANGE) == "644\n755\n"
+    assert with_acl(place / "cache/layers") == with_acl(place / "cache/images") == []
+
+
+def test_container_below_a_default_acl_keeps_modes(user: User, registry: Server, place: Path) -> None:
+    uri = f"docker://{registry.host}/test/acl:1"
+    user.penroot("load", "-n", "loaded", uri)
+    user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
+    user.penroot("create", "-n", "made", "x.sqsh", cwd=place)
+    for name in ("loaded", "made"):
+        assert user.start("--rw", name, "sh", "-c", MODES) == EXPECTED
+        assert user.start("--rw", name, "sh", "-c", CHANGE) == "644\n755\n"
+        assert with_acl(user.data / name) == []
+        assert user.penroot("export", "-o", f"{name}.sqsh", name, cwd=place).stderr == ""
+        assert user.start(str(place / f"{name}.sqsh"), "sh", "-c", MODES) == EXPECTED
+
+
+def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server, place: Path) -> None:
+    uri = f"docker://{registry.host}/test/acl:1"
+    done = user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
+    assert "WARN" not in done.stderr and "xattr" not in done.stderr
+    for settings in ({}, {"ENROOT_UNPACK": "yes"}):
+        assert user.start(str(place / "x.sqsh"), "sh", "-c", MODES, env=settings) == EXPECTED
+    as_file = {"ENROOT_STORE_FORM": "squashfs", "ENROOT_CACHE_PATH": str(place / "files")}
+    assert user.start(uri, "sh", "-c", MODES, env=as_file) == EXPECTED
+
+
+def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> None:
+    """As enroot's, which inherit the ACL of the data path."""
+    for path in (rootfs, *rootfs.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            set_default_acl(path, GROUP)
+    made = rootfs / "etc/made"
+    made.mkdir()
+    user.own(made)
+    assert with_acl(rootfs)
+    assert user.penroot("export", "-o", "x.sqsh", "box").stderr == ""
+    assert user.start("x.sqsh", "echo", "well") == "well\n"
+
+
+def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: Path) -> None:
+    user.penroot("load", "-n", "box", f"docker://{registry.host}/test/acl:1")
+    before = user.run("penroot", "doctor", status=doctor_status(user)).stdout
+    assert f"{place}/data has a default ACL" in before and "fail to start" not in before
+    set_default_acl(user.data / "box/upper", GROUP)
+    after = user.run("penroot", "doctor", status=1).stdout
+    assert f"bad  1 tree in {place}/data inherited a default ACL" in after
+    assert f"setfacl -R -b {place}/data" in after
+
+
+def doctor_status(user: User) -> int:
+    """What doctor gives on this machine, whatever it finds."""
+    done = subprocess.run(user.command("penroot", "doctor"), env=user.environ, capture_output=True, check=False)
+    return done.returncode
+
+
+def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:
+    image = squashed(user, rootfs)
+    inside = place / "y.sqsh"
+    user.run("cp", str(image), str(inside))
+    assert ACCESS in os.listxattr(inside)
+    assert user.start("--rw", str(inside), "sh", "-c", "touch /usr/bin/x; echo well") == "well\n"

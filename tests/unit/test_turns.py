@@ -1,0 +1,146 @@
+"""Turns: which of several processes makes a file, on this node and on others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base import linux, turns
+from enroot_py.base.turns import Turn
+from tests.kernel.conftest import small_filesystem
+from tests.waiting import until
+
+ROOT = Path(__file__).parent.parent.parent
+NODE = os.uname().nodename
+MAKER = """
+import sys, time
+from enroot_py.base.turns import Turn
+with Turn(sys.argv[1]) as turn:
+    print("mine" if turn._fd is not None else "without", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def maker(path: Path, seconds: float = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAKER, str(path), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "x.sqsh"
+
+
+@pytest.fixture
+def first(target: Path) -> Iterator[subprocess.Popen[str]]:
+    process = maker(target, 600)
+    assert process.stdout is not None and process.stdout.readline() == "mine\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_second_maker_waits_and_says_for_whom(target: Path, first: subprocess.Popen[str]) -> None:
+    second = maker(target)
+    assert second.stderr is not None
+    line = second.stderr.readline()
+    assert f"waiting for process {first.pid} (python" in line and f"is making {target}" in line
+    assert second.poll() is None
+    first.kill()
+    assert second.communicate(timeout=60)[0] == "mine\n"
+    assert os.listdir(target.parent) == []
+
+
+def test_stopped_maker_is_not_waited_for_by_the_next(target: Path, first: subprocess.Popen[str]) -> None:
+    first.send_signal(signal.SIGSTOP)
+    out, errors = maker(target).communicate(timeout=60)
+    assert out == "without\n" and f"process {first.pid} (" in errors and "not waiting for it" in errors
+
+
+def test_turn_of_a_killed_maker_is_swept(target: Path, first: subprocess.Popen[str]) -> None:
+    turns.sweep(str(target.parent))
+    assert os.listdir(target.parent) == [".x.sqsh.turn"]
+    first.kill()
+    first.wait()
+    turns.sweep(str(target.parent))
+    assert os.listdir(target.parent) == []
+
+
+def elsewhere(target: Path) -> Path:
+    """The turn of a process on another node, with a half-written file, where flock(2) does not reach."""
+    turn = target.parent / ".x.sqsh.turn"
+    turn.write_text(f"n2 {linux.boot_id()} 77\n")
+    (target.parent / ".x.sqsh.n2.77-0123abcd.making").write_text("half")
+    return turn
+
+
+def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = elsewhere(target)
+    second = maker(target)
+    assert second.stderr is not None
+    assert f"waiting for process 77 on n2, which is making {target}" in second.stderr.readline()
+    for _ in range(10):
+        os.utime(turn)
+        time.sleep(0.05)
+    assert second.poll() is None
+    turn.unlink()
+    assert second.communicate(timeout=60)[0] == "mine\n"
+
+
+def test_maker_on_another_node_without_a_sign_of_life_is_succeeded(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it left half-written goes too."""
+    elsewhere(target)
+    monkeypatch.setattr(turns, "_EXPIRED_AFTER_S", 1)
+    with Turn(str(target)) as turn:
+        assert turn._fd is not None
+        assert os.listdir(target.parent) == [".x.sqsh.turn"]
+    assert os.listdir(target.parent) == []
+
+
+def test_maker_gives_signs_of_life(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_SIGN_S", 0.05)
+    with Turn(str(target)):
+        turn = target.parent / ".x.sqsh.turn"
+        os.utime(turn, (0, 0))
+        until(lambda: turn.stat().st_mtime > 0, "the maker sets the time of its turn")
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_turn_of_another_user_is_not_waited_for(target: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(elsewhere(target), 4242, 4242)
+    with Turn(str(target)) as turn:
+        assert turn._fd is None
+
+
+def test_full_disk_leaves_no_turn(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    with small_filesystem(tmp_path / "full", "size=4k") as place:
+        (place / "fill").write_bytes(b"x" * 4096)
+        with Turn(str(place / "x.sqsh")) as turn:
+            assert turn._fd is None
+        assert os.listdir(place) == ["fill"]
+
+
+def test_link_in_place_of_a_turn_is_not_followed(target: Path) -> None:
+    (target.parent / ".x.sqsh.turn").symlink_to(target.parent / "victim")
+    with Turn(str(target)) as turn:
+        assert turn._fd is None
+    assert not (target.parent / "victim").exists()
+
+
+def test_turn_before_the_last_boot_is_dead(target: Path) -> None:
+    (target.parent / ".x.sqsh.turn").write_text(f"{NODE} another-boot {os.getpid()}\n")
+    with Turn(str(target)) as turn:
+        assert turn._fd is not None

@@ -1,0 +1,176 @@
+"""Waits for a lock that another process holds: who is named, and when the wait ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base import locks, waits, workers
+from enroot_py.base.errors import ContainerError, ImageError, PenrootError
+from enroot_py.runtime.rootfs import Source
+from enroot_py.store import claims
+from enroot_py.store.store import Store
+
+HOLDER = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_EX if sys.argv[2] == "exclusive" else fcntl.LOCK_SH)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class Holder:
+    """A process that has locked a file or directory."""
+
+    def __init__(self, path: Path, kind: str = "exclusive") -> None:
+        command = [sys.executable, "-c", HOLDER, str(path), kind]
+        environ = {**os.environ, "SLURM_JOB_ID": "4711"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+        assert self.process.stdout is not None and self.process.stdout.readline() == "locked\n"
+        self.pid = self.process.pid
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def holder(file: Path) -> Iterator[Holder]:
+    made = Holder(file)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def fd(file: Path) -> Iterator[int]:
+    opened = os.open(file, os.O_RDONLY)
+    yield opened
+    os.close(opened)
+
+
+def test_holder_is_named_with_its_job(holder: Holder, fd: int, capfd: pytest.CaptureFixture[str]) -> None:
+    watch = waits.Watch(fd, "doing something")
+    assert watch.look() == ""
+    said = capfd.readouterr().err
+    assert f"waiting for process {holder.pid} (python" in said
+    assert " of job 4711, which is doing something\n" in said
+
+
+def test_stopped_holder_ends_the_wait(holder: Holder, fd: int) -> None:
+    holder.stop()
+    why = waits.lock(fd, "doing something")
+    assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 does not go on" in why
+
+
+def test_holder_without_progress_ends_the_wait(holder: Holder, fd: int) -> None:
+    assert "has not gone on doing something for 1 s" in waits.lock(fd, "doing something", stalled_after=1)
+
+
+def test_holder_that_touches_its_file_is_waited_for(holder: Holder, file: Path, fd: int) -> None:
+    watch = waits.Watch(fd, "doing something", 1)
+    for _ in range(5):
+        os.utime(file)
+        assert watch.look() == ""
+        time.sleep(0.55)
+
+
+def test_lock_that_is_released_ends_the_wait(holder: Holder, fd: int) -> None:
+    holder.end()
+    assert waits.lock(fd, "doing something") == ""
+
+
+def test_alarm_of_the_caller_survives_a_wait(holder: Holder, fd: int) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        assert not locks.flock_within(fd, 0.5)
+        deadline = time.monotonic() + 60
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert heard == [signal.SIGALRM]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- what waits for such locks
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+def test_store_lock_of_a_stopped_process_is_an_error(tmp_path: Path, kind: str) -> None:
+    """A pruner has it alone, importers share it."""
+    store = Store(str(tmp_path / "store"), create=True)
+    other = Holder(Path(store.root), kind)
+    other.stop()
+    try:
+        with pytest.raises(ImageError, match=f"process {other.pid} .* the store ") as caught:
+            store.lock(exclusive=kind == "shared")
+        assert "kill -CONT" in caught.value.hint
+    finally:
+        other.end()
+
+
+def test_image_lock_of_a_stopped_pruner_is_an_error(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), create=True)
+    digest = "sha256:" + "a" * 64
+    with store.build("images", digest) as build:
+        Path(build.path, "image.sqsh").touch()
+        build.publish()
+    image = store.image(digest)
+    assert image is not None
+    pruner = Holder(Path(image.path))
+    pruner.stop()
+    try:
+        with pytest.raises(ImageError, match=f"process {pruner.pid} .*images/aaaa"):
+            image.hold()
+    finally:
+        pruner.end()
+
+
+def test_stopped_start_of_a_container_is_an_error(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "box").mkdir(parents=True)
+    claim = data / ".box.node"
+    claim.write_text(os.uname().nodename)
+    other = Holder(claim)
+    other.stop()
+    try:
+        with pytest.raises(ContainerError, match=f"process {other.pid} .* does not go on starting the container box"):
+            claims.change_alone(Source("box", image="x", changes=str(data / "box")))
+    finally:
+        other.end()
+
+
+def test_queue_behind_a_stopped_process_is_an_error(holder: Holder, file: Path, fd: int) -> None:
+    holder.stop()
+    with pytest.raises(PenrootError, match=f"process {holder.pid} .* does not go on changing a file in {file}"):
+        waits.queue(fd, str(file))
+
+
+def test_stopped_worker_is_reported_and_given_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "_STOPPED_AFTER_S", 4)
+    with pytest.raises(PenrootError, match=r"the worker process \d+ was stopped for 4 s"):
+        workers.run([lambda: os.kill(os.getpid(), signal.SIGSTOP)], 1)
+    assert "kill -CONT" in capfd.readouterr().err
