@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
@@ -33,6 +34,28 @@ def mutate(text: str, rng: random.Random) -> str:
         else:
             characters[at:at] = what * rng.choice((1, 1, 1, 3))
     return "".join(characters)
+
+
+_LONG = "a number of 5000 digits"
+_ODD = (
+    *(None, True, -1, 0, 1.5, 1 << 70, "", "x", "9" * 40, "a b\r\nc", "../../x", "\ud800", "sha256:x", _LONG),
+    *([], {}, [None], [[]], {"a": None}, ["x"], {"digest": 7}),
+)
+
+
+def retype(document: object, rng: random.Random) -> bytes:
+    """Return a JSON document in which one value is of another type, or beyond all limits."""
+
+    def replaced(node: object, left: int) -> object:
+        if left == 0 or not isinstance(node, (dict, list)) or not node:
+            return rng.choice(_ODD)
+        if isinstance(node, list):
+            at = rng.randrange(len(node))
+            return [*node[:at], replaced(node[at], left - 1), *node[at + 1 :]]
+        key = rng.choice(list(node))
+        return {**node, key: replaced(node[key], left - 1)}
+
+    return json.dumps(replaced(document, rng.randint(0, 8))).replace(f'"{_LONG}"', "9" * 5000).encode()
 
 
 @pytest.mark.parametrize("kind", SEEDS)
