@@ -25,6 +25,7 @@ from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import HttpClient, Patience, Response
 from enroot_py.registry.reference import Reference, parse
 
+_MAX_ANSWER_BYTES = 1 << 16
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ASKED = "/v2/"  # what a registry lets in only whom it knows
 
@@ -51,7 +52,10 @@ def check(reference: Reference, login: Credential, settings: Settings) -> bool:
 
     def ask() -> Response:
         response = client.request("GET", _ASKED, trial.headers)
-        response.discard()
+        with response:
+            answer = response.document(_MAX_ANSWER_BYTES)
+        if response.status == 200:
+            response.refuse_page(reference.registry, answer)
         if response.status == 401 and not trial.headers:
             trial.answer(response.header("WWW-Authenticate"))
             return ask()

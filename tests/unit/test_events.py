@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import random
 import re
 import resource
 import socket
@@ -19,7 +18,7 @@ from enroot_py.base.errors import ImageError
 from enroot_py.base.recording import Recording
 from enroot_py.cli import metrics
 from enroot_py.cli.metrics import METRICS
-from tests.unit.test_fuzz import retype
+from tests.unit.test_fuzz import retyped
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -205,11 +204,10 @@ def test_the_documentation_has_every_row(rows: set[str]) -> None:
     assert rows <= set((ROOT / "docs/events.md").read_text().splitlines())
 
 
-def test_record_of_any_shape_breaks_no_metrics(rng: random.Random, soak: bool, tmp_path: pathlib.Path) -> None:
+def test_record_of_any_shape_breaks_no_metrics(tmp_path: pathlib.Path) -> None:
     record = {"event": "pull", "result": "ok", "cache": "hit", "seconds": 1, "bytes": 1, "phases": {"fetch": 1}}
     path = tmp_path / "events"
-    lines = [retype(record, rng) for _ in range(50_000 if soak else 2_000)]
-    path.write_bytes(b"\n".join(lines))
+    path.write_bytes(b"\n".join(retyped(record)))
     totals: defaultdict[metrics.Sample, float] = defaultdict(float)
     for each in metrics._records(str(path)):
         metrics._count(each, totals)

@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,19 +45,20 @@ _ODD = (
 )
 
 
-def retype(document: object, rng: random.Random) -> bytes:
-    """Return a JSON document in which one value is of another type, or beyond all limits."""
+def retyped(document: object) -> Iterator[bytes]:
+    """Yield a JSON document with one value of another type, or beyond all limits: each value, and each such type."""
+    whole = {"document": json.loads(json.dumps(document))}
 
-    def replaced(node: object, left: int) -> object:
-        if left == 0 or not isinstance(node, (dict, list)) or not node:
-            return rng.choice(_ODD)
-        if isinstance(node, list):
-            at = rng.randrange(len(node))
-            return [*node[:at], replaced(node[at], left - 1), *node[at + 1 :]]
-        key = rng.choice(list(node))
-        return {**node, key: replaced(node[key], left - 1)}
+    def at(node: Any) -> Iterator[bytes]:
+        for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+            value = node[key]
+            yield from at(value)
+            for odd in _ODD:
+                node[key] = odd
+                yield json.dumps(whole["document"]).replace(f'"{_LONG}"', "9" * 5000).encode()
+            node[key] = value
 
-    return json.dumps(replaced(document, rng.randint(0, 8))).replace(f'"{_LONG}"', "9" * 5000).encode()
+    return at(whole)
 
 
 @pytest.mark.parametrize("kind", SEEDS)

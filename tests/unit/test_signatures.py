@@ -19,7 +19,7 @@ from enroot_py.registry.signatures import MOST, Evidence, Key, Signature
 from tests import images
 from tests.images import OCI, digest
 from tests.signing import ANNOTATION, ARTIFACT, BUNDLE, IN_TOTO, PAYLOAD, Signer, bundle, payload, statement
-from tests.unit.test_fuzz import mutate, retype
+from tests.unit.test_fuzz import mutate, retyped
 
 IMAGE = identities.read("reg.site/box:1")
 D, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -342,9 +342,9 @@ SIGNER = Signer()
 
 
 @pytest.mark.parametrize("kind", documents())
-def test_field_of_another_type_is_no_signature(kind: str, rng: random.Random, soak: bool) -> None:
-    for _ in range(20_000 if soak else 1_000):
-        registry, data = Registry(), retype(documents()[kind], rng)
+def test_field_of_another_type_is_no_signature(kind: str) -> None:
+    for data in retyped(documents()[kind]):
+        registry = Registry()
         good = signed(SIGNER)
         registry.tags[SIG] = registry.manifest(registry.layer(good))
         if kind == "manifest":
