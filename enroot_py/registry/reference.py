@@ -31,6 +31,7 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _HEX = frozenset("0123456789abcdef")
 _TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
 _HOST = frozenset(".-_") | _LOWER
+_HTTPS_PORT = "443"
 
 
 class Reference(Frozen):
@@ -139,8 +140,13 @@ def _parse_remote(text: str) -> Reference:
         )
     rest, digest = _split_digest(text, text.removeprefix(DOCKER))
     rest, user = _split_user(text, rest)
-    registry, image = _split_registry(rest)
-    _check_registry(text, registry)
+    written, image = _split_registry(rest)
+    try:
+        registry = canonical_registry(written)
+        if len(registry) > 255:
+            raise ValueError("it is longer than 255 characters")
+    except ValueError as e:
+        raise ImageReferenceError(f"{text}: bad registry {written!r}", hint=str(e)) from None
     repository, tag = _split_tag(image)
     if registry in HUB_NAMES:
         registry = DOCKER_HUB
@@ -206,7 +212,7 @@ def _split_registry(rest: str) -> tuple[str, str]:
         registry, separator, image = rest.partition("/")
         if not separator or not ("." in registry or ":" in registry or registry.lower() == "localhost"):
             return DOCKER_HUB, rest
-    return registry.lower(), image
+    return registry, image
 
 
 def _split_tag(image: str) -> tuple[str, str | None]:
@@ -215,18 +221,66 @@ def _split_tag(image: str) -> tuple[str, str | None]:
     return (image, None) if colon < 0 else (image[:colon], image[colon + 1 :])
 
 
-def _check_registry(text: str, registry: str) -> None:
-    host, port = registry, ""
-    if registry.startswith("["):  # an IPv6 address
-        host, bracket, port = registry[1:].partition("]")
-        good = bool(bracket) and bool(host) and (_HEX | frozenset(":.")).issuperset(host) and port[:1] in ("", ":")
-        port = port[1:] if port else "0"
+def canonical_registry(text: str) -> str:
+    """Return the one spelling of HOST or HOST:PORT. Raises ValueError for what has none.
+
+    Policies, logins, mirrors and the store know a registry by it: small letters, no dot at the end, not the port of
+    https, no zeros before a port, an IPv4 address in four numbers, an IPv6 address as inet_ntop(3) writes it.
+    """
+    bracketed, bracket, rest = text.lower().partition("]")
+    if bracketed.startswith("["):
+        host, port = _canonical_ipv6(bracketed[1:] if bracket else ""), rest
+        if port and not port.startswith(":"):
+            raise ValueError("it is [ADDRESS] or [ADDRESS]:PORT")
     else:
-        host, colon, port = registry.partition(":")
-        good = bool(host) and host[0] not in ".-" and _HOST.issuperset(host)
-        port = port if colon else "0"
-    if not good or not (port.isascii() and port.isdecimal()) or int(port[:9]) > 65535 or len(registry) > 255:
-        raise ImageReferenceError(f"{text}: bad registry {registry!r}", hint="it is HOST or HOST:PORT")
+        host, colon, port = bracketed.partition(":")
+        host, port = _canonical_host(host), colon + port
+    if not port:
+        return host
+    number = port[1:].lstrip("0")
+    if not (number.isascii() and number.isdecimal()) or len(number) > 5 or int(number) > 65535:
+        raise ValueError("a port is a number up to 65535")
+    return host if number == _HTTPS_PORT else f"{host}:{number}"
+
+
+def spelling(text: str) -> str:
+    """Return the canonical spelling of a registry, or its small letters if it has none: no image is of such a one."""
+    try:
+        return canonical_registry(text)
+    except ValueError:
+        return text.lower()
+
+
+def _canonical_host(host: str) -> str:
+    """A name, or an IPv4 address in four numbers, whichever way inet_aton(3) reads it."""
+    host = host.removesuffix(".")
+    labels = host.split(".")
+    if not all(labels) or host[:1] == "-" or not _HOST.issuperset(host):
+        raise ValueError("it is HOST or HOST:PORT" + ("" if host.isascii() else ", and HOST in its form with xn--"))
+    last = labels[-1]
+    if not (last.isdecimal() or last.startswith("0x") and _HEX.issuperset(last[2:])):
+        return host
+    from _socket import inet_aton  # not for every start
+
+    # 010.0.0.1 is 8.0.0.1 to inet_aton(3), and 10.0.0.1 to others.
+    if any(label[0] == "0" and label.isdecimal() and label != "0" for label in labels):
+        raise ValueError("write the address as 10.0.0.1, without zeros before a number")
+    try:
+        return ".".join(map(str, inet_aton(host)))
+    except OSError:
+        raise ValueError("it is no IPv4 address: write it as 10.0.0.1") from None
+
+
+def _canonical_ipv6(address: str) -> str:
+    from _socket import AF_INET6, inet_ntop, inet_pton  # not for every start
+
+    try:
+        packed = inet_pton(AF_INET6, address)
+    except OSError:
+        raise ValueError("it is no IPv6 address") from None
+    if packed.startswith(bytes(10) + b"\xff\xff"):
+        return ".".join(map(str, packed[12:]))
+    return f"[{inet_ntop(AF_INET6, packed)}]"
 
 
 def _check_repository(text: str, repository: str) -> None:

@@ -304,6 +304,18 @@ def test_plain_http_is_allowed_by_registry(user: User) -> None:
         assert "must be yes, no, or" in done.stderr
 
 
+def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
+    """Mirrors, token servers and plain HTTP are of a registry, and not of one spelling of it."""
+    with serve(registry_of(image_of()), bind="0.0.0.0") as server, serve(bind="127.0.0.2") as gone:
+        port = server.host.rpartition(":")[2]
+        say(user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n")
+        user.penroot("digest", gone.uri)
+        assert server.seen and not gone.seen
+        user.penroot("digest", f"docker://0.0.0.0.:0{port}#{NAME}:1", env={"ENROOT_ALLOW_HTTP": f"0:{port}"})
+        say(user, "registries.conf", "010.0.0.1 http\n")
+        assert "registries.conf:1: '010.0.0.1' is no registry" in user.penroot("digest", gone.uri, status=1).stderr
+
+
 def test_password_in_a_reference_is_not_taken(user: User) -> None:
     """No secret is printed: a reference ends in messages, lists and provenance."""
     said = user.penroot("digest", f"docker://me:{SECRET}@127.0.0.1:1/x:1", status=1).stderr

@@ -160,6 +160,20 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     assert "no signature" in refusal(user, f"docker://{registry.host}/test/kept@{evil.digest()}")
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    ["127.0.0.1:0{port}", "[::ffff:127.0.0.1]:{port}", "127.0.0.1.:{port}", "127.1:{port}", "2130706433:{port}"],
+)
+def test_registry_spelled_in_another_way(user: User, registry: Server, spelling: str) -> None:
+    """The scope of a registry that is rejected, or whose images are to be signed, has each of its spellings."""
+    put(registry, "spelled", b"evil", signed=False)
+    other = spelling.format(port=registry.host.rpartition(":")[2])
+    write(user, ACCEPT, docker={registry.host: REJECT})
+    assert "is rejected by" in refusal(user, f"docker://{other}#test/spelled:1")
+    write(user, ACCEPT, docker={other: REJECT})
+    assert "is rejected by" in refusal(user, f"docker://{registry.host}#test/spelled:1")
+
+
 @pytest.mark.parametrize("forged", ["squashfs", "uri"])
 def test_record_names_another_image_than_the_admitted(
     user: User, registry: Server, key: Path, image: Path, forged: str
