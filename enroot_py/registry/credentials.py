@@ -66,6 +66,8 @@ def find(
     registry's tokens, for enroot's files may name that instead. Raises ConfigError for a file
     that cannot be read or understood.
     """
+    if reference.secret:
+        return Credential(reference.user, reference.secret, "the command line")
     hosts = _hosts(reference.registry)
     realm = spelling(realm)
     if realm and realm not in hosts:

@@ -1,4 +1,4 @@
-"""Image references: ``docker://[USER@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
+"""Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
 
 ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` are
 written as containers-transports(5) has them, ``dockerd://IMAGE`` and ``podman://IMAGE`` as
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.base import log
 from enroot_py.base.digests import is_digest
 from enroot_py.base.errors import ImageReferenceError
 from enroot_py.base.frozen import Frozen
@@ -37,7 +38,8 @@ _HTTPS_PORT = "443"
 class Reference(Frozen):
     """One image in a registry.
 
-    Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set.
+    Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set. ``secret`` is a password from the
+    command line, which no text of ours shows.
     """
 
     registry: str
@@ -45,6 +47,7 @@ class Reference(Frozen):
     tag: str = ""
     digest: str = ""
     user: str = ""
+    secret: str = ""
 
     def __str__(self) -> str:
         """The canonical name: ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``. The user is no part of it."""
@@ -55,7 +58,7 @@ class Reference(Frozen):
 
     def at(self, digest: str) -> Reference:
         """What the tag is, or was, that has this digest."""
-        return Reference(self.registry, self.repository, digest=digest, user=self.user)
+        return Reference(self.registry, self.repository, digest=digest, user=self.user, secret=self.secret)
 
     def manifest_path(self, digest: str = "") -> str:
         """The path of its manifest in its registry, or of the one with a digest: OCI distribution specification."""
@@ -123,23 +126,64 @@ def is_uri(text: str) -> bool:
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Read a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
-    A digest beside a tag wins. Raises ImageReferenceError.
+    A digest beside a tag wins. Raises ImageReferenceError, also for a password: most texts are kept, or shown.
     """
     scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
-    if scheme in ("", DOCKER):
-        return _parse_remote(text)
-    return _parse_local(text, scheme, cwd)
+    if scheme not in ("", DOCKER):
+        return _parse_local(text, scheme, cwd)
+    parsed = _parse_remote(text)
+    if parsed.secret:
+        raise ImageReferenceError(
+            f"{without_password(text)}: a password in a reference would be kept, and seen by others",
+            hint=f"leave it out, and first: penroot login --username USER {parsed.registry}; or write it into the file "
+            ".credentials, see enroot-import(1)",
+        )
+    return parsed
+
+
+_warned = False
+
+
+def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
+    """Read a reference that may have a password for this command, as enroot's may. Raises ImageReferenceError."""
+    global _warned
+    if "@" not in text or text.startswith(SCHEMES) and not text.startswith(DOCKER):
+        return parse(text, cwd)
+    parsed = _parse_remote(text)
+    if parsed.secret and not _warned:
+        _warned = True
+        log.warn(
+            "a password in a reference is seen by all users of this node, and kept in the shell's history: "
+            f"penroot login --username USER {parsed.registry} reads it from stdin"
+        )
+    return parsed
+
+
+def without_password(text: str) -> str:
+    """Return a reference, or what should be one, for messages."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or ":" in scheme:  # it is part of the password
+        scheme, separator, rest = "", "", text
+    before, at, digest = rest.rpartition("@")
+    if digest.startswith(("sha256:", "sha512:")):
+        rest = before
+    else:
+        at = digest = ""
+    login, sign, image = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':…' if colon else ''}{sign}{image}{at}{digest}"
 
 
 def _parse_remote(text: str) -> Reference:
+    whole, text = text, without_password(text)
     before, separator, _ = text.partition("://")
     if separator and before + separator != DOCKER:
         raise ImageReferenceError(
             f"{text}: images do not come from {before}://",
             hint=f"they come from {', '.join(SCHEMES[:-1])} and {SCHEMES[-1]}",
         )
-    rest, digest = _split_digest(text, text.removeprefix(DOCKER))
-    rest, user = _split_user(text, rest)
+    rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
+    rest, user, secret = _split_login(text, rest)
     written, image = _split_registry(rest)
     try:
         registry = canonical_registry(written)
@@ -155,7 +199,7 @@ def _parse_remote(text: str) -> Reference:
     _check_repository(text, repository)
     if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG.issuperset(tag)):
         raise ImageReferenceError(f"{text}: bad tag {tag!r}", hint="letters, digits, '_', '.' and '-', at most 128")
-    return Reference(registry, repository, "" if digest else tag or "latest", digest, user)
+    return Reference(registry, repository, "" if digest else tag or "latest", digest, user, secret)
 
 
 def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
@@ -194,16 +238,16 @@ def _split_digest(text: str, rest: str) -> tuple[str, str]:
     return before, digest
 
 
-def _split_user(text: str, rest: str) -> tuple[str, str]:
-    user, at, rest = rest.rpartition("@")
-    if ":" in user:
-        raise ImageReferenceError(
-            "a password in a reference would be seen by everybody on the machine",
-            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
-        )
-    if at and not user or any(c in user for c in " /#\t\n"):
+def _split_login(text: str, rest: str) -> tuple[str, str, str]:
+    """What follows USER[:PASSWORD]@, the user and the password, which curl(1) of enroot takes as they are."""
+    login, at, rest = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    port, path, _ = password.partition("/")
+    if at and not user or any(c in user for c in " /#\t\n") or path and port.isdecimal():
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
-    return rest, user
+    if not password.isprintable():
+        raise ImageReferenceError(f"{text}: the password has control characters", hint=_FORM)
+    return rest, user, password
 
 
 def _split_registry(rest: str) -> tuple[str, str]:

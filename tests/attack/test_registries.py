@@ -316,10 +316,66 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
         assert "registries.conf:1: '010.0.0.1' is no registry" in user.penroot("digest", gone.uri, status=1).stderr
 
 
-def test_password_in_a_reference_is_not_taken(user: User) -> None:
-    """No secret is printed: a reference ends in messages, lists and provenance."""
-    said = user.penroot("digest", f"docker://me:{SECRET}@127.0.0.1:1/x:1", status=1).stderr
-    assert ".credentials" in said and SECRET not in said
+@pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
+def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
+    """As enroot takes it: for this registry and this command, with a warning, and for no mirror."""
+    events = user.home / "events.jsonl"
+    user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
+    with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as mirror:
+        say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
+        challenge = "Basic realm=x" if basic else f'Bearer realm="http://{server.host}/token"'
+        mirror.answer = lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"})
+        has = registry_of(images.busybox())
+        wants = f"me:{SECRET}" if basic else "a-token"
+
+        def answer(request: Request) -> Reply:
+            if "/token" in request.path:
+                return token_server()(request)
+            return has(request) if request.login == wants else Reply(401, {"WWW-Authenticate": challenge})
+
+        server.answer = answer
+        uri = f"docker://me:{SECRET}@{server.host}#{NAME}:1"
+        said = []
+        for words in (
+            ("import", "-o", "x.sqsh", uri),
+            ("create", "-n", "box", uri),
+            ("load", "-n", "other", uri),
+            ("start", uri, "sh", "-c", "env; cat /etc/rc"),
+            ("start", "--explain", uri, "true"),
+            ("digest", uri),
+            ("inspect", uri),
+        ):
+            done = user.penroot(*words)
+            said += [done.stdout, done.stderr]
+            assert done.stderr.count("[WARN] a password in a reference is seen by all users") == 1
+            assert f"penroot login --username USER {server.host}" in done.stderr
+        assert server.logins == {f"me:{SECRET}", wants} and not mirror.logins
+        assert SECRET not in "".join(said) and events.exists()
+        for path in user.home.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("image", ["x@sha256:12", "X", "x:a:b", "x:1"])
+def test_password_in_a_reference_is_in_no_error(user: User, image: str) -> None:
+    for form in (f"docker://me:{SECRET}@127.0.0.1:1#{image}", f"me:{SECRET}@127.0.0.1:1#{image}"):
+        for verb in ("digest", "import", "load", "inspect", "create", "start"):
+            if form.startswith("docker://") or verb in ("digest", "import", "load"):
+                assert SECRET not in user.penroot(verb, form, status=1).stderr
+
+
+def test_wrong_password_in_a_reference_is_named_by_its_place(user: User) -> None:
+    with serve(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
+        credentials(user, server.host)
+        said = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
+        assert "the login of 'me' from the command line is refused" in said and "wrong" not in said
+        assert server.logins == {"me:wrong"}
+
+
+def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
+    said = user.penroot("lock", "./images.lock", f"me:{SECRET}@127.0.0.1:1#{NAME}:1", status=1).stderr
+    assert "a password in a reference would be kept" in said and SECRET not in said
+    assert not (user.home / "images.lock").exists()
 
 
 def test_no_secret_is_seen(user: User) -> None:
