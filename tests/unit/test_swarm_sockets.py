@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute
 
-from enroot_py.base import log
+from enroot_py.base import linux, log
 from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
@@ -314,6 +319,97 @@ def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
             lab.start(node)
         assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
         assert all(map(is_thrown_out, strangers))
+
+
+def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
+    """Connect from thousands of addresses, say nothing or nonsense, and hold as many connections as there may be."""
+    held: deque[socket.socket] = deque()
+    turn = itertools.count()
+    while not stop.is_set():
+        number = next(turn)
+        source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
+        sock = socket.socket()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # a queue may be full
+            sock.bind((source, 0))
+            sock.connect_ex((address, port))
+            if number % 3:
+                sock.send(wire.MAGIC + b"t" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        held.append(sock)
+        if len(held) > 2000:
+            held.popleft().close()
+
+
+@contextlib.contextmanager
+def flooded(port: int, network: str, address: str) -> Iterator[None]:
+    """Several processes do so."""
+    attackers = []
+    for _ in range(2):
+        attackers.append(os.fork())
+        if attackers[-1] == 0:
+            with ending():
+                _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                flood(port, network, address, threading.Event())
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for attacker in attackers:
+            os.kill(attacker, signal.SIGKILL)
+            os.waitpid(attacker, 0)
+
+
+def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
+    """Whether a member gets in, with as many tries as a node has."""
+    for _ in range(3):
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
+            handshake = Handshake(KEY, CONTEXT, End(node, role), connects=True)
+            if shaken(sock, handshake):
+                sock.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    if not sock.recv(1):
+                        continue  # it was thrown out
+                return True
+    return False
+
+
+def alone(act: Callable[[str], bool]) -> bool:
+    """What ``act`` returns in a network namespace whose only network is 10.0.0.0/8 on lo; it is told that address."""
+    child = os.fork()
+    if child == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+            with IPRoute() as kernel:
+                kernel.link("set", index=1, state="up")
+                kernel.route("add", dst="10.0.0.0/8", oif=1, type="local", table=255, scope=254)
+            os._exit(0 if act("10.0.0.1") else 1)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
+def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
+    def attack(address: str) -> bool:
+        sock = listener()
+        port = sock.getsockname()[1]
+        if (server := os.fork()) == 0:
+            with ending():
+                here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
+                here.listen(role, sock, lambda member: None)
+                here.run()
+        sock.close()
+        try:
+            with flooded(port, network, address):
+                return all(meets(port, address, role, node) for node in range(8))
+        finally:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+
+    assert attack("127.0.0.1") if network == "127.9" else alone(attack)
 
 
 def hello(key: bytes = KEY, context: str = CONTEXT, role: str = "t") -> Handshake:
