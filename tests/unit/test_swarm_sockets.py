@@ -571,6 +571,96 @@ def test_who_does_not_read_is_given_no_more_than_the_kernel_holds(tmp_path: Path
             assert given < size / 4
 
 
+@pytest.fixture
+def members() -> Iterator[Callable[..., Members]]:
+    """Listeners, each with what it has let in."""
+    with contextlib.ExitStack() as stack:
+        yield lambda role, most: stack.enter_context(contextlib.closing(Members(role, most)))
+
+
+class Members:
+    """A listener of a tracker or a node of three, which serves while somebody connects."""
+
+    def __init__(self, role: str, most: int) -> None:
+        self.role, self.here, self.sock = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener()
+        self.let_in: list[Connection] = []
+        self.here.listen(role, self.sock, self.let_in.append, most)
+        self._clients: list[socket.socket] = []
+
+    def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
+        """A member connects, and ends its handshake unless it is told not to."""
+        client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
+        self._clients.append(client)
+        handshake = Handshake(KEY, CONTEXT, End(node, self.role), connects=True)
+        client.sendall(handshake.out)
+        until(self.here, lambda: readable(client.fileno(), 0))
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = client.recv(wire.ANSWER)
+        if ends and answer:
+            handshake.out = b""
+            handshake.feed(answer)
+            client.sendall(handshake.out)
+            before = len(self.let_in)
+            until(self.here, lambda: len(self.let_in) > before or readable(client.fileno(), 0))
+        return client
+
+    @property
+    def open(self) -> list[int]:
+        """The nodes that are in."""
+        return [member.node for member in self.let_in if not member._closed]
+
+    def close(self) -> None:
+        self.sock.close()
+        for client in self._clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("role", "most"), [("t", 1), ("p", 2)])
+def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Members], role: str, most: int) -> None:
+    lobby = members(role, most)
+    first = lobby.connect(1)
+    for _ in range(9):
+        lobby.connect(1)
+    lobby.connect(2)
+    assert sorted(lobby.open) == [1] * most + [2]
+    assert not readable(first.fileno(), 0)  # another one took nothing from it
+    first.close()
+    until(lobby.here, lambda: len(lobby.open) == most)
+    lobby.connect(1)
+    assert sorted(lobby.open) == [1] * most + [2]
+
+
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
+    lobby = members(role, 2)
+    first = lobby.connect(1)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    first.close()
+    until(lobby.here, lambda: not lobby.open)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    lobby.connect(1)
+    lobby.connect(2, "127.0.0.2")
+    assert sorted(lobby.open) == [1, 2]
+
+
+@pytest.mark.parametrize(("role", "node"), [("t", 3), ("t", TRACKER), ("p", 3), ("p", SEED), ("p", TRACKER)])
+def test_number_that_no_node_has_is_thrown_out(members: Callable[..., Members], role: str, node: int) -> None:
+    lobby = members(role, 1)
+    assert is_thrown_out(lobby.connect(node)) and not lobby.let_in
+
+
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
+    """Somebody who heard a node's first message can repeat it, and no more: the node itself gets in."""
+    lobby = members(role, 1)
+    repeated = [lobby.connect(1, ends=False) for _ in range(20)]
+    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.UNFINISHED
+    assert len(lobby.here._deadlines) == loops.UNFINISHED
+    lobby.connect(1)
+    assert lobby.open == [1]
+
+
 @contextlib.contextmanager
 def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
     """Let somebody else do something meanwhile."""
