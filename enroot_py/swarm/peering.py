@@ -338,8 +338,11 @@ class _Child:
     def planted(self) -> None:
         """There is a plan: what it has asked for before is known now."""
         early, self._early = self._early, []
-        for message in early:
-            self._heard(message)
+        try:
+            for message in early:
+                self._heard(message)
+        except WireError as e:  # the tracker, whose plan it is, has nothing to do with it
+            self._connection.fail(str(e))
 
     def _heard(self, message: Mapping[str, object]) -> None:
         if not self._spool.trees and len(self._early) < MOST:

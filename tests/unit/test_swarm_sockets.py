@@ -28,7 +28,7 @@ from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import SEED, Joined, Standing
+from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
@@ -777,6 +777,47 @@ class Member:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> None:
+    """What a member asks for before there is a plan is looked at when the tracker sends the plan."""
+    here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
+    peers: list[Connection] = []
+    gone: list[str] = []
+
+    def accept(peer: Connection) -> None:
+        peers.append(peer)
+        peer.heard = heard.append
+        peer.gone = gone.append
+
+    here.listen("t", sock, accept)
+    if (child := os.fork()) == 0:
+        with ending():
+            loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
+            tracker = met(loop, sock.getsockname()[1])
+            Peering(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+    try:
+        until(here, lambda: heard)
+        peers[0].say({"is": "Documents"})
+        until(here, lambda: len(heard) > 1)
+        port = heard[1]["address"][1]  # type: ignore[index]
+        with stranger(port) as member:
+            handshake = hello(role="p")
+            assert shaken(member, handshake)
+            assert handshake.session
+            for message in ({"is": "Take", "tree": 99, "trees": 9, "from": [[0, 0]]}, {"is": "x"}):
+                member.sendall(handshake.session.seal(message))
+            until_later(here)
+            peers[0].say(wire.encode(Routes(1, (0,), False, ())))
+            until(here, lambda: readable(member.fileno(), 0) or gone)
+            assert is_thrown_out(member)
+        before = len(heard)
+        until(here, lambda: len(heard) > before or gone)
+        assert heard[-1]["is"] == "Report" and not gone
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        sock.close()
 
 
 @pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent
