@@ -391,6 +391,20 @@ def alone(act: Callable[[str], bool]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("127.0.0.1", "127.200.3.4", True),
+        ("127.0.0.1", "::1", True),
+        ("fd00::1", "fd00::ffff:ffff:ffff:ffff", True),
+        ("fd00::1", "fd00:0:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_addresses_that_one_user_has_count_as_one(one: str, other: str, are_one: bool) -> None:
+    assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
+
+
 @pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
 def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
     def attack(address: str) -> bool:
