@@ -24,7 +24,7 @@ _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a heade
 # What one client of this process was given the next one need not ask for: by registry, repository and user.
 _TOKENS: dict[tuple[str, str, str | None], str] = {}
 _ACCEPTED: set[str] = set()  # Authorization headers that a registry has accepted
-_LENT: set[str] = set()  # those of them that another process got
+_LENT: set[str] = set()  # accepted headers that another process obtained
 
 
 def tokens() -> str:
@@ -64,9 +64,9 @@ class Authorization:
         self._credential: Credential | None = None
         self.given: Credential | None = None  # by who logs in, to no repository in particular
         self.stranger = ""  # a token server that got no login, as it is not known to be the registry's
-        self.has_ended = False  # the registry refuses what it accepted before
-        self._was_lent = False  # and another process got that
-        self._challenge = ""  # the last one
+        self.has_ended = False  # the registry refuses a header that it accepted before
+        self._was_lent = False  # another process obtained that header
+        self._challenge = ""  # the last WWW-Authenticate header
 
     def answer(self, challenge: str) -> None:
         """Do what a WWW-Authenticate header asks for: get a token for this repository, or use Basic."""
@@ -92,7 +92,7 @@ class Authorization:
         return {"Authorization": header} if header else {}
 
     def heed(self, status: int) -> bool:
-        """Take note of the answer to a request. Return whether its status may mean that a token has expired."""
+        """Take note of a response's status. Return whether it may mean that a token or login has expired."""
         header = self.headers.get("Authorization", "")
         if status < 400 or status == 404:
             self.has_ended = False
@@ -105,7 +105,7 @@ class Authorization:
 
     def renew(self, ask: Callable[[], Response]) -> Response:
         """Get a new token, or the login of this moment, and repeat a request by ``ask``."""
-        if not self._challenge:  # the token is another process's
+        if not self._challenge:  # another process obtained the token
             self._basic = ""
             _TOKENS.pop(self._place, None)
             response = ask()
@@ -126,7 +126,7 @@ class Authorization:
 
     @property
     def _is_expired(self) -> bool:
-        """Whether a refusal means that a login or a lent token has expired; nobody's own token can be renewed."""
+        """Whether a login or a lent token has expired. An anonymous token does not: a new one costs nothing."""
         return self.has_ended and (self._credential is not None or self._was_lent)
 
     def _expired(self, status: int, words: str) -> RefusedError:
@@ -144,7 +144,7 @@ class Authorization:
         )
 
     def denied(self, status: int, words: str) -> RefusedError:
-        """The error of an answer of status 403, or 400 to an expired token, with the words of the registry."""
+        """Return the error for the status 403, or 400 after an expired token, with the registry's words."""
         if self._is_expired:
             return self._expired(status, words)
         reference, login = self._reference, self._credential
@@ -177,8 +177,9 @@ class Authorization:
         user = self._credential.user if self._credential else "anonymous"
         log.debug(f"token for {query.get('scope', 'a login')} from {realm.netloc} as {user}")
         response = self._ask(realm, query, self._credential)
-        # RFC 6749, 5.2: an identity token that has expired is answered with 400.
-        if response.status in (401, 403) or response.status == 400 and self._credential:
+        # RFC 6749, 5.2: the answer to an expired identity token has the status 400.
+        may_have_ended = self.has_ended or self._credential is not None and self._credential.identity_token
+        if response.status in (401, 403) or response.status == 400 and may_have_ended:
             response.discard()
             raise self.unauthorized()
         if response.status != 200:

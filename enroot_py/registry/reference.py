@@ -288,7 +288,7 @@ def canonical_registry(text: str) -> str:
 
 
 def spelling(text: str) -> str:
-    """Return the canonical spelling of a registry, or its small letters if it has none: no image is of such a one."""
+    """Return the canonical spelling of a registry. Text without one becomes small letters, and matches no reference."""
     try:
         return canonical_registry(text)
     except ValueError:

@@ -20,9 +20,9 @@ from enroot_py.swarm.wire import SHORT, End, Handshake, Session, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
 LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer
-STRANGERS = 256  # connections that have not proved to have the key
-UNFINISHED = 2  # connections of a node that have, and have not ended their handshake
-TURN = 64  # connections that are accepted until the others' turn
+STRANGERS = 256  # connections without a proof of the key
+UNFINISHED = 2  # connections of one node in the middle of a handshake
+TURN = 64  # connections to accept before other sockets are served
 # Of TCP, tcp(7): seconds without a word until the other end is asked whether it is there, from one question to the
 # next, and until it is gone. Between a tracker and its peers, who report, all are longer, as reports are rarer: else
 # the questions of ten thousand connections come all at once, and so many of them are dropped that many seem to be gone.
@@ -66,10 +66,10 @@ class Loop:
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[str, dict[Connection, None]] = {}  # by host
-        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node: it has proved to have the key, once
-        self._members: dict[int, dict[Connection, None]] = {}  # by node, that has connected
-        self._hosts: dict[int, str] = {}  # by node: from where it connected first
+        self._strangers: dict[str, dict[Connection, None]] = {}  # by neighbourhood
+        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node, after the first proof of the key
+        self._members: dict[int, dict[Connection, None]] = {}  # by node, after the handshake
+        self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, those of strangers among them
         self._served = 0.0  # seconds, but those in which others waited for this process
         self._resting: list[tuple[int, Callable[[int], None]]] = []  # listeners, until the next tick
@@ -152,14 +152,14 @@ class Loop:
         connection.neighbourhood = neighbourhood(host)
         self._strangers.setdefault(connection.neighbourhood, {})[connection] = None
         self._deadlines[connection] = self._served + PATIENCE
-        connection.look()  # a member's first message is mostly there already, and no stranger is a member's trouble
+        connection.look()  # a member's first message is mostly there already
         if sum(map(len, self._strangers.values())) > STRANGERS:
-            # The oldest of the neighbourhood that has the most.
+            # Close the oldest stranger of the neighbourhood that has the most.
             crowd = max(self._strangers.values(), key=len)
             next(iter(crowd)).fail("too many that do not say who they are")
 
     def _claimed(self, connection: Connection, role: str, node: int) -> None:
-        """A stranger has proved to have the key, and says which node it is. Raises WireError."""
+        """Promote a stranger whose first message proves the key and claims to be ``node``. Raises WireError."""
         is_seed = node == SEED and role == TO_TRACKER and ip_address(connection.host).is_loopback
         if not (node < self.swarm.nodes or is_seed):
             raise WireError(f"there is no node {node}")
@@ -171,7 +171,7 @@ class Loop:
         self._unfinished.setdefault(node, {})[connection] = None
 
     def _let_in(self, connection: Connection, most: int) -> None:
-        """A handshake has ended: a node's number is bound to its host by now. Raises WireError."""
+        """Let in a member whose handshake is complete, and bind its node's number to its host. Raises WireError."""
         node = connection.node
         self._check_host(connection, node)
         self._hosts[node] = connection.host
@@ -231,7 +231,7 @@ def _drop(groups: dict[_Key, dict[Connection, None]], key: _Key, connection: Con
 
 
 def neighbourhood(host: str) -> str:
-    """What one user may have many addresses of: this machine's loopback, or a /64 of IPv6."""
+    """Return the name of a group of addresses that one user may hold: loopback, or a /64 of IPv6."""
     address = ip_address(host)
     if address.is_loopback:
         return "loopback"

@@ -1,7 +1,7 @@
 """How members of a swarm prove to each other who they are, and how a message looks on the wire. Without sockets.
 
 Both ends of a connection have the key of the swarm. The connecting end says who it is, draws a nonce, and proves by
-HMAC-SHA256 (RFC 2104) over this that it has the key: so a stranger is known by its first message. Somebody who heard
+HMAC-SHA256 (RFC 2104) over this that it has the key: so a stranger is known by its first message. Anyone who hears
 that message can repeat it. So the other end draws a nonce too, and both prove the key over both nonces. Of the same
 come two keys of the session, one for each direction. A message is its length (32 bits, most significant byte first),
 its JSON, and an HMAC of 16 bytes over the number that it has in its direction and the JSON.
