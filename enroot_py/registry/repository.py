@@ -243,7 +243,7 @@ class Repository:
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
                 if response.status != 200:
-                    return None
+                    return []
                 tags = json.loads(self._read(response, _MAX_TAGS)).get("tags")
             return [str(tag) for tag in tags or ()]
         except WebPage:
