@@ -68,14 +68,21 @@ static size_t name_length(const char *text)
 	return n;
 }
 
-static bool contains_word(const char *list, const char *word, size_t length)
+/* Whether the upper-case word names a secret: environ.secret_lists() has the form of the list. */
+static bool is_secret_word(const char *list, const char *word, size_t length, bool several)
 {
+	bool secret = false;
+
 	for (size_t n; *list; list += n + (list[n] == ' ')) {
 		n = strcspn(list, " ");
-		if (n == length && !memcmp(list, word, n))
-			return true;
+		if (*list == '!' && n - 1 == length && !memcmp(list + 1, word, length))
+			return false;
+		if (*list == '*')
+			secret |= length > n - 1 && !memcmp(list + 1, word + length - (n - 1), n - 1);
+		else
+			secret |= several && n == length && !memcmp(list, word, n);
 	}
-	return false;
+	return secret;
 }
 
 static bool contains_part(const char *name, const char *parts)
@@ -88,11 +95,9 @@ static bool contains_part(const char *name, const char *parts)
 	return false;
 }
 
-/* environ.is_secret() */
-static bool is_secret(const char *name, const char *value, const struct secrets *secrets)
+static bool is_secret_name(const char *name, size_t length, bool several, const struct secrets *secrets)
 {
-	AUTO_FREE upper = strdup(name);
-	const char *login = strstr(value, "://"), *colon;
+	AUTO_FREE upper = strndup(name, length);
 
 	if (!upper)
 		err(EXIT_FAILURE, "cannot allocate memory");
@@ -100,18 +105,87 @@ static bool is_secret(const char *name, const char *value, const struct secrets 
 		*at = (char)toupper((unsigned char)*at);
 	if (contains_part(upper, secrets->parts))
 		return true;
-	if (strchr(upper, '_')) {
-		for (size_t n, at = 0; upper[at]; at += n + (upper[at + n] == '_')) {
-			n = strcspn(upper + at, "_");
-			if (contains_word(secrets->words, upper + at, n))
-				return true;
-		}
+	for (size_t n, at = 0; upper[at]; at += n + (upper[at + n] == '_')) {
+		n = strcspn(upper + at, "_");
+		if (is_secret_word(secrets->words, upper + at, n, several))
+			return true;
 	}
-	if (!login)
+	return false;
+}
+
+/* Whether one of the names before "=" in a value names a secret, as in "Server=db;Password=...". */
+static bool has_secret_name(const char *value, const struct secrets *secrets)
+{
+	for (const char *at = strchr(value, '='); at; at = strchr(at + 1, '=')) {
+		const char *start = at;
+
+		while (start > value && (isalnum((unsigned char)start[-1]) || start[-1] == '_'))
+			start--;
+		if (is_secret_name(start, (size_t)(at - start), true, secrets))
+			return true;
+	}
+	return false;
+}
+
+/* Whether a text begins with USER:PASSWORD@, or TOKEN@ if `token`. */
+static bool begins_with_login(const char *text, size_t length, bool token)
+{
+	const char *at = memchr(text, '@', length), *colon, *end = text + length;
+	size_t user, before;
+	bool port = true;
+
+	if (!at)
 		return false;
-	login += strlen("://");
-	colon = memchr(login, ':', strcspn(login, "/"));
-	return colon && memchr(colon, '@', strcspn(colon, "/"));
+	colon = memchr(text, ':', (size_t)(at - text));
+	user = (size_t)((colon ? colon : at) - text);
+	for (size_t n = 0; n < user; n++) {
+		if (strchr("/?#", text[n]) || isspace((unsigned char)text[n]))
+			return false;
+	}
+	if (!user || !colon)
+		return user && token;
+	for (before = 0; colon + 1 + before < at && !strchr("/?#", colon[1 + before]); before++)
+		port = port && isdigit((unsigned char)colon[1 + before]);
+	if (colon + 1 == at || isspace((unsigned char)colon[1]) || (port && colon + 1 + before < at))
+		return false;
+	return !(end - at >= 8 && (!memcmp(at, "@sha256:", 8) || !memcmp(at, "@sha512:", 8)));
+}
+
+/* environ._has_login() */
+static bool has_login(const char *text, size_t length)
+{
+	bool token = false;
+
+	for (const char *next; length; text = next) {
+		const char *mark = memmem(text, length, "://", 3);
+		size_t piece = mark ? (size_t)(mark - text) : length;
+
+		if (begins_with_login(text, piece, token))
+			return true;
+		token = (piece >= 4 && !memcmp(text + piece - 4, "http", 4)) ||
+			(piece >= 5 && !memcmp(text + piece - 5, "https", 5));
+		next = text + piece + (mark ? 3 : 0);
+		length -= piece + (mark ? 3 : 0);
+	}
+	return false;
+}
+
+/* environ.is_secret() */
+static bool is_secret(const char *name, const char *value, const struct secrets *secrets)
+{
+	static const char separators[] = ",; \t\n\v\f\r";
+
+	if (is_secret_name(name, strlen(name), strchr(name, '_'), secrets) || has_secret_name(value, secrets) ||
+	    strstr(value, "PRIVATE KEY-----") || has_login(value, strlen(value)))
+		return true;
+	for (const char *at = value + strspn(value, separators); *at; at += strspn(at, separators)) {
+		size_t n = strcspn(at, separators);
+
+		if (has_login(at, n))
+			return true;
+		at += n;
+	}
+	return false;
 }
 
 /* A variable of the caller; none for a secret, which is told once. */

@@ -12,7 +12,7 @@ struct variable {
 /* The next variable of a text, which it cuts up; *rest moves on. False at the end. */
 bool next_variable(char **rest, struct variable *variable);
 
-/* Words of names, separated by spaces: environ.SECRET_WORDS and SECRET_PARTS. */
+/* What names of secrets contain: environ.secret_lists(). */
 struct secrets {
 	const char *words, *parts;
 };

@@ -45,6 +45,10 @@ class Unreachable(RegistryError):
     """The registry does not answer, or its answer makes no sense: a stored image may do instead."""
 
 
+class WebPage(Unreachable):
+    """A web page came in place of the registry's answer: a proxy or a login portal answers, or it is no registry."""
+
+
 class RefusedError(RegistryError):
     """A registry has answered for good: it has no such image, or none for this user."""
 

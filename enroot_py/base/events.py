@@ -47,6 +47,7 @@ FIELDS = {
     "bytes": "their size, as the registry has them",
 }
 _LONGEST = 400  # characters of a text
+_MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -210,7 +211,7 @@ def who() -> dict[str, str | int]:
 def _job() -> dict[str, str | int]:
     """The job and step of a command line in one."""
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
-    if not job.isdecimal():
+    if not job.isdecimal() or len(job) > _MAX_JOB_DIGITS:
         return {}
     return {"job": int(job), **({"step": f"{job}.{step}"} if step.isdecimal() else {})}
 

@@ -103,8 +103,7 @@ class Bundle:
             "compression": _compression(source),
             "target": os.path.basename(self.path).removesuffix(".run") if self.target is None else self.target,
             "size": str(-(-_unpacked_size(source, self.image) // 1024)),
-            "secret_words": " ".join(sorted(environ.SECRET_WORDS)),
-            "secret_parts": " ".join(environ.SECRET_PARTS),
+            **environ.secret_lists(),
         }
         script = etc.read_rc(unsquashfs.read(self.image, "etc/rc"), unsquashfs.read(self.image, "etc/rc.local"))
         if script is not None:  # no shell is needed to know what it runs

@@ -12,7 +12,7 @@ from enroot_py.base.errors import ImageError, Unreachable, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.turns import Turn
 from enroot_py.config.settings import Settings
-from enroot_py.registry.reference import LocalImage, Reference, is_uri, parse
+from enroot_py.registry.reference import LocalImage, Reference, is_uri, of_command_line
 from enroot_py.registry.sources import open_source
 from enroot_py.runtime import etc, processes
 from enroot_py.store import containers, imported, layout, mksquashfs, pull, unsquashfs
@@ -25,7 +25,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     Of several processes that import one file, one does the work and the others wait. With ``ensure`` a file that has
     the image already is kept, and any other is replaced.
     """
-    reference = parse(uri, os.getcwd())
+    reference = of_command_line(uri, os.getcwd())
     path = output or reference.filename()
     if path == mksquashfs.STDOUT:
         if ensure:
@@ -108,7 +108,7 @@ def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
     """The digest of an image's manifest for an architecture, as its registry has it now. Raises PenrootError."""
     if uri.endswith((".sqsh", ".squashfs")) and not is_uri(uri):
         raise ImageError(f"{uri} is a file, and no registry has its digest", hint=f"penroot inspect {uri}")
-    return open_source(parse(uri), settings).manifest(arch).digest
+    return open_source(of_command_line(uri), settings).manifest(arch).digest
 
 
 def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str
     Of a URI without unpacking it; of the others what their files in /etc say.
     """
     if is_uri(image):
-        reference = parse(image)
+        reference = of_command_line(image)
         source = open_source(reference, settings)
         manifest = source.manifest(arch)
         config = source.config(manifest)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -115,7 +114,6 @@ def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> No
 
 
 def _number(value: object) -> float:
-    """A number of a record that can be one, else 0."""
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return 0
-    return value if 0 <= value < 1e15 else 0
+    """Return a number of a record, or 0 for a value that no record of ours has."""
+    # NaN compares with nothing; an integer of many digits is too large for math.isfinite().
+    return value if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0

@@ -10,7 +10,7 @@ from enroot_py.base.errors import RegistryError, UsageError
 from enroot_py.config.settings import Settings
 from enroot_py.registry import identities, signatures
 from enroot_py.registry.policy import Requirement, Rule
-from enroot_py.registry.reference import Reference, parse
+from enroot_py.registry.reference import Reference, of_command_line
 from enroot_py.registry.signatures import Evidence, Key
 from enroot_py.registry.sources import open_registry
 from enroot_py.store import admission
@@ -18,7 +18,7 @@ from enroot_py.store import admission
 
 def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
     """What there is to know, whether a policy lets the image in or not. Raises PenrootError."""
-    name = parse(uri)
+    name = of_command_line(uri)
     if not isinstance(name, Reference):
         raise UsageError(f"{name} is in no registry, and has no signatures", hint="give docker://IMAGE")
     manifest = open_registry(name, settings).manifest(arch)

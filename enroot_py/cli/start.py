@@ -322,5 +322,6 @@ def find(target: str, settings: Settings) -> Source:
         if reference.is_uri(target):
             from enroot_py.store import pull
 
-            return containers.of_image(target, pull.pull(reference.parse(target), settings))
+            image = reference.of_command_line(target)
+            return containers.of_image(reference.without_password(target), pull.pull(image, settings))
     return containers.find(target, settings)

@@ -117,7 +117,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, lock: str | None, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
 
-    URI is docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
+    URI is docker://[USER[:PASSWORD]@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
     oci-archive:FILE[:TAG], docker-archive:FILE[:NAME], dockerd://IMAGE or podman://IMAGE.
     """
     from enroot_py.cli import images
@@ -160,7 +160,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
     from enroot_py.registry import reference
     from enroot_py.store import pull
 
-    ref = reference.parse(uri)
+    ref = reference.of_command_line(uri)
     name = name or ref.filename().removesuffix(".sqsh")
     force = options.force_override
     if not force:

@@ -23,6 +23,8 @@ _MAX_TOKEN = 1 << 16  # bytes of the answer that has it; no server takes a heade
 
 # What one client of this process was given the next one need not ask for: by registry, repository and user.
 _TOKENS: dict[tuple[str, str, str | None], str] = {}
+_ACCEPTED: set[str] = set()  # Authorization headers that a registry has accepted
+_LENT: set[str] = set()  # accepted headers that another process obtained
 
 
 def tokens() -> str:
@@ -39,6 +41,8 @@ def know(tokens: str) -> None:
         if not all(isinstance(word, str) for word in (registry, repository, user or "", token)):
             raise ValueError("no token")
         _TOKENS[registry, repository, user] = token
+        _ACCEPTED.add(token)
+        _LENT.add(token)
 
 
 class Authorization:
@@ -60,9 +64,13 @@ class Authorization:
         self._credential: Credential | None = None
         self.given: Credential | None = None  # by who logs in, to no repository in particular
         self.stranger = ""  # a token server that got no login, as it is not known to be the registry's
+        self.has_ended = False  # the registry refuses a header that it accepted before
+        self._was_lent = False  # another process obtained that header
+        self._challenge = ""  # the last WWW-Authenticate header
 
     def answer(self, challenge: str) -> None:
         """Do what a WWW-Authenticate header asks for: get a token for this repository, or use Basic."""
+        self._challenge = challenge
         known = dict(challenges(challenge))
         bearer = known.get("bearer", {})
         if bearer.get("realm"):
@@ -83,14 +91,62 @@ class Authorization:
         header = self._basic or _TOKENS.get(self._place, "")
         return {"Authorization": header} if header else {}
 
+    def heed(self, status: int) -> bool:
+        """Take note of a response's status. Return whether it may mean that a token or login has expired."""
+        header = self.headers.get("Authorization", "")
+        if status < 400 or status == 404:
+            self.has_ended = False
+            if header:
+                _ACCEPTED.add(header)
+        elif header in _ACCEPTED and status in (400, 401, 403):
+            self.has_ended, self._was_lent = True, header in _LENT
+            return True
+        return False
+
+    def renew(self, ask: Callable[[], Response]) -> Response:
+        """Get a new token, or the login of this moment, and repeat a request by ``ask``."""
+        if not self._challenge:  # another process obtained the token
+            self._basic = ""
+            _TOKENS.pop(self._place, None)
+            response = ask()
+            if response.status != 401:
+                return response
+            response.discard()
+            self._challenge = response.header("WWW-Authenticate")
+        self.answer(self._challenge)
+        return ask()
+
     def unauthorized(self) -> RefusedError:
         """The error of an answer of status 401 to our header."""
+        if self._is_expired:
+            return self._expired(401, "")
         if self._credential is None and self.stranger:
             return refusals.stranger(self._reference, self.stranger, self._settings)
         return refusals.unauthorized(self._reference, self._credential, self._settings)
 
-    def denied(self, words: str) -> RefusedError:
-        """The error of an answer of status 403, with the words of the registry."""
+    @property
+    def _is_expired(self) -> bool:
+        """Whether a login or a lent token has expired. An anonymous token does not: a new one costs nothing."""
+        return self.has_ended and (self._credential is not None or self._was_lent)
+
+    def _expired(self, status: int, words: str) -> RefusedError:
+        registry, repository, login = self._reference.registry, self._reference.repository, self._credential
+        if login is None:
+            return RefusedError(
+                f"{status} from {registry}: srun's token for {repository} has expired, and this node has no login for "
+                f"{registry} to renew it {words}".rstrip(),
+                hint=f"penroot login {registry}; looked in: {credentials.places(self._settings)}",
+            )
+        return RefusedError(
+            f"{status} from {registry}: the login of {login.user!r} from {login.source} has expired, or lost its "
+            f"rights: {registry} accepted it before, and refuses it now for {repository} {words}".rstrip(),
+            hint=f"renew the login there, or: penroot login {registry}",
+        )
+
+    def denied(self, status: int, words: str) -> RefusedError:
+        """Return the error for the status 403, or 400 after an expired token, with the registry's words."""
+        if self._is_expired:
+            return self._expired(status, words)
         reference, login = self._reference, self._credential
         who = f"{login.user!r} from {login.source}" if login else "nobody in particular"
         return RefusedError(
@@ -121,7 +177,9 @@ class Authorization:
         user = self._credential.user if self._credential else "anonymous"
         log.debug(f"token for {query.get('scope', 'a login')} from {realm.netloc} as {user}")
         response = self._ask(realm, query, self._credential)
-        if response.status in (401, 403):
+        # RFC 6749, 5.2: the answer to an expired identity token has the status 400.
+        may_have_ended = self.has_ended or self._credential is not None and self._credential.identity_token
+        if response.status in (401, 403) or response.status == 400 and may_have_ended:
             response.discard()
             raise self.unauthorized()
         if response.status != 200:
@@ -152,7 +210,9 @@ class Authorization:
         """The token in an answer."""
         try:
             with response:
-                answer = json.loads(response.document(_MAX_TOKEN))
+                document = response.document(_MAX_TOKEN)
+            response.refuse_page(realm.netloc, document)
+            answer = json.loads(document)
             token = answer.get("token") or answer.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None

@@ -21,7 +21,7 @@ from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings
 from enroot_py.config.words import base_directories
-from enroot_py.registry.reference import DOCKER_HUB, Reference
+from enroot_py.registry.reference import DOCKER_HUB, Reference, spelling
 
 _HUB_KEY = "https://index.docker.io/v1/"
 _NOTHING = "credentials not found"  # of docker-credential-*
@@ -66,7 +66,10 @@ def find(
     registry's tokens, for enroot's files may name that instead. Raises ConfigError for a file
     that cannot be read or understood.
     """
+    if reference.secret:
+        return Credential(reference.user, reference.secret, "the command line")
     hosts = _hosts(reference.registry)
+    realm = spelling(realm)
     if realm and realm not in hosts:
         hosts += _hosts(realm)
     wanted = _Wanted(hosts, reference.repository, reference.user, environ)
@@ -112,8 +115,13 @@ def config(path: str) -> dict[str, Any]:
 
 def helper_of(config: Mapping[str, Any], registry: str) -> str:
     """The program that keeps the logins for a registry, docker-credential-NAME; "" where the file does."""
-    helpers = config.get("credHelpers") or {}
+    helpers = _helpers(config)
     return str(next((helpers[host] for host in _hosts(registry) if host in helpers), config.get("credsStore") or ""))
+
+
+def _helpers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The programs that keep logins, by registry."""
+    return {spelling(str(host)): name for host, name in (config.get("credHelpers") or {}).items()}
 
 
 def tell_helper(name: str, verb: str, said: str, environ: Mapping[str, str]) -> bool:
@@ -169,7 +177,7 @@ class _Netrc:
         entries = list(self._entries())
         for host in wanted.hosts:
             for machine, login, password in entries:
-                if machine.lower() == host and wanted.user in ("", login):
+                if spelling(machine) == host and wanted.user in ("", login):
                     return Credential(login, self._secret(machine, password, wanted.environ), self._path)
         return None
 
@@ -279,7 +287,7 @@ def _from_docker(path: str, wanted: _Wanted) -> Credential | None:
 def _docker_credentials(config: Any, path: str, wanted: _Wanted) -> Iterator[Credential | None]:
     """What a file knows of the hosts, and programs that it names; these are asked as late as can be."""
     auths = config.get("auths") or {}
-    helpers = config.get("credHelpers") or {}
+    helpers = _helpers(config)
     for host in wanted.hosts:
         for key in _keys(auths, host, wanted.repository):
             yield _docker_auth(auths[key], path) if auths[key] else None
@@ -299,7 +307,7 @@ def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
         name, _, part = rest.rstrip("/").partition("/")
         if separator or part in ("v1", "v2"):
             part = ""
-        if name.lower() == host and (not part or f"{repository}/".startswith(f"{part}/")):
+        if spelling(name) == host and (not part or f"{repository}/".startswith(f"{part}/")):
             keys.append((len(part), key))
     return [key for _, key in sorted(keys, reverse=True)]
 

@@ -17,7 +17,7 @@ from urllib3 import exceptions
 
 from enroot_py import __version__
 from enroot_py.base import log
-from enroot_py.base.errors import RegistryError, Unreachable
+from enroot_py.base.errors import RegistryError, Unreachable, WebPage
 from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, site
 from enroot_py.registry.addresses import Address
@@ -33,6 +33,9 @@ _CHUNK = 1 << 18
 _READS = 20_000  # after so many, a body of fewer than _PIECE bytes each costs us more than its sender
 _PIECE = 100
 _AT_ONCE = 1.0  # seconds after which a read returns what has come
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+_PAGE_STARTS = (b"<!doctype html", b"<html")
+_SNIFFED_BYTES = 256  # of a body, to know a web page by
 _REST = 1 << 16  # bytes: to read more that nobody wants costs more than a new connection
 _NO_CONNECTION = (exceptions.SSLError, exceptions.NewConnectionError, exceptions.ConnectTimeoutError)
 
@@ -80,8 +83,11 @@ class Patience:
 class Response:
     """An answer, whose body is read as it comes. Use it in a ``with``. Methods raise Transient."""
 
-    def __init__(self, response: urllib3.response.BaseHTTPResponse) -> None:
+    def __init__(self, response: urllib3.response.BaseHTTPResponse, address: Address) -> None:
+        """``address`` is where the answer came from, after redirects."""
         self.status = response.status
+        self.address = str(address).partition("?")[0][:_SNIFFED_BYTES]  # for messages: a query may have secrets
+        self._ahead = b""
         self._response = response
         self._failure: Transient | None = None
         self._reads = 0
@@ -102,6 +108,9 @@ class Response:
 
     def read(self, size: int, *, decode: bool = False) -> bytes:
         """Up to ``size`` bytes: what comes within a second, or first after that; none at the end."""
+        if self._ahead:
+            data, self._ahead = self._ahead[:size], self._ahead[size:]
+            return data
         if self._failure:
             raise self._failure
         parts: list[bytes] = []
@@ -137,10 +146,32 @@ class Response:
             parts.append(data)
         return b"".join(parts)
 
+    def is_page(self, document: bytes | None = None) -> bool:
+        """Return whether the body is a web page: ``document``, or else a blob that nothing was read of yet."""
+        is_html = self.header("Content-Type").partition(";")[0].strip().lower() in _PAGE_TYPES
+        if document is None and is_html:
+            self._ahead = document = self.read(_SNIFFED_BYTES)
+            return _begins(document, b"<")
+        return document is not None and _begins(document, *_PAGE_STARTS, *([b"<"] if is_html else []))
+
+    def refuse_page(self, host: str, document: bytes | None = None) -> None:
+        """Raise WebPage if ``host`` has sent a web page instead of a ``document`` or a blob: see is_page."""
+        if self.is_page(document):
+            self.close()
+            raise WebPage(
+                f"{host} answered with a web page ({self.address})",
+                hint=f"check that {host} is a registry, and whether a proxy (https_proxy, no_proxy) or a login portal "
+                "of the network answers for it: open the address in a browser",
+            )
+
     def discard(self) -> None:
         """Read what is left of a small answer, so that its connection can serve again; else that ends."""
         with self, contextlib.suppress(Transient):
             self.document(_REST)
+
+
+def _begins(document: bytes, *starts: bytes) -> bool:
+    return document[:_SNIFFED_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(starts)
 
 
 class HttpClient:
@@ -231,7 +262,7 @@ class HttpClient:
         except exceptions.HTTPError as e:  # a timeout, a connection that ended, an answer that is no HTTP
             raise self._passing(address, e) from e
         self._heard(False)
-        return Response(response)
+        return Response(response, address)
 
     def is_own(self, address: Address) -> bool:
         """Whether an address is on the server's own host."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enroot_py.base.errors import ConfigError
 from enroot_py.config.lined import Lined
 from enroot_py.config.words import nearest
-from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference
+from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
 
 _HUB = "docker.io"  # as policies and signatures call Docker's registry
 
@@ -43,6 +43,7 @@ def read(text: str) -> DockerName:
     host, slashed, path = repository.partition("/")
     if not slashed or not ("." in host or ":" in host or host == "localhost"):
         host, path = _HUB, repository
+    host = spelling(host)
     if host in HUB_NAMES:
         host, path = _HUB, path if "/" in path else f"library/{path}"
     return DockerName(f"{host}/{path}", tag, digest)
@@ -50,11 +51,12 @@ def read(text: str) -> DockerName:
 
 def scopes(name: DockerName) -> list[str]:
     """The scopes of a policy that an image is in, the narrowest first: containers-policy.json(5), docker."""
-    found = [str(name)]
-    place = name.repository
-    while place:
-        found.append(place)
-        place = place.rpartition("/")[0]
+    found = []
+    for repository in _same_places(name.repository):
+        found.append(str(DockerName(repository, name.tag, name.digest)))
+        while repository:
+            found.append(repository)
+            repository = repository.rpartition("/")[0]
     host = name.repository.partition("/")[0].partition(":")[0]
     while "." in host:
         host = host.partition(".")[2]
@@ -62,18 +64,44 @@ def scopes(name: DockerName) -> list[str]:
     return found
 
 
-def check_scope(scope: str, where: str) -> None:
-    """Raises ConfigError for a scope of registries that no image is ever in."""
+def _same_places(repository: str) -> list[str]:
+    """A repository, and the same on port 80, or without that: where plain HTTP is allowed, both are one place."""
+    host, slash, path = repository.partition("/")
+    if host.endswith(":80"):
+        return [repository, host.removesuffix(":80") + slash + path]
+    has_port = host.rpartition(":")[2].isdecimal() and not host.endswith("]")
+    return [repository] if has_port else [repository, f"{host}:80{slash}{path}"]
+
+
+def canonical(place: str) -> str:
+    """Return a place in a registry with the one spelling of its host."""
+    host, slash, path = place.partition("/")
+    host = spelling(host)
+    return (_HUB if host in HUB_NAMES else host) + slash + path
+
+
+def canonical_scope(scope: str, where: str) -> str:
+    """Return the scope with the one spelling of its host. Raises ConfigError if no image is ever in it."""
     host, _, rest = scope.partition("/")
-    if host in HUB_NAMES and host != _HUB:
-        raise ConfigError(f"{where}: no image is in the scope {scope}", hint=f"write {_HUB}{scope[len(host) :]}")
     bare = rest.partition("@")[0].partition(":")[0]
+    hint = ""
     if host != host.lower() or bare != bare.lower() or "://" in scope or scope.endswith("/"):
-        raise ConfigError(
-            f"{where}: no image is in the scope {scope!r}", hint="write HOST[:PORT][/REPOSITORY[:TAG]] in small letters"
-        )
-    if "*" in (scope[1:] if scope.startswith("*.") else scope):
-        raise ConfigError(f"{where}: no image is in the scope {scope!r}", hint="write *.DOMAIN for all hosts in it")
+        hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in small letters"
+    elif "*" in (scope[1:] if scope.startswith("*.") else scope):
+        hint = "write *.DOMAIN for all hosts in it"
+    elif not scope.startswith("*."):
+        try:
+            name = canonical_registry(host)
+            if name in HUB_NAMES and name != _HUB:
+                raise ConfigError(
+                    f"{where}: no image is in the scope {scope}", hint=f"write {_HUB}{scope[len(host) :]}"
+                )
+            scope = name + scope[len(host) :]
+        except ValueError as e:
+            hint = str(e)
+    if hint:
+        raise ConfigError(f"{where}: no image is in the scope {scope!r}", hint=hint)
+    return scope
 
 
 # What signedIdentity may say: its words beside ``type``.
@@ -121,7 +149,7 @@ class Identity:
         return wanted.repository if any_tag else str(wanted)
 
     def _remapped(self, repository: str) -> str:
-        prefix, instead = self.words
+        prefix, instead = map(canonical, self.words)
         if repository == prefix or repository.startswith(prefix + "/"):
             return instead + repository[len(prefix) :]
         return repository

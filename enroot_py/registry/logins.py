@@ -7,6 +7,7 @@ Sources: docker-login(1), "Credential helper protocol"; containers-auth.json(5);
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from enroot_py.base import making, trusted, waits
+from enroot_py.base import locks, making, trusted, waits
 from enroot_py.base.errors import ConfigError, ImageReferenceError, RefusedError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
@@ -24,6 +25,8 @@ from enroot_py.registry.credentials import Credential
 from enroot_py.registry.http import HttpClient, Patience, Response
 from enroot_py.registry.reference import Reference, parse
 
+_MAX_ANSWER_BYTES = 1 << 16
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ASKED = "/v2/"  # what a registry lets in only whom it knows
 
 
@@ -49,7 +52,10 @@ def check(reference: Reference, login: Credential, settings: Settings) -> bool:
 
     def ask() -> Response:
         response = client.request("GET", _ASKED, trial.headers)
-        response.discard()
+        with response:
+            answer = response.document(_MAX_ANSWER_BYTES)
+        if response.status == 200:
+            response.refuse_page(reference.registry, answer)
         if response.status == 401 and not trial.headers:
             trial.answer(response.header("WWW-Authenticate"))
             return ask()
@@ -119,8 +125,7 @@ class AuthFile:
         before = os.umask(0o077)  # nobody else may open it while it is empty
         try:
             _make(directory)
-            with Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-                waits.queue(fd, directory)  # two logins at once: neither is lost
+            with _locked(self.path):  # two logins at once: neither is lost
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config
@@ -135,6 +140,28 @@ class AuthFile:
             ) from e
         finally:
             os.umask(before)
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of a file with secrets. Raises OSError.
+
+    The lock is a file of its own: others may open the directory, and flock(2) needs no more.
+    """
+    directory, name = os.path.split(path)
+    lock = f"{directory}/.{name}.lock"
+    while True:
+        with Fd(os.open(lock, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)) as fd:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise PermissionError(errno.EPERM, f"others can hold its lock {lock}: remove that file")
+            waits.queue(fd, lock)
+            if locks.is_at(fd, lock):
+                try:
+                    yield
+                finally:
+                    os.unlink(lock)
+                return
 
 
 def _make(directory: str) -> None:

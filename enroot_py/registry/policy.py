@@ -126,7 +126,9 @@ class Policy:
             if name not in _TRANSPORTS:
                 raise _unknown(transport, name, _TRANSPORTS)
             for scope, node in transport.members(f"the transport {name}").items():
-                _check_scope(name, scope, node.where)
+                scope = _checked_scope(name, scope, node.where)
+                if (name, scope) in self._rules:
+                    raise ConfigError(f"{node.where}: the scope {scope} of {name} is there already", hint="merge them")
                 words = f"{name}: {scope}" if scope else f"{name}: all"
                 self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
 
@@ -264,16 +266,18 @@ def _not_believed(path: str, origin: str, why: str, command: str = "") -> Config
     return ConfigError(f"{before}{path} {why}: it says which images are let in", hint=command or hint)
 
 
-def _check_scope(transport: str, scope: str, where: str) -> None:
-    if not scope:
-        return
-    if transport == DOCKER:
-        identities.check_scope(scope, where)
-    elif transport in (SQUASHFS, DIRECTORY, "oci", "oci-archive") and (
-        not scope.startswith("/") or scope != os.path.normpath(scope) or scope == "/"
+def _checked_scope(transport: str, scope: str, where: str) -> str:
+    """Return a scope as an image has it. Raises ConfigError if no image is ever in it."""
+    if scope and transport == DOCKER:
+        return identities.canonical_scope(scope, where)
+    if (
+        scope
+        and transport in (SQUASHFS, DIRECTORY, "oci", "oci-archive")
+        and (not scope.startswith("/") or scope != os.path.normpath(scope) or scope == "/")
     ):
         hint = 'write an absolute path without links, or "" for all'
         raise ConfigError(f"{where}: no image is in the scope {scope!r} of {transport}", hint=hint)
+    return scope
 
 
 def _unknown(node: Lined, word: str, known: Iterable[str], what: str = "key") -> ConfigError:

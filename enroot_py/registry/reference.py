@@ -1,4 +1,4 @@
-"""Image references: ``docker://[USER@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
+"""Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and images that are here.
 
 ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]`` are
 written as containers-transports(5) has them, ``dockerd://IMAGE`` and ``podman://IMAGE`` as
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.base import log
 from enroot_py.base.digests import is_digest
 from enroot_py.base.errors import ImageReferenceError
 from enroot_py.base.frozen import Frozen
@@ -31,12 +32,14 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _HEX = frozenset("0123456789abcdef")
 _TAG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-") | _LOWER
 _HOST = frozenset(".-_") | _LOWER
+_HTTPS_PORT = "443"
 
 
 class Reference(Frozen):
     """One image in a registry.
 
-    Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set.
+    Exactly one of ``tag`` and ``digest`` (``sha256:`` and 64 hex digits) is set. ``secret`` is a password from the
+    command line, which no text of ours shows.
     """
 
     registry: str
@@ -44,6 +47,7 @@ class Reference(Frozen):
     tag: str = ""
     digest: str = ""
     user: str = ""
+    secret: str = ""
 
     def __str__(self) -> str:
         """The canonical name: ``REGISTRY/REPOSITORY:TAG`` or ``…@DIGEST``. The user is no part of it."""
@@ -54,7 +58,7 @@ class Reference(Frozen):
 
     def at(self, digest: str) -> Reference:
         """What the tag is, or was, that has this digest."""
-        return Reference(self.registry, self.repository, digest=digest, user=self.user)
+        return Reference(self.registry, self.repository, digest=digest, user=self.user, secret=self.secret)
 
     def manifest_path(self, digest: str = "") -> str:
         """The path of its manifest in its registry, or of the one with a digest: OCI distribution specification."""
@@ -122,25 +126,71 @@ def is_uri(text: str) -> bool:
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Read a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
-    A digest beside a tag wins. Raises ImageReferenceError.
+    A digest beside a tag wins. Raises ImageReferenceError, also for a password: most texts are kept, or shown.
     """
     scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
-    if scheme in ("", DOCKER):
-        return _parse_remote(text)
-    return _parse_local(text, scheme, cwd)
+    if scheme not in ("", DOCKER):
+        return _parse_local(text, scheme, cwd)
+    parsed = _parse_remote(text)
+    if parsed.secret:
+        raise ImageReferenceError(
+            f"{without_password(text)}: a password in a reference would be kept, and seen by others",
+            hint=f"leave it out, and first: penroot login --username USER {parsed.registry}; or write it into the file "
+            ".credentials, see enroot-import(1)",
+        )
+    return parsed
+
+
+_warned = False
+
+
+def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
+    """Read a reference that may have a password for this command, as enroot's may. Raises ImageReferenceError."""
+    global _warned
+    if "@" not in text or text.startswith(SCHEMES) and not text.startswith(DOCKER):
+        return parse(text, cwd)
+    parsed = _parse_remote(text)
+    if parsed.secret and not _warned:
+        _warned = True
+        log.warn(
+            "a password in a reference is seen by all users of this node, and kept in the shell's history: "
+            f"penroot login --username USER {parsed.registry} reads it from stdin"
+        )
+    return parsed
+
+
+def without_password(text: str) -> str:
+    """Return a reference, or what should be one, for messages."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or ":" in scheme:  # it is part of the password
+        scheme, separator, rest = "", "", text
+    before, at, digest = rest.rpartition("@")
+    if digest.startswith(("sha256:", "sha512:")):
+        rest = before
+    else:
+        at = digest = ""
+    login, sign, image = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{separator}{user}{':…' if colon else ''}{sign}{image}{at}{digest}"
 
 
 def _parse_remote(text: str) -> Reference:
+    whole, text = text, without_password(text)
     before, separator, _ = text.partition("://")
     if separator and before + separator != DOCKER:
         raise ImageReferenceError(
             f"{text}: images do not come from {before}://",
             hint=f"they come from {', '.join(SCHEMES[:-1])} and {SCHEMES[-1]}",
         )
-    rest, digest = _split_digest(text, text.removeprefix(DOCKER))
-    rest, user = _split_user(text, rest)
-    registry, image = _split_registry(rest)
-    _check_registry(text, registry)
+    rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
+    rest, user, secret = _split_login(text, rest)
+    written, image = _split_registry(rest)
+    try:
+        registry = canonical_registry(written)
+        if len(registry) > 255:
+            raise ValueError("it is longer than 255 characters")
+    except ValueError as e:
+        raise ImageReferenceError(f"{text}: bad registry {written!r}", hint=str(e)) from None
     repository, tag = _split_tag(image)
     if registry in HUB_NAMES:
         registry = DOCKER_HUB
@@ -149,7 +199,7 @@ def _parse_remote(text: str) -> Reference:
     _check_repository(text, repository)
     if tag is not None and (not tag or len(tag) > 128 or tag[0] in ".-" or not _TAG.issuperset(tag)):
         raise ImageReferenceError(f"{text}: bad tag {tag!r}", hint="letters, digits, '_', '.' and '-', at most 128")
-    return Reference(registry, repository, "" if digest else tag or "latest", digest, user)
+    return Reference(registry, repository, "" if digest else tag or "latest", digest, user, secret)
 
 
 def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
@@ -188,16 +238,16 @@ def _split_digest(text: str, rest: str) -> tuple[str, str]:
     return before, digest
 
 
-def _split_user(text: str, rest: str) -> tuple[str, str]:
-    user, at, rest = rest.rpartition("@")
-    if ":" in user:
-        raise ImageReferenceError(
-            "a password in a reference would be seen by everybody on the machine",
-            hint="write docker://USER@…, and the password into the file .credentials: see enroot-import(1)",
-        )
-    if at and not user or any(c in user for c in " /#\t\n"):
+def _split_login(text: str, rest: str) -> tuple[str, str, str]:
+    """What follows USER[:PASSWORD]@, the user and the password, which curl(1) of enroot takes as they are."""
+    login, at, rest = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    port, path, _ = password.partition("/")
+    if at and not user or any(c in user for c in " /#\t\n") or path and port.isdecimal():
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
-    return rest, user
+    if not password.isprintable():
+        raise ImageReferenceError(f"{text}: the password has control characters", hint=_FORM)
+    return rest, user, password
 
 
 def _split_registry(rest: str) -> tuple[str, str]:
@@ -206,7 +256,7 @@ def _split_registry(rest: str) -> tuple[str, str]:
         registry, separator, image = rest.partition("/")
         if not separator or not ("." in registry or ":" in registry or registry.lower() == "localhost"):
             return DOCKER_HUB, rest
-    return registry.lower(), image
+    return registry, image
 
 
 def _split_tag(image: str) -> tuple[str, str | None]:
@@ -215,18 +265,66 @@ def _split_tag(image: str) -> tuple[str, str | None]:
     return (image, None) if colon < 0 else (image[:colon], image[colon + 1 :])
 
 
-def _check_registry(text: str, registry: str) -> None:
-    host, port = registry, ""
-    if registry.startswith("["):  # an IPv6 address
-        host, bracket, port = registry[1:].partition("]")
-        good = bool(bracket) and bool(host) and (_HEX | frozenset(":.")).issuperset(host) and port[:1] in ("", ":")
-        port = port[1:] if port else "0"
+def canonical_registry(text: str) -> str:
+    """Return the one spelling of HOST or HOST:PORT. Raises ValueError for what has none.
+
+    Policies, logins, mirrors and the store know a registry by it: small letters, no dot at the end, not the port of
+    https, no zeros before a port, an IPv4 address in four numbers, an IPv6 address as inet_ntop(3) writes it.
+    """
+    bracketed, bracket, rest = text.lower().partition("]")
+    if bracketed.startswith("["):
+        host, port = _canonical_ipv6(bracketed[1:] if bracket else ""), rest
+        if port and not port.startswith(":"):
+            raise ValueError("it is [ADDRESS] or [ADDRESS]:PORT")
     else:
-        host, colon, port = registry.partition(":")
-        good = bool(host) and host[0] not in ".-" and _HOST.issuperset(host)
-        port = port if colon else "0"
-    if not good or not (port.isascii() and port.isdecimal()) or int(port[:9]) > 65535 or len(registry) > 255:
-        raise ImageReferenceError(f"{text}: bad registry {registry!r}", hint="it is HOST or HOST:PORT")
+        host, colon, port = bracketed.partition(":")
+        host, port = _canonical_host(host), colon + port
+    if not port:
+        return host
+    number = port[1:].lstrip("0")
+    if not (number.isascii() and number.isdecimal()) or len(number) > 5 or int(number) > 65535:
+        raise ValueError("a port is a number up to 65535")
+    return host if number == _HTTPS_PORT else f"{host}:{number}"
+
+
+def spelling(text: str) -> str:
+    """Return the canonical spelling of a registry. Text without one becomes small letters, and matches no reference."""
+    try:
+        return canonical_registry(text)
+    except ValueError:
+        return text.lower()
+
+
+def _canonical_host(host: str) -> str:
+    """A name, or an IPv4 address in four numbers, whichever way inet_aton(3) reads it."""
+    host = host.removesuffix(".")
+    labels = host.split(".")
+    if not all(labels) or host[:1] == "-" or not _HOST.issuperset(host):
+        raise ValueError("it is HOST or HOST:PORT" + ("" if host.isascii() else ", and HOST in its form with xn--"))
+    last = labels[-1]
+    if not (last.isdecimal() or last.startswith("0x") and _HEX.issuperset(last[2:])):
+        return host
+    from _socket import inet_aton  # not for every start
+
+    # 010.0.0.1 is 8.0.0.1 to inet_aton(3), and 10.0.0.1 to others.
+    if any(label[0] == "0" and label.isdecimal() and label != "0" for label in labels):
+        raise ValueError("write the address as 10.0.0.1, without zeros before a number")
+    try:
+        return ".".join(map(str, inet_aton(host)))
+    except OSError:
+        raise ValueError("it is no IPv4 address: write it as 10.0.0.1") from None
+
+
+def _canonical_ipv6(address: str) -> str:
+    from _socket import AF_INET6, inet_ntop, inet_pton  # not for every start
+
+    try:
+        packed = inet_pton(AF_INET6, address)
+    except OSError:
+        raise ValueError("it is no IPv6 address") from None
+    if packed.startswith(bytes(10) + b"\xff\xff"):
+        return ".".join(map(str, packed[12:]))
+    return f"[{inet_ntop(AF_INET6, packed)}]"
 
 
 def _check_repository(text: str, repository: str) -> None:

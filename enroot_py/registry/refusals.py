@@ -29,7 +29,8 @@ def words(response: Response) -> str:
         errors = json.loads(data)["errors"]
         text = "; ".join(str(error.get("message") or error.get("code") or "") for error in errors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = data[:_SHOWN].decode("utf-8", "replace")
+        page = f"a web page ({response.address})" if response.is_page(data) else ""
+        text = page or data[:_SHOWN].decode("utf-8", "replace")
     text = "".join(c if c.isprintable() else " " for c in text[:_SHOWN]).strip()
     if response.status in (408, 425, 429) or response.status >= 500:
         raise Transient(f"{response.status} {text}".strip(), retry_after(response.header("Retry-After")))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from enroot_py.base import digests, log
-from enroot_py.base.errors import ImageError, RegistryError, Unreachable
+from enroot_py.base.errors import ImageError, RefusedError, RegistryError, Unreachable, WebPage
 from enroot_py.config.settings import Settings
 from enroot_py.registry import addresses, manifests, refusals
 from enroot_py.registry.authorization import Authorization
@@ -65,6 +65,8 @@ class Repository:
             return digests.of(self._manifest())
         response.discard()
         digest = response.header("Docker-Content-Digest")
+        if not digest and response.header("Content-Type").startswith("text/html"):
+            return digests.of(self._manifest())  # which is a web page, perhaps
         return digest if digests.is_digest(digest) else ""
 
     def manifest(self, arch: str | None = None) -> Manifest:
@@ -80,6 +82,7 @@ class Repository:
 
     def named(self, digest: str) -> bytes:
         """A manifest or index by its digest, which is checked."""
+        digests.encoded(digest)  # it becomes part of a path
         return self._checked(self._manifest(digest), digest, "manifest")
 
     def tagged(self, tag: str) -> bytes | None:
@@ -106,7 +109,9 @@ class Repository:
         """An answer with a blob from a byte on, if the registry knows ranges; else with all of it."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         try:
-            return self._get(self._blob_path(descriptor), headers, patience=patience)
+            response = self._get(self._blob_path(descriptor), headers, patience=patience)
+            response.refuse_page(self._reference.registry)
+            return response
         except Unreachable:
             raise
         except RegistryError as e:
@@ -132,7 +137,9 @@ class Repository:
             with self._authorized("GET", path, _MANIFEST_HEADERS) as response:
                 if response.status not in (*_ABSENT, *_GOOD):
                     self._refuse(response, path)
-                return response.document(_MAX_MANIFEST + 1) if response.status in _GOOD else None
+                if response.status not in _GOOD:
+                    return None
+                return self._read(response, _MAX_MANIFEST)
 
         data = patience.outlast(self._reference.registry, read)
         if data is not None and len(data) > _MAX_MANIFEST:
@@ -149,11 +156,17 @@ class Repository:
 
         def read() -> bytes:
             with self._get(path, headers or {}, patience=patience) as response:
-                return response.document(limit + 1)
+                return self._read(response, limit)
 
         data = patience.outlast(f"{what} from {self._reference.registry}", read)
         if len(data) > limit:
             raise ImageError(f"{self._reference}: {what} is larger than {limit} bytes")
+        return data
+
+    def _read(self, response: Response, limit: int) -> bytes:
+        """All of a document, or one byte more than ``limit``. Raises WebPage."""
+        data = response.document(limit + 1)
+        response.refuse_page(self._reference.registry, data)
         return data
 
     def _get(
@@ -170,16 +183,26 @@ class Repository:
         return (patience or Patience(self._settings)).outlast(self._reference.registry, get)
 
     def _authorized(self, method: str, path: str, headers: Mapping[str, str]) -> Response:
-        response = self._client.request(method, path, {**headers, **self._authorization.headers})
-        if response.status != 401:
-            return response
-        response.discard()
-        # Not the first request only: a token may expire in the middle of a pull.
-        self._authorization.answer(response.header("WWW-Authenticate"))
-        response = self._client.request(method, path, {**headers, **self._authorization.headers})
+        """An answer to a request with what the registry wants of us: a token may expire in the middle of a pull."""
+        authorization = self._authorization
+
+        def ask() -> Response:
+            return self._client.request(method, path, {**headers, **authorization.headers})
+
+        response = ask()
+        has_ended = authorization.heed(response.status)
         if response.status == 401:
             response.discard()
-            raise self._authorization.unauthorized()
+            authorization.answer(response.header("WWW-Authenticate"))
+            response = ask()
+        elif has_ended:  # some say 400 or 403, and not what they want
+            response.discard()
+            response = authorization.renew(ask)
+        if response.status == 401:
+            response.discard()
+            raise authorization.unauthorized()
+        if response.status < 400 or response.status == 404:
+            authorization.heed(response.status)
         return response
 
     def _elsewhere(self, descriptor: Descriptor, headers: Mapping[str, str]) -> Response:
@@ -193,6 +216,7 @@ class Repository:
                     raise ValueError("it is not one of https")
                 response = self._client.follow("GET", address, headers)
                 if response.status in _GOOD:
+                    response.refuse_page(address.netloc)
                     return response
                 self._refuse(response, address.origin)
             except Transient as e:
@@ -210,17 +234,24 @@ class Repository:
         if response.status == 404 and "/manifests/" in path:
             response.discard()
             raise refusals.absent(self._reference, self._tags())
-        if response.status == 403:
-            raise self._authorization.denied(refusals.words(response))
+        if response.status == 403 or response.status == 400 and self._authorization.has_ended:
+            raise self._authorization.denied(response.status, refusals.words(response))
         raise refusals.failure(response, self._reference.registry, path)
 
     def _tags(self) -> list[str] | None:
         """The tags that there are, or None where the registry does not tell."""
         try:
             with self._authorized("GET", f"/v2/{self._reference.repository}/tags/list", {}) as response:
-                data = response.document(_MAX_TAGS)
-            tags = json.loads(data).get("tags") if response.status == 200 else None
+                if response.status != 200:
+                    return []
+                tags = json.loads(self._read(response, _MAX_TAGS)).get("tags")
             return [str(tag) for tag in tags or ()]
+        except WebPage:
+            raise
+        except RefusedError:
+            if self._authorization.has_ended:
+                raise
+            return None
         except (RegistryError, Transient, ValueError, TypeError, AttributeError, RecursionError):
             return None
 

@@ -183,11 +183,25 @@ def _in_bundle(data: bytes) -> Iterator[Signature]:
 
     Raises ValueError, KeyError, TypeError.
     """
-    envelope = json.loads(data)["dsseEnvelope"]
-    kind, body = envelope["payloadType"].encode(), base64.b64decode(envelope["payload"], validate=True)
+    envelope = _signed_document(data)["dsseEnvelope"]
+    kind, body = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
+    if not isinstance(kind, str):
+        raise TypeError("payloadType is not a string")
+    kind = kind.encode()
     signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
     for written in envelope["signatures"][:_MANIFESTS]:
         yield Signature(signed, base64.b64decode(written["sig"], validate=True))
+
+
+def _signed_document(data: bytes) -> Any:
+    """Read JSON in which no object has a key twice: two readers would see two claims. Raises ValueError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(document := dict(pairs)) != len(pairs):
+            raise ValueError("a key is there twice")
+        return document
+
+    return json.loads(data, object_pairs_hook=unique)
 
 
 # ---------------------------------------------------------------------------
@@ -207,7 +221,7 @@ def claim(payload: bytes) -> SignedClaim | None:
     if payload.startswith(_IN_TOTO):
         return _statement(payload.removeprefix(_IN_TOTO))
     try:
-        document = json.loads(payload)
+        document = _signed_document(payload)
         critical = document["critical"]
         name, digest = critical["identity"]["docker-reference"], critical["image"]["docker-manifest-digest"]
         if (
@@ -226,7 +240,7 @@ def _statement(counted: bytes) -> SignedClaim | None:
     """The same of a bundle: a statement of in-toto, behind its length."""
     size, _, body = counted.partition(b" ")
     try:
-        document = json.loads(body)
+        document = _signed_document(body)
         (subject,) = document["subject"]
         digest = f"sha256:{subject['digest']['sha256']}"
         if (document["_type"], document["predicateType"]) != (_STATEMENT, _SIGNED) or not digests.is_digest(digest):

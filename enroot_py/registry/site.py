@@ -24,7 +24,7 @@ from _collections_abc import Iterable, Iterator, Mapping
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, is_local
+from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, is_local, spelling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ class Rules:
             elif key == "ca" and value.startswith("/"):
                 self.ca = value
             elif key == "mirror" and value and "://" not in value:
-                self.mirrors += (value,)
+                host, slash, prefix = value.partition("/")
+                self.mirrors += (_canonical(host, origin) + slash + prefix,)
             elif key == "token" and value and "/" not in value:
-                self.token_servers += (value.lower().removesuffix(":443"),)
+                self.token_servers += (_canonical(value, origin),)
             else:
                 raise ConfigError(
                     f"{origin}: {word!r}",
@@ -78,7 +79,7 @@ def rules(registry: str, settings: Settings, environ: Mapping[str, str] = os.env
 
 def may_be_plain(registry: str, settings: Settings) -> bool:
     """Whether plain HTTP may be spoken with a registry that does not speak TLS."""
-    named = settings.allow_http
+    named = tuple(spelling(name) for name in settings.allow_http)
     if is_local(registry) or "*" in named or registry in named or registry.rpartition(":")[0] in named:
         return True
     return rules(registry, settings).http
@@ -86,6 +87,7 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
     """Whether ``host``, another one than the registry's own, is known to hand out its tokens."""
+    host = spelling(host)
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 
 
@@ -93,7 +95,7 @@ def mirrored(reference: Reference, mirror: str) -> Reference:
     """The same image in a mirror."""
     host, slash, prefix = mirror.partition("/")
     repository = f"{prefix.strip('/')}/{reference.repository}" if slash else reference.repository
-    return Reference(host.lower(), repository, reference.tag, reference.digest)
+    return Reference(host, repository, reference.tag, reference.digest)
 
 
 def tls() -> SSLContext:
@@ -108,6 +110,13 @@ def tls() -> SSLContext:
     return context
 
 
+def _canonical(registry: str, origin: str) -> str:
+    try:
+        return canonical_registry(registry)
+    except ValueError as e:
+        raise ConfigError(f"{origin}: {registry!r} is no registry", hint=str(e)) from None
+
+
 def _read(path: str) -> Iterator[tuple[str, Rules]]:
     if not os.path.exists(path):  # or in a place that is closed to us
         return
@@ -117,6 +126,6 @@ def _read(path: str) -> Iterator[tuple[str, Rules]]:
         raise ConfigError(f"{path}: is not UTF-8") from e
     for number, line in enumerate(lines, 1):
         registry, *words = line.partition("#")[0].split() or [""]
-        registry = registry.lower()
         if registry:
+            registry = registry if registry == "*" else _canonical(registry, f"{path}:{number}")
             yield DOCKER_HUB if registry in HUB_NAMES else registry, Rules(words, f"{path}:{number}")

@@ -237,14 +237,24 @@ def check_directory(path: str, settings: Settings) -> None:
     _check_unsigned(path, _rules(settings, policy.DIRECTORY, policy.scopes_of_path(os.path.realpath(path))))
 
 
-def check_container(record: Mapping[str, str], settings: Settings) -> None:
-    """Whether what a container is over may be used, as what it was made of by its record. Raises PenrootError."""
+def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
+    """Check what a container is over, and return its record with the squashfs file's real path.
+
+    The checked file or image is the one that the returned record names first. Raises PenrootError.
+    """
+    if "squashfs" in record:
+        path = os.path.realpath(record["squashfs"])
+        check_file(path, settings)
+        return {**record, "squashfs": path}
     directory, uri = record.get("image", ""), record.get("uri", "")
-    if not directory or uri.startswith(("/", _SENT)):
-        path = record.get("squashfs") or uri
-        # srun's file is an image of the store.
-        check_file(uri if uri.startswith(_SENT) else os.path.realpath(path), settings)
-        return
+    if not os.path.isdir(directory):
+        return record  # the caller reports it
+    if file := _file_of(directory):
+        check_file(file if file.startswith(_SENT) else os.path.realpath(file), settings)
+        return record
+    if uri.startswith(("/", _SENT)):
+        message = f"the container's record says that it is made of {uri}, but {directory} is not"
+        raise PolicyError(message, hint="create the container again")
     registry, _, rest = uri.partition("/")
     is_local = uri.partition(":")[2].startswith("/")  # SCHEME:/PATH or ENGINE://NAME, else REGISTRY/REPOSITORY
     name = reference.parse(uri if is_local else f"{reference.DOCKER}{registry}#{rest}")
@@ -252,6 +262,16 @@ def check_container(record: Mapping[str, str], settings: Settings) -> None:
     known = Store(layout.root_of(directory)).known(name)
     given = known.given if known is not None and known.digest == digest else ""
     Admission(name, settings).check_stored(Image(digest, directory, ()), given)
+    return record
+
+
+def _file_of(directory: str) -> str:
+    """Return the name of the squashfs file that a stored image was made of, or ""."""
+    try:
+        with open(f"{directory}/{layout.FILE}", "rb") as f:
+            return os.fsdecode(f.read(_LONGEST).removesuffix(b"\n"))
+    except FileNotFoundError:
+        return ""
 
 
 def _check_unsigned(path: object, rules: tuple[Rule, ...]) -> None:

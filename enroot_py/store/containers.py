@@ -109,7 +109,7 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
     if settings.policies:
         from enroot_py.store import admission
 
-        admission.check_container(record, settings)
+        record = dict(admission.admitted(record, settings))
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], changes=path)
     if "image" not in record:

@@ -7,20 +7,22 @@ import os
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from typing import TypeVar
 
 from enroot_py.base import log
 from enroot_py.swarm import ports, tls
-from enroot_py.swarm.messages import REPORT, Address, report_every
+from enroot_py.swarm.messages import REPORT, SEED, Address, report_every
 from enroot_py.swarm.tls import Tls
 from enroot_py.swarm.wire import SHORT, End, Handshake, Session, WireError
 
 PATIENCE = 2.0  # seconds for a handshake
 LONGER = 10.0  # seconds for one that begins here: the other end may have many to answer
-STRANGERS = 64  # connections more than nodes that have not proved who they are
+STRANGERS = 256  # connections without a proof of the key
+UNFINISHED = 2  # connections of one node in the middle of a handshake
+TURN = 64  # connections to accept before other sockets are served
 # Of TCP, tcp(7): seconds without a word until the other end is asked whether it is there, from one question to the
 # next, and until it is gone. Between a tracker and its peers, who report, all are longer, as reports are rarer: else
 # the questions of ten thousand connections come all at once, and so many of them are dropped that many seem to be gone.
@@ -64,7 +66,10 @@ class Loop:
         self.running = True
         self.tick: Callable[[float], None] = lambda now: None
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[Connection, None] = {}
+        self._strangers: dict[str, dict[Connection, None]] = {}  # by neighbourhood
+        self._unfinished: dict[int, dict[Connection, None]] = {}  # by node, after the first proof of the key
+        self._members: dict[int, dict[Connection, None]] = {}  # by node, after the handshake
+        self._hosts: dict[int, str] = {}  # by node: the host of its first handshake
         self._deadlines: dict[Connection, float] = {}  # of handshakes, those of strangers among them
         self._served = 0.0  # seconds, but those in which others waited for this process
         self._resting: list[tuple[int, Callable[[int], None]]] = []  # listeners, until the next tick
@@ -105,14 +110,14 @@ class Loop:
         else:
             self._selector.unregister(fd)
 
-    def listen(self, role: str, listener: socket.socket, accept: Callable[[Connection], None]) -> None:
-        """Let others connect. ``accept`` is told of each that has proved who it is."""
+    def listen(self, role: str, listener: socket.socket, accept: Callable[[Connection], None], most: int = 1) -> None:
+        """Let others connect, each node ``most`` times. ``accept`` is told of each that has proved who it is."""
         listener.setblocking(False)
 
         def serve(events: int) -> None:
             try:
-                for _ in range(ports.BACKLOG):
-                    self._admit(role, *listener.accept(), accept)
+                for _ in range(TURN):
+                    self._admit(role, *listener.accept(), accept, most)
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.ECONNABORTED):
                     log.debug(f"swarm: {e}")
@@ -122,7 +127,12 @@ class Loop:
         self.watch(listener.fileno(), selectors.EVENT_READ, serve)
 
     def _admit(
-        self, role: str, sock: socket.socket, address: tuple[str, int], accept: Callable[[Connection], None]
+        self,
+        role: str,
+        sock: socket.socket,
+        address: tuple[str, int],
+        accept: Callable[[Connection], None],
+        most: int,
     ) -> None:
         """Listen to one who has connected, for a while."""
         sock.setblocking(False)
@@ -131,12 +141,49 @@ class Loop:
             log.debug(f"swarm: {host}: of no network of the swarm")
             sock.close()
             return
-        if len(self._strangers) >= STRANGERS + self.swarm.nodes:
-            self._crowded()
         connection = Connection(self, sock, host, self._handshake(role, connects=False), self._patience(role))
-        connection.ready = lambda: accept(connection)
-        self._strangers[connection] = None
+
+        def ready() -> None:
+            self._let_in(connection, most)
+            accept(connection)
+
+        connection.ready = ready
+        connection.claims = lambda node: self._claimed(connection, role, node)
+        connection.neighbourhood = neighbourhood(host)
+        self._strangers.setdefault(connection.neighbourhood, {})[connection] = None
         self._deadlines[connection] = self._served + PATIENCE
+        connection.look()  # a member's first message is mostly there already
+        if sum(map(len, self._strangers.values())) > STRANGERS:
+            # Close the oldest stranger of the neighbourhood that has the most.
+            crowd = max(self._strangers.values(), key=len)
+            next(iter(crowd)).fail("too many that do not say who they are")
+
+    def _claimed(self, connection: Connection, role: str, node: int) -> None:
+        """Promote a stranger whose first message proves the key and claims to be ``node``. Raises WireError."""
+        is_seed = node == SEED and role == TO_TRACKER and ip_address(connection.host).is_loopback
+        if not (node < self.swarm.nodes or is_seed):
+            raise WireError(f"there is no node {node}")
+        self._check_host(connection, node)
+        _drop(self._strangers, connection.neighbourhood, connection)
+        unfinished = self._unfinished.setdefault(node, {})
+        if len(unfinished) >= UNFINISHED:  # somebody may repeat what the node has sent
+            next(iter(unfinished)).fail("another connection of its node begins")
+        self._unfinished.setdefault(node, {})[connection] = None
+
+    def _let_in(self, connection: Connection, most: int) -> None:
+        """Let in a member whose handshake is complete, and bind its node's number to its host. Raises WireError."""
+        node = connection.node
+        self._check_host(connection, node)
+        self._hosts[node] = connection.host
+        members = self._members.setdefault(node, {})
+        if len(members) >= most:
+            raise WireError(f"node {node} is there already")
+        members[connection] = None
+
+    def _check_host(self, connection: Connection, node: int) -> None:
+        host = self._hosts.get(node, connection.host)
+        if host != connection.host:
+            raise WireError(f"node {node} is at {host}")
 
     def connect(self, role: str, address: Address) -> Connection:
         """A connection on its way; it fails later, if it does."""
@@ -161,16 +208,34 @@ class Loop:
         address = ip_address(host)
         return not self._networks or address.is_loopback or any(address in network for network in self._networks)
 
-    def _crowded(self) -> None:
-        """Part with the oldest of those who come from the host of which there are most."""
-        hosts = Counter(stranger.host for stranger in self._strangers)
-        most = max(hosts, key=hosts.__getitem__)
-        next(each for each in self._strangers if each.host == most).fail("too many that do not say who they are")
-
     def is_known(self, connection: Connection) -> None:
         """It has proved who it is, or has ended."""
-        self._strangers.pop(connection, None)
+        _drop(self._strangers, connection.neighbourhood, connection)
+        _drop(self._unfinished, connection.claimed, connection)
         self._deadlines.pop(connection, None)
+
+    def has_ended(self, connection: Connection) -> None:
+        self.is_known(connection)
+        _drop(self._members, connection.node, connection)
+
+
+_Key = TypeVar("_Key")
+
+
+def _drop(groups: dict[_Key, dict[Connection, None]], key: _Key, connection: Connection) -> None:
+    """Take a connection out of its group, if it is there."""
+    group = groups.get(key, {})
+    group.pop(connection, None)
+    if not group:
+        groups.pop(key, None)
+
+
+def neighbourhood(host: str) -> str:
+    """Return the name of a group of addresses that one user may hold: loopback, or a /64 of IPv6."""
+    address = ip_address(host)
+    if address.is_loopback:
+        return "loopback"
+    return host if address.version == 4 else str(int(address) >> 64)
 
 
 def _nothing(*_: object) -> None:
@@ -191,6 +256,9 @@ class Connection:
         self.ready: Callable[[], None] = _nothing
         self.heard: Callable[[Mapping[str, object]], None] = _nothing
         self.gone: Callable[[str], None] = _nothing
+        self.claims: Callable[[int], None] = _nothing  # the other end has proved once to have the key: its node
+        self.claimed = -1  # that node
+        self.neighbourhood = ""  # of a stranger
         self.more: Callable[[], bool] = _no_more  # something else to be sent now, if there is
         self.took: Callable[[bytearray], int] | None = None  # instead of messages: how many bytes of them it has used
         self.node = -1  # at the other end, as it has proved
@@ -202,20 +270,30 @@ class Connection:
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, after what is in _out
         self._closed = False
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in {
-            socket.TCP_NODELAY: 1,
-            socket.TCP_KEEPIDLE: int(_IDLE * patience),
-            socket.TCP_KEEPINTVL: int(_AGAIN * patience),
-            socket.TCP_KEEPCNT: (_GONE - _IDLE) // _AGAIN,
-            socket.TCP_USER_TIMEOUT: int(_GONE * patience * 1000),
-        }.items():
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._patience = patience
+        if handshake.connects:
+            self._set_options()
         self._out += handshake.out
         self._watch()
 
+    def _set_options(self) -> None:
+        """Have the kernel ask whether the other end is there, tcp(7); not for a stranger, which costs six calls."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in {
+            socket.TCP_NODELAY: 1,
+            socket.TCP_KEEPIDLE: int(_IDLE * self._patience),
+            socket.TCP_KEEPINTVL: int(_AGAIN * self._patience),
+            socket.TCP_KEEPCNT: (_GONE - _IDLE) // _AGAIN,
+            socket.TCP_USER_TIMEOUT: int(_GONE * self._patience * 1000),
+        }.items():
+            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def look(self) -> None:
+        """Take what has come already."""
+        self._serve(selectors.EVENT_READ)
 
     @property
     def session(self) -> Session:
@@ -254,11 +332,11 @@ class Connection:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._loop.is_known(self)
+            self._loop.has_ended(self)
             self._loop.watch(self._socket.fileno(), 0, self._serve)
             self._socket.close()
             # They refer to this one.
-            self.ready = self.heard = self.gone = _nothing
+            self.ready = self.heard = self.gone = self.claims = _nothing
             self.more, self.took = _no_more, None
             self._in, self._out, self._file, self._handshake = bytearray(), bytearray(), None, None
 
@@ -299,6 +377,10 @@ class Connection:
         if self._session is None:
             assert self._handshake
             data = self._handshake.feed(data)
+            if self._handshake.claimed is not None and self.claimed < 0:
+                self._set_options()
+                self.claimed = self._handshake.claimed
+                self.claims(self.claimed)
             self._out += self._handshake.out
             self._handshake.out = b""
             if self._handshake.session is None:

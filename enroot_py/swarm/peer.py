@@ -183,10 +183,11 @@ class Part:
         return [flow for flow in self._flows.get(link.tree, ()) if flow.link == link]
 
     def _follow(self, now: float, plan: Routes) -> list[Action]:
-        if self._plan is None:
-            self._got = [0] * plan.trees
-        self._plan = plan
         actions: list[Action] = []
+        if len(self._got) != plan.trees:
+            actions += [Drop(flow.link) for flows in self._flows.values() for flow in flows]
+            self._got, self._flows = [0] * plan.trees, {}
+        self._plan = plan
         for tree in {link.tree for link in plan.links}:
             links = [link for link in plan.links if link.tree == tree]
             before = self._flows.get(tree, [])

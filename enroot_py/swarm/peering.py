@@ -52,7 +52,7 @@ class Peering:
         """``rate``: bytes a second that others are given at most."""
         self._loop, self._tracker, self._spool, self._source = loop, tracker, spool, source
         others = listener(loop.ports)
-        loop.listen(TO_PEER, others, self._accept)
+        loop.listen(TO_PEER, others, self._accept, most=2)  # a new one, and one whose end is on its way
         self._peer = peer.Part(self._joined(others), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
@@ -338,8 +338,11 @@ class _Child:
     def planted(self) -> None:
         """There is a plan: what it has asked for before is known now."""
         early, self._early = self._early, []
-        for message in early:
-            self._heard(message)
+        try:
+            for message in early:
+                self._heard(message)
+        except WireError as e:  # the tracker, whose plan it is, has nothing to do with it
+            self._connection.fail(str(e))
 
     def _heard(self, message: Mapping[str, object]) -> None:
         if not self._spool.trees and len(self._early) < MOST:

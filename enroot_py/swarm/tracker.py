@@ -79,7 +79,7 @@ class Tracker:
             pass  # it was released
         elif isinstance(message, Failed):
             self._failed(node, member, message)
-        elif not self._forest or len(message.got) == len(self._forest.trees):  # else it knows another plan
+        elif len(message.got) == (len(self._forest.trees) if self._forest else 0):  # else it knows another plan
             member.got = message.got
             if isinstance(message, Report):
                 self._report(node, member, message)
@@ -347,13 +347,16 @@ class Tracker:
                 self._retire(node)
 
     def _failed(self, node: int, member: Member, failed: Failed) -> None:
-        """Let another one try, unless that is of no use."""
-        if failed.refused:
+        """Let another node try, unless the registry refuses what this node was asked to fetch."""
+        if not self._forest:
+            member.failed |= set(failed.blobs)  # nobody was asked to fetch anything
+            return
+        if failed.refused and failed.blobs and set(failed.blobs) <= set(self._fetchers.all_of(node)):
             self._give_up(failed)
             return
         was_alone = not member.alone.isdisjoint(failed.blobs)
         self._fetchers.failed(node, failed)
-        if was_alone and self._forest:
+        if was_alone:
             self._reroute(node, *range(len(self._forest.trees)))
 
     def _give_up(self, failed: Failed) -> None:

@@ -127,13 +127,6 @@ class Tracking:
             os._exit(0)
 
     def _accept(self, peer: Connection) -> None:
-        before = self._peers.pop(peer.node, None)
-        if before is not None:  # a helper that was killed, and its successor
-            before.close()
-            self._left(peer.node)
-        if not (peer.node < self._nodes or peer.node == SEED):
-            peer.fail(f"there is no node {peer.node}")
-            return
         self._peers[peer.node] = peer
         peer.heard = lambda message: self._greeted(peer, message)
         peer.gone = lambda why: self._gone(peer)

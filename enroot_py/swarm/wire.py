@@ -1,9 +1,10 @@
 """How members of a swarm prove to each other who they are, and how a message looks on the wire. Without sockets.
 
-Both ends of a connection have the key of the swarm. Whoever connects says who he is and draws a nonce; whoever is
-connected to draws one too and proves by HMAC-SHA256 (RFC 2104) over all of this that he has the key; the first one
-proves it then. Of the same come two keys of the session, one for each direction. A message is its length (32 bits, most
-significant byte first), its JSON, and an HMAC of 16 bytes over the number that it has in its direction and the JSON.
+Both ends of a connection have the key of the swarm. The connecting end says who it is, draws a nonce, and proves by
+HMAC-SHA256 (RFC 2104) over this that it has the key: so a stranger is known by its first message. Anyone who hears
+that message can repeat it. So the other end draws a nonce too, and both prove the key over both nonces. Of the same
+come two keys of the session, one for each direction. A message is its length (32 bits, most significant byte first),
+its JSON, and an HMAC of 16 bytes over the number that it has in its direction and the JSON.
 If both have said that they can, all that follows the proofs goes by TLS, with a third key: see tls.py.
 """
 
@@ -24,12 +25,12 @@ from enroot_py.swarm.trees import MOST
 if TYPE_CHECKING:
     from enroot_py.swarm.messages import FromPeer, FromTracker
 
-MAGIC = b"penroot3"
+MAGIC = b"penroot4"
 NONCE = 16
 PROOF = 32
 MAC = 16
 _OWN = 4 + 1 + NONCE  # bytes that an end says of itself: its node, whether it has TLS, and a nonce
-HELLO = len(MAGIC) + 1 + _OWN  # bytes that the one who connects sends first
+HELLO = len(MAGIC) + 1 + _OWN + PROOF  # bytes that the one who connects sends first
 ANSWER = _OWN + PROOF
 SHORT = 64 << 10  # bytes of a message of a peer
 MOST_OF_A_NAME = 64  # HOST_NAME_MAX, sysconf(3)
@@ -64,10 +65,14 @@ class Handshake:
         self.connects = connects
         self._buffer = b""
         self._transcript = b""
+        self.claimed: int | None = None  # the node that connects, by its first message
         self.other = -1  # the node at the other end
         self.session: Session | None = None
         self.secret = b""
-        self.out = MAGIC + self._role + self._own if connects else b""
+        self.out = b""
+        if connects:
+            self._know(self._own, b"")
+            self.out = MAGIC + self._role + self._own + self._prove(b"hello")
 
     def feed(self, data: bytes) -> bytes:
         """What came after the handshake, once that is done. Raises WireError."""
@@ -79,13 +84,18 @@ class Handshake:
                 self._check(b"connected", proof)
                 self.out = self._prove(b"connects")
                 self._end(theirs)
-        elif not self._transcript:
+        elif self.claimed is None:
+            begin = MAGIC + self._role
+            if not begin.startswith(self._buffer[: len(begin)]):
+                raise WireError("no member of a swarm, or one of another version")
             if len(self._buffer) >= HELLO:
-                if self._cut(len(MAGIC)) != MAGIC or self._cut(1) != self._role:
-                    raise WireError("no member of a swarm, or one of another version")
-                self._theirs = self._cut(HELLO - len(MAGIC) - 1)
+                self._cut(len(begin))
+                self._theirs, proof = self._cut(_OWN), self._cut(PROOF)
+                self._know(self._theirs, b"")
+                self._check(b"hello", proof)
                 if self._buffer:
                     raise WireError("more than a hello")
+                self.claimed = int.from_bytes(self._theirs[:4], "big")
                 self._know(self._theirs, self._own)
                 self.out = self._own + self._prove(b"connected")
         elif len(self._buffer) >= PROOF:

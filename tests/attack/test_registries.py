@@ -25,8 +25,10 @@ import pytest
 from tests import images
 from tests.attack.conftest import User
 from tests.images import OCI, Image, Layer, entry
-from tests.kernel.conftest import require
+from tests.kernel.conftest import PREFIX, require
 from tests.kernel.registry import authority, own_address
+from tests.kernel.test_signatures import SIGNER, wanted
+from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
 NAME = "team/app"
@@ -302,10 +304,78 @@ def test_plain_http_is_allowed_by_registry(user: User) -> None:
         assert "must be yes, no, or" in done.stderr
 
 
-def test_password_in_a_reference_is_not_taken(user: User) -> None:
-    """No secret is printed: a reference ends in messages, lists and provenance."""
-    said = user.penroot("digest", f"docker://me:{SECRET}@127.0.0.1:1/x:1", status=1).stderr
-    assert ".credentials" in said and SECRET not in said
+def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
+    """Mirrors, token servers and plain HTTP are of a registry, and not of one spelling of it."""
+    with serve(registry_of(image_of()), bind="0.0.0.0") as server, serve(bind="127.0.0.2") as gone:
+        port = server.host.rpartition(":")[2]
+        say(user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n")
+        user.penroot("digest", gone.uri)
+        assert server.seen and not gone.seen
+        user.penroot("digest", f"docker://0.0.0.0.:0{port}#{NAME}:1", env={"ENROOT_ALLOW_HTTP": f"0:{port}"})
+        say(user, "registries.conf", "010.0.0.1 http\n")
+        assert "registries.conf:1: '010.0.0.1' is no registry" in user.penroot("digest", gone.uri, status=1).stderr
+
+
+@pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
+def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
+    """As enroot takes it: for this registry and this command, with a warning, and for no mirror."""
+    events = user.home / "events.jsonl"
+    user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
+    with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as mirror:
+        say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
+        challenge = "Basic realm=x" if basic else f'Bearer realm="http://{server.host}/token"'
+        mirror.answer = lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"})
+        has = registry_of(images.busybox())
+        wants = f"me:{SECRET}" if basic else "a-token"
+
+        def answer(request: Request) -> Reply:
+            if "/token" in request.path:
+                return token_server()(request)
+            return has(request) if request.login == wants else Reply(401, {"WWW-Authenticate": challenge})
+
+        server.answer = answer
+        uri = f"docker://me:{SECRET}@{server.host}#{NAME}:1"
+        said = []
+        for words in (
+            ("import", "-o", "x.sqsh", uri),
+            ("create", "-n", "box", uri),
+            ("load", "-n", "other", uri),
+            ("start", uri, "sh", "-c", "env; cat /etc/rc"),
+            ("start", "--explain", uri, "true"),
+            ("digest", uri),
+            ("inspect", uri),
+        ):
+            done = user.penroot(*words)
+            said += [done.stdout, done.stderr]
+            assert done.stderr.count("[WARN] a password in a reference is seen by all users") == 1
+            assert f"penroot login --username USER {server.host}" in done.stderr
+        assert server.logins == {f"me:{SECRET}", wants} and not mirror.logins
+        assert SECRET not in "".join(said) and events.exists()
+        for path in user.home.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("image", ["x@sha256:12", "X", "x:a:b", "x:1"])
+def test_password_in_a_reference_is_in_no_error(user: User, image: str) -> None:
+    for form in (f"docker://me:{SECRET}@127.0.0.1:1#{image}", f"me:{SECRET}@127.0.0.1:1#{image}"):
+        for verb in ("digest", "import", "load", "inspect", "create", "start"):
+            if form.startswith("docker://") or verb in ("digest", "import", "load"):
+                assert SECRET not in user.penroot(verb, form, status=1).stderr
+
+
+def test_wrong_password_in_a_reference_is_named_by_its_place(user: User) -> None:
+    with serve(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
+        credentials(user, server.host)
+        said = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
+        assert "the login of 'me' from the command line is refused" in said and "wrong" not in said
+        assert server.logins == {"me:wrong"}
+
+
+def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
+    said = user.penroot("lock", "./images.lock", f"me:{SECRET}@127.0.0.1:1#{NAME}:1", status=1).stderr
+    assert "a password in a reference would be kept" in said and SECRET not in said
+    assert not (user.home / "images.lock").exists()
 
 
 def test_no_secret_is_seen(user: User) -> None:
@@ -592,6 +662,111 @@ def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, p
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
         assert took < 20 and "Traceback" not in said and "MemoryError" not in said
+
+
+# -- web pages: of a login portal, a proxy, or a host that is no registry
+
+HTML = b"<!doctype html><title>Sign in</title>" + b"<p>sign in</p>" * 100
+PAGES = {
+    "html": Reply(200, {"Content-Type": "text/html; charset=utf-8"}, HTML),
+    "no type": Reply(200, {}, b"\xef\xbb\xbf\n <HTML>" + HTML),
+    "short": Reply(200, {"Content-Type": "text/html"}, b"<!-- portal -->"),
+}
+
+
+def paged(part: str, page: Reply, image: Image) -> Callable[[Request], Reply]:
+    """Answers of a registry that has a web page in the place of one kind of answers."""
+    has, config = registry_of(image), images.digest(image.config())
+    parts = {
+        "manifest": "/manifests/",
+        "config": f"/blobs/{config}",
+        "blob": f"/blobs/{images.digest(image.layers[0].blob)}",
+        "tag list": "/tags/list",
+        "token": "/token",
+    }
+
+    def answer(request: Request) -> Reply:
+        if parts[part] in request.path:
+            return page
+        if part == "token" and not request.login:
+            return Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{request.headers["host"]}/token"'})
+        return Reply(404) if part == "tag list" else has(request)
+
+    return answer
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["here", "redirected"])
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("part", ["manifest", "config", "blob", "tag list", "token"])
+def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str, moved: bool) -> None:
+    if part == "blob" and page == "no type":
+        pytest.skip("a blob may begin with anything")
+    with serve(bind="127.0.0.2") as server, serve(lambda request: PAGES[page], bind="127.0.0.3") as portal:
+        away = Reply(302, {"Location": f"http://{portal.host}/login?secret={SECRET}"})
+        server.answer = paged(part, away if moved else PAGES[page], images.busybox())
+        env = {"ENROOT_TRANSFER_RETRIES": "3"}
+        took, said = seconds(user, "import", "-o", "x.sqsh", server.uri, status=1, env=env)
+        address = f"http://{portal.host}/login)" if moved else f"(http://{server.host}/"
+        assert f"[ERROR] {server.host} answered with a web page (" in said and address in said, said
+        assert "[HINT]" in said and "proxy" in said and SECRET not in said and took < MOMENTS
+        assert said.count("[ERROR]") == said.count("[HINT]") == 1
+        assert said.count("[ERROR]") == said.count("[HINT]") == 1
+
+
+def test_web_page_does_not_keep_a_stored_image(user: User, stored: Server) -> None:
+    """A portal is as good as no registry."""
+    stored.answer = lambda request: PAGES["html"]
+    for words in (("start", stored.uri, "true"), ("create", "-n", "second", stored.uri)):
+        said = user.penroot(*words).stderr
+        assert f"{stored.host} answered with a web page" in said and "using the stored image" in said
+
+
+def test_web_page_of_a_mirror_is_told_and_the_registry_asked(user: User) -> None:
+    with serve(lambda request: PAGES["html"], bind="127.0.0.3") as mirror, serve(bind="127.0.0.2") as server:
+        server.answer = registry_of(images.busybox())
+        say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
+        assert f"{mirror.host} answered with a web page" in user.penroot("import", "-o", "x.sqsh", server.uri).stderr
+
+
+@pytest.mark.parametrize("part", [".sig", "/referrers/"])
+def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
+    image = images.busybox()
+    has = registry_of(image)
+    with serve(bind="127.0.0.2") as server:
+        server.answer = lambda request: (
+            PAGES["html"] if part in request.path else Reply(404) if ".sig" in request.path else has(request)
+        )
+        write_policy(user, wanted(SIGNER.write(user.home / "etc/keys/cosign.pub")))
+        said = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
+        assert f"{server.host} answered with a web page" in said
+
+
+def test_web_page_is_no_login(user: User) -> None:
+    with serve(lambda request: PAGES["html"], bind="127.0.0.2") as server:
+        done = user.run("sh", "-c", f"echo {SECRET} | {PREFIX}/bin/penroot login -u me {server.host}", status=1)
+        assert f"{server.host} answered with a web page" in done.stderr
+        assert not (user.home / ".docker").exists()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 500])
+def test_web_page_of_a_refusal_is_not_printed(user: User, status: int) -> None:
+    with serve(lambda request: Reply(status, {"Content-Type": "text/html"}, HTML), bind="127.0.0.2") as server:
+        env = {"ENROOT_TRANSFER_RETRIES": "0"}
+        said = user.penroot("digest", server.uri, status=1, env=env).stderr
+        assert "<" not in said and "[ERROR]" in said
+
+
+def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
+    """By its type alone nothing is a page: servers of files know few types."""
+    image = images.busybox()
+    has = registry_of(image)
+
+    def answer(request: Request) -> Reply:
+        reply = has(request)
+        return Reply(reply.status, {**reply.headers, "Content-Type": "text/html"}, reply.body)
+
+    with serve(answer, bind="127.0.0.2") as server:
+        user.penroot("import", "-o", "x.sqsh", server.uri)
 
 
 # -- 13: what an index does not say, and layers that are elsewhere

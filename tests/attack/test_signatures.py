@@ -160,6 +160,48 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     assert "no signature" in refusal(user, f"docker://{registry.host}/test/kept@{evil.digest()}")
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    ["127.0.0.1:0{port}", "[::ffff:127.0.0.1]:{port}", "127.0.0.1.:{port}", "127.1:{port}", "2130706433:{port}"],
+)
+def test_registry_spelled_in_another_way(user: User, registry: Server, spelling: str) -> None:
+    """The scope of a registry that is rejected, or whose images are to be signed, has each of its spellings."""
+    put(registry, "spelled", b"evil", signed=False)
+    other = spelling.format(port=registry.host.rpartition(":")[2])
+    write(user, ACCEPT, docker={registry.host: REJECT})
+    assert "is rejected by" in refusal(user, f"docker://{other}#test/spelled:1")
+    write(user, ACCEPT, docker={other: REJECT})
+    assert "is rejected by" in refusal(user, f"docker://{registry.host}#test/spelled:1")
+
+
+@pytest.mark.parametrize("forged", ["squashfs", "uri"])
+def test_record_names_another_image_than_the_admitted(
+    user: User, registry: Server, key: Path, image: Path, forged: str
+) -> None:
+    """A record's image or path is admitted, and another squashfs file or image would be used."""
+    put(registry, "mixed", b"1")
+    put(registry, "mixed-evil", b"evil", signed=False)
+    policy = user.home / "etc/policy.json"
+    policy.unlink()
+    for name in ("mixed", "mixed-evil"):
+        user.penroot("create", "--name", name, f"docker://{registry.host}/test/{name}:1")
+    write(user, wanted(key), squashfs={"/sw": ACCEPT})
+    assert user.start("mixed", "cat", "/number") == "1"
+    if forged == "squashfs":
+        mark = user.data / "mixed/.penroot"
+        mark.write_text(mark.read_text() + f"squashfs {image}\n")
+        assert "has no signature" in refusal(user, "mixed")
+        write(user, wanted(key), squashfs={str(image): ACCEPT})
+        user.start("mixed", "true")
+    else:
+        mark = user.data / "mixed-evil/.penroot"
+        for uri in ("/sw/good.sqsh", "bcast:good.sqsh"):
+            write(user, REJECT, squashfs={"": ACCEPT})
+            lines = [f"uri {uri}" if line.startswith("uri ") else line for line in mark.read_text().splitlines()]
+            mark.write_text("\n".join(lines) + "\n")
+            assert "create the container again" in refusal(user, "mixed-evil")
+
+
 def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, key: Path) -> None:
     """Bob gives the victim an image of his by all that the two of them share."""
     del key

@@ -14,7 +14,9 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import BOB, UID
+from tests.attack.test_registries import Reply, serve
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -240,3 +242,26 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
     finally:
         stop.set()
         process.join()
+
+
+def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
+    """Another user may open ~/.docker, and flock(2) needs no more than that."""
+    require(os.geteuid() == 0, "only root can be two users")
+    directory = user.home / ".docker"
+    directory.mkdir(mode=0o755)
+    directory.chmod(0o755)
+    user.home.chmod(0o755)
+    user.own(directory)
+    holds = subprocess.Popen(
+        ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--clear-groups", "flock", str(directory), "cat"],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        taken = ["flock", "--nonblock", str(directory), "true"]
+        until(lambda: subprocess.run(taken, check=False).returncode != 0, "the lock is taken")
+        with serve(lambda request: Reply(200, {}, b"{}")) as registry:
+            for words in (("login", "-u", "me", registry.host), ("logout", registry.host)):
+                user.run("sh", "-c", f"echo secret | timeout 60 {PREFIX}/bin/penroot {' '.join(words)}")
+    finally:
+        holds.communicate()
+    assert [path.name for path in directory.iterdir()] == ["config.json"]

@@ -159,7 +159,7 @@ PAGES = (
     ("usage", "The command line", ("UsageError",)),
     ("config", "Settings and files of settings", ("ConfigError",)),
     ("reference", "Names of images", ("ImageReferenceError",)),
-    ("registry", "Registries", ("RefusedError", "Unreachable", "RegistryError")),
+    ("registry", "Registries", ("RefusedError", "WebPage", "Unreachable", "RegistryError")),
     ("image", "Images and the store", ("ImageError",)),
     ("policy", "Signatures and the policy of a site", ("PolicyError",)),
     ("container", "Containers", ("ContainerError", "BusyError")),

@@ -96,14 +96,18 @@ class Login:
     users: dict[str, str]  # an empty user is anybody
     basic: bool = False
     uses: int = 1000  # of a token, then it has expired
+    ended: int = 401  # the status of an answer to a token that has expired
+    ends: bool = False  # the login itself expires with the first token, or after as many uses
     tokens: dict[str, int] = field(default_factory=dict)
 
     def allows(self, authorization: str) -> bool:
         if self.basic:
-            return self.user(authorization) is not None
+            self.uses -= bool(authorization) and self.ends
+            return self.user(authorization) is not None and self.uses >= 0
         token = authorization.removeprefix("Bearer ")
-        self.tokens[token] = self.tokens.get(token, 0) - 1
-        return self.tokens[token] >= 0
+        if token in self.tokens:
+            self.tokens[token] -= 1
+        return self.tokens.get(token, -1) >= 0
 
     def user(self, authorization: str) -> str | None:
         """Who gives the right password in a Basic authorization."""
@@ -158,6 +162,9 @@ class Front(BaseHTTPRequestHandler):
             self.give_token(state.login, authorization)
             return
         if state.login and not state.login.allows(authorization):
+            if authorization and state.login.ended != 401:
+                self.answer(state.login.ended, {}, b'{"errors": [{"message": "it is over"}]}')
+                return
             realm = f'Bearer realm="http://{state.host}/token",service="test",scope="repository:x:pull"'
             self.answer(401, {"WWW-Authenticate": 'Basic realm="test"' if state.login.basic else realm}, b"{}")
             return
@@ -174,7 +181,7 @@ class Front(BaseHTTPRequestHandler):
         self.answer(status, headers, body, fault)
 
     def give_token(self, login: Login, authorization: str) -> None:
-        if login.user(authorization) is None:
+        if login.user(authorization) is None or login.ends and login.tokens:
             self.answer(401, {}, b"{}")
         else:
             self.answer(200, {}, json.dumps({"token": login.token()}).encode())

@@ -129,6 +129,33 @@ def test_metrics(user: User, registry: Server, file: pathlib.Path) -> None:
     assert samples(user.penroot("cache", "metrics").stdout) == found
 
 
+LONG_NUMBERS = [
+    "9" * 400,
+    "-" + "9" * 400,
+    "9" * 5000,
+    "1e400",
+    "9" * 20000,
+    "1." + "0" * 500,
+    "true",
+    "-1",
+    "1e999999",
+]
+
+
+@pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
+def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path, number: str) -> None:
+    """One line of the file had ended every later call."""
+    record = (
+        '{{"event": "pull", "result": "ok", "cache": "hit", "seconds": {0}, "bytes": {0}, "phases": {{"fetch": {0}}}}}'
+    )
+    file.write_text(record.format(number) + '\n{"event": "start", "result": "ok", "seconds": 2}\n')
+    user.own(file)
+    found = samples(user.penroot("cache", "metrics").stdout)
+    me = f'user="{user.uid}"'
+    assert found[f'penroot_seconds_total{{{me},event="start"}}'] == 2
+    assert all(value < 1e15 for value in found.values())
+
+
 def records_bytes(file: pathlib.Path) -> int:
     """Bytes fetched, by the first record, which is that of the only pull that fetched some."""
     return int(json.loads(file.read_text().splitlines()[0])["bytes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 
@@ -15,6 +16,7 @@ from enroot_py.config.settings import load
 from enroot_py.runtime import environ
 from enroot_py.runtime.etc import read_environment
 from tests.kernel.conftest import PREFIX, UID, User, require
+from tests.unit.test_environ import OTHER_VALUES, SECRET_VALUES
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = HERE.parent.parent / "c_shims/helpers"
@@ -191,7 +193,7 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     (tmp_path / "etc/environ.d/10-terminal.env").write_text(text)
     host["ENROOT_SYSCONF_PATH"] = str(tmp_path / "etc")
     if kind == "image":
-        words = [" ".join(environ.SECRET_WORDS), " ".join(environ.SECRET_PARTS)]
+        words = list(environ.secret_lists().values())
         root = os.open(tmp_path, os.O_PATH)
         meant = environ.of_image(root, host)
         os.close(root)
@@ -202,6 +204,19 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
     assert read_environment(done.stdout) == meant
     assert ("[s]" in meant.values()) == (kind == "site")
+
+
+def test_bundle_finds_the_secrets_that_a_start_finds(rng: random.Random) -> None:
+    pieces = ["u", ":", "@", "/", "://", "http", "https", "1", "22", ",", ";", " ", "=", "key", "token", "sha256:", "?"]
+    values = [*SECRET_VALUES, *OTHER_VALUES]
+    values += ["".join(rng.choice(pieces) for _ in range(rng.randint(1, 10))) for _ in range(2000)]
+    host = {f"V{number}": value for number, value in enumerate(values)}
+    host |= dict.fromkeys("SSHPASS LDAP_PW OLDPWD PWD PASS COMPASS_X A_BYPASS MYSQLPWD KEY A_KEY X".split(), "x")
+    text = "".join(f"X=${{{name}}}\n" for name in host)
+    command = [LIBEXEC / "penroot-runfile", "environment", *environ.secret_lists().values()]
+    done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
+    told = {name for name in host if f"asks for {name}," in done.stderr}
+    assert told == {name for name, value in host.items() if environ.is_secret(name, value)}
 
 
 def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:

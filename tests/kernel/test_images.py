@@ -26,9 +26,11 @@ from pathlib import Path
 
 import pytest
 
+from enroot_py.base.errors import RefusedError
 from enroot_py.config import settings
-from enroot_py.registry import tags
+from enroot_py.registry import authorization, tags
 from enroot_py.registry.reference import Reference, parse
+from enroot_py.registry.repository import Repository
 from enroot_py.runtime import etc
 from tests import images
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
@@ -728,6 +730,80 @@ def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Serve
     with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=2)) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert front.login is not None and len(front.login.tokens) >= 2
+
+
+EXPIRED = (400, 401, 403)
+
+
+@pytest.mark.parametrize("status", EXPIRED)
+def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Image, status: int) -> None:
+    """At each request of a pull, and where a transfer is resumed."""
+    credentials(user, "127.0.0.1", "me", "secret")
+    digest = images.digest(big.layers[0].blob)
+    for uses in (1, 2, 3):
+        fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+        with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=uses, ended=status)) as front:
+            user.penroot("import", "-o", f"{uses}.sqsh", f"docker://{front.host}/test/transfer:1")
+            assert front.login is not None and len(front.login.tokens) >= 2
+        user.penroot("cache", "prune")
+
+
+@pytest.mark.parametrize("status", EXPIRED)
+def test_token_that_ends_before_the_tag_list_is_renewed(user: User, registry: Server, status: int) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    with faulty(registry.host, login=Login({"me": "secret"}, uses=1, ended=status)) as front:
+        said = user.penroot("digest", f"docker://{front.host}/test/one:missing", status=1).stderr
+        assert "has no tag missing" in said and "there is: 1" in said
+        assert front.login is not None and len(front.login.tokens) == 2
+
+
+@pytest.mark.parametrize("status", EXPIRED)
+@pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
+def test_login_that_expires_is_named_with_its_file(
+    user: User, registry: Server, big: Image, basic: bool, status: int
+) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    login = Login({"me": "secret"}, basic, uses=1, ended=status, ends=True)
+    with faulty(registry.host, login=login) as front:
+        said = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", status=1).stderr
+        assert f"the login of 'me' from {user.home}/.config/enroot/.credentials has expired" in said
+        assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize("status", EXPIRED)
+def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, status: int) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    with faulty(registry.host, Fault("/manifests/", 9, status), login=Login({"me": "secret"})) as front:
+        said = user.penroot("digest", f"docker://{front.host}/test/one:1", status=1).stderr
+        assert "expired" not in said and f"{status} from {front.host}" in said
+
+
+@pytest.mark.parametrize("status", EXPIRED)
+@pytest.mark.parametrize("has_login", [True, False], ids=["login", "no login"])
+def test_token_of_srun_that_ends_is_renewed_on_a_node(
+    registry: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, has_login: bool
+) -> None:
+    """A node of a swarm has srun's token, and has seen no challenge."""
+    environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if has_login:
+        path = tmp_path / ".config/enroot/.credentials"
+        path.parent.mkdir(parents=True)
+        path.write_text("machine 127.0.0.1 login me password secret\n")
+    login = Login({"me": "secret"}, uses=2, ended=status, tokens={"lent": 1})
+    with faulty(registry.host, login=login) as front:
+        reference = parse(f"{front.host}/test/one:1")
+        assert isinstance(reference, Reference)
+        authorization.know(json.dumps([[front.host, "test/one", "", "Bearer lent"]]))
+        repository = Repository(reference, settings.load(environ))
+        manifest = repository.manifest()
+        if has_login:
+            assert repository.config(manifest)
+        else:
+            with pytest.raises(RefusedError, match="srun's token for test/one has expired") as caught:
+                repository.config(manifest)
+            assert f"penroot login {front.host}" in caught.value.hint
 
 
 def say(user: User, name: str, text: str) -> None:

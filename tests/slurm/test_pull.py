@@ -363,3 +363,16 @@ def test_steps_that_import_an_image_at_once_run_at_once(lab: Lab, registry: Serv
                 assert each.returncode == 0, errors
     finally:
         lab.run(["rm", "-rf", "/home/alice/meet"])
+
+
+@pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
+def test_password_in_an_image_is_kept_by_no_job(lab: Lab, command: str) -> None:
+    """Slurm shows the options of a job to everybody."""
+    image = "--container-image=docker://me:hunter2@registry:5000#minimal:1"
+    words = {"sbatch": ["--wrap", "true"], "salloc": ["true"]}.get(command, ["true"])
+    done = lab.run([command, image, *words], check=False)
+    assert done.returncode != 0
+    assert "a password in a reference would be kept, and seen by others" in done.stderr
+    assert "penroot login --username USER registry:5000" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert lab.run("squeue -h -u alice").stdout == ""

@@ -91,6 +91,17 @@ def test_one_token_serves_all(four: Lab, registry: Server) -> None:
     assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # srun's HEAD
 
 
+@pytest.mark.parametrize("status", [400, 403])
+def test_token_that_ends_on_the_nodes_is_renewed(four: Lab, registry: Server, status: int) -> None:
+    """srun gives its token to the nodes, where it ends: they have seen no challenge."""
+    name = f"ended{status}"
+    registry.pusher.image(f"test/{name}", "a", layered(status))
+    with front(four, registry) as shown:
+        shown.login = Login({"": ""}, uses=4, ended=status)
+        assert four.run(step(shown.host, name, "cat", "/number")).stdout == f"{status}\n" * 4
+        assert len(shown.login.tokens) > 1
+
+
 def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> None:
     first, second = layered(3, layers=2), layered(4, layers=2)
     second.layers += first.layers[2:]

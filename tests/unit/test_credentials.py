@@ -13,6 +13,7 @@ from enroot_py.config import settings
 from enroot_py.registry import credentials
 from enroot_py.registry.credentials import Credential
 from enroot_py.registry.reference import Reference
+from tests.unit.test_reference import SPELLINGS
 
 
 class Home:
@@ -68,6 +69,16 @@ def test_netrc_without_port_serves_every_port_but_the_exact_one_wins(home: Home)
     home.netrc("machine a.io login me password any\nmachine a.io:5000 login me password exact\n")
     assert home.find("a.io:443") == ("me", "any")
     assert home.find("a.io:5000") == ("me", "exact")
+
+
+@pytest.mark.parametrize(("registry", "written"), [(n, t) for n, texts in SPELLINGS.items() for t in texts])
+def test_login_is_found_by_each_spelling_of_its_registry(home: Home, registry: str, written: str) -> None:
+    home.netrc(f"machine {written} login me password one\n")
+    if not written.lower().startswith("registry.hub"):  # docker files no login by that name
+        assert home.find(registry) == ("me", "one")
+        home.netrc("")
+        home.docker({"auths": {written: {"auth": base64.b64encode(b"me:two").decode()}}})
+        assert home.find(registry) == ("me", "two")
 
 
 def test_netrc_by_the_host_that_gives_the_tokens(home: Home) -> None:

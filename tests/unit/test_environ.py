@@ -50,6 +50,59 @@ def test_a_url_with_a_password_is_a_secret() -> None:
     assert not environ.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
 
 
+@pytest.mark.parametrize(
+    "name",
+    "SSHPASS LDAP_PW DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP "
+    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY".split(),
+)
+def test_more_names_of_secrets(name: str) -> None:
+    assert environ.is_secret(name, "x")
+
+
+SECRET_VALUES = [
+    "me:hunter2@db.site:5432/x",
+    "me:p@ss@db.site",
+    "me:12345@db.site",
+    "postgres://me:a/b@db.site/x",
+    "http://one.site,http://me:pw@two.site",
+    "none.site me:pw@proxy.site",
+    "https://ghp_abc@github.site/team/app",
+    "git+https://abc@git.site/x",
+    "Server=tcp:db.site;User ID=me;Password=hunter2;",
+    "DefaultEndpointsProtocol=https;AccountName=x;AccountKey=abc==",
+    "host=db user=me password=hunter2",
+    "https://store.site/x?sig=1&token=abc",
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nabc",
+]
+OTHER_VALUES = [
+    "/opt/gcc@12/lib:/opt/x@1/lib",
+    "git@github.site:team/app.git",
+    "ssh://git@host:22/x@y:z",
+    "registry.site:5000/team/app@sha256:0123",
+    "team/app:1@sha256:0123",
+    "me@site.org",
+    "FILE:/tmp/krb5cc_1@SITE.ORG",
+    "https://site.org/team/app@v1",
+    "https://site.org?mail=me@site.org",
+    "unix:path=/run/user/1/bus,guid=1",
+    "*.tar=01;31:*.zip=01;31",
+    "http://proxy.site:3128",
+    "pmix-server.1@1.0;tcp4://10.0.0.1:41567",
+    "-Xmx1g -Dfile.encoding=UTF-8",
+    "",
+]
+
+
+@pytest.mark.parametrize("value", SECRET_VALUES)
+def test_secret_in_a_value_is_found(value: str) -> None:
+    assert environ.is_secret("X", value)
+
+
+@pytest.mark.parametrize("value", OTHER_VALUES)
+def test_value_without_a_secret_is_passed_on(value: str) -> None:
+    assert not environ.is_secret("X", value)
+
+
 def test_each_variable_has_its_last_origin() -> None:
     variables = environ.Variables()
     variables.set({"A": "1", "B": "1", "C": "1"}, "the image")

@@ -8,6 +8,7 @@ import pathlib
 import re
 import resource
 import socket
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,9 @@ import pytest
 from enroot_py.base import events, recording
 from enroot_py.base.errors import ImageError
 from enroot_py.base.recording import Recording
+from enroot_py.cli import metrics
 from enroot_py.cli.metrics import METRICS
+from tests.unit.test_fuzz import retyped
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -199,3 +202,20 @@ def test_phases_in_words() -> None:
 )
 def test_the_documentation_has_every_row(rows: set[str]) -> None:
     assert rows <= set((ROOT / "docs/events.md").read_text().splitlines())
+
+
+def test_record_of_any_shape_breaks_no_metrics(tmp_path: pathlib.Path) -> None:
+    record = {"event": "pull", "result": "ok", "cache": "hit", "seconds": 1, "bytes": 1, "phases": {"fetch": 1}}
+    path = tmp_path / "events"
+    path.write_bytes(b"\n".join(retyped(record)))
+    totals: defaultdict[metrics.Sample, float] = defaultdict(float)
+    for each in metrics._records(str(path)):
+        metrics._count(each, totals)
+    assert all(0 <= total < 1e15 for total in totals.values())
+
+
+def test_long_job_number_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, known in (("7", {"job": 7}), ("9" * 5000, {}), ("9" * 10, {"job": 9999999999})):
+        monkeypatch.setenv("SLURM_JOB_ID", number)
+        monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+        assert events._job() == known

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,29 @@ def mutate(text: str, rng: random.Random) -> str:
         else:
             characters[at:at] = what * rng.choice((1, 1, 1, 3))
     return "".join(characters)
+
+
+_LONG = "a number of 5000 digits"
+_ODD = (
+    *(None, True, -1, 0, 1.5, 1 << 70, "", "x", "9" * 40, "a b\r\nc", "../../x", "\ud800", "sha256:x", _LONG),
+    *([], {}, [None], [[]], {"a": None}, ["x"], {"digest": 7}),
+)
+
+
+def retyped(document: object) -> Iterator[bytes]:
+    """Yield a JSON document with one value of another type, or beyond all limits: each value, and each such type."""
+    whole = {"document": json.loads(json.dumps(document))}
+
+    def at(node: Any) -> Iterator[bytes]:
+        for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+            value = node[key]
+            yield from at(value)
+            for odd in _ODD:
+                node[key] = odd
+                yield json.dumps(whole["document"]).replace(f'"{_LONG}"', "9" * 5000).encode()
+            node[key] = value
+
+    return at(whole)
 
 
 @pytest.mark.parametrize("kind", SEEDS)

@@ -18,10 +18,13 @@ import pytest
 
 from enroot_py.base.errors import PenrootError
 from enroot_py.config import settings
-from enroot_py.registry import addresses, http, site
-from enroot_py.registry.manifests import Descriptor
+from enroot_py.registry import addresses, authorization, http, site
+from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import Reference
 from enroot_py.registry.repository import Repository
+from enroot_py.store.imageconfig import ImageConfig
+from tests.images import OCI
+from tests.unit.test_fuzz import retyped
 
 pytestmark = pytest.mark.soak
 
@@ -226,3 +229,78 @@ def test_mutated_retry_after(rng: random.Random, soak: bool) -> None:
     for _ in range(100_000 if soak else 2_000):
         wait = http.retry_after(mutate(b"Wed, 21 Oct 2015 07:28:00 GMT", rng).decode("latin-1"))
         assert wait is None or wait >= 0
+
+
+D1, D2 = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+CONFIG = {
+    "architecture": "amd64",
+    "os": "linux",
+    "created": "2026-01-01T00:00:00Z",
+    "rootfs": {"type": "layers", "diff_ids": [D]},
+    "config": {
+        "Env": ["A=b"],
+        "Cmd": ["true"],
+        "Entrypoint": ["sh"],
+        "Labels": {"a": "b"},
+        "Volumes": {"/v": {}},
+        "WorkingDir": "/w",
+    },
+}
+ENTRY = {"mediaType": OCI["manifest"], "digest": D1, "size": 9, "platform": {"os": "linux", "architecture": "amd64"}}
+DOCUMENTS: dict[str, dict[str, object]] = {
+    "token": {"token": "abc", "access_token": "abc", "expires_in": 60},
+    "errors": {"errors": [{"code": "DENIED", "message": "no", "detail": {}}]},
+    "tags": {"name": "team/app", "tags": ["a", "b"]},
+    "manifest": {
+        "schemaVersion": 2,
+        "mediaType": OCI["manifest"],
+        "config": {"mediaType": OCI["config"], "digest": D1, "size": 9},
+        "layers": [{"mediaType": OCI["layer"] + "+gzip", "digest": D2, "size": 9, "urls": ["https://x.site/y"]}],
+    },
+    "index": {"schemaVersion": 2, "mediaType": OCI["index"], "manifests": [ENTRY]},
+    "config": CONFIG,
+}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_documents_with_fields_of_other_types(
+    servers: tuple[Raw, Raw],
+    tmp_path: pathlib.Path,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Each document that a registry sends, with one value of another type."""
+    server, _ = servers
+    environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "ENROOT_TRANSFER_RETRIES": "0"}
+    found = settings.load(environ)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    context = ssl.create_default_context()
+    monkeypatch.setattr(site, "tls", lambda: context)
+    challenge = f'WWW-Authenticate: Bearer realm="http://{server.host}/token"\r\n'.encode()
+    for data in retyped(DOCUMENTS[kind]):
+
+        def reply(asked: bytes, data: bytes = data) -> bytes:
+            if kind == "token":
+                token = b"/token" in asked
+                return answer(b"200 OK", b"", data) if token else answer(b"401 No", challenge, b"{}")
+            if kind == "errors":
+                return answer(rng.choice((b"400 No", b"403 No", b"429 Wait")), b"", data)
+            if kind == "tags":
+                return answer(b"200 OK", b"", data) if b"/tags/" in asked else answer(b"404 No", b"", b"{}")
+            return answer(b"200 OK", b"", data)
+
+        server.reply = reply
+        authorization._TOKENS.clear()
+        client = Repository(Reference(server.host, "team/app", "1"), found)
+        try:
+            if kind == "config":
+                config = ImageConfig(data, "x")
+                (config.platform, config.created, config.workdir, config.files("docker://x"))
+                config.diff_ids(Manifest(D, D, b"", Descriptor("", D, 1), (Descriptor("", D, 1),)))
+            else:
+                client.manifest("amd64")
+        except PenrootError as e:
+            assert str(e) and len(str(e)) < 20_000, data
+        except BaseException as e:
+            raise AssertionError(data) from e

@@ -160,6 +160,17 @@ def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
     assert len(said(file)["auths"]) == 12
 
 
+def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
+    write(file, {})
+    lock = Path(file.path).parent / ".config.json.lock"
+    lock.touch(0o600)
+    file.add(registry("reg.io"), LOGIN)
+    assert said(file) == {"auths": {"reg.io": AUTH}} and not lock.exists()
+    lock.touch(0o644)  # others could hold this one
+    with pytest.raises(ConfigError, match="remove that file"):
+        file.add(registry("reg.io"), LOGIN)
+
+
 def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None:
     place = tmp_path / "open"
     place.mkdir()

@@ -17,6 +17,7 @@ from enroot_py.registry import identities, policy, reference
 from enroot_py.registry.identities import DockerName, Identity
 from enroot_py.registry.policy import Policy
 from tests.unit.test_fuzz import mutate
+from tests.unit.test_reference import SPELLINGS
 
 ACCEPT, REJECT = {"type": "insecureAcceptAnything"}, {"type": "reject"}
 KEYED = {"type": "sigstoreSigned", "keyPath": "/etc/keys/cosign.pub"}
@@ -209,6 +210,41 @@ def test_names_with_ports() -> None:
     assert identities.read("reg:5000/box") == DockerName("reg:5000/box")
     assert identities.read("localhost/box:1") == DockerName("localhost/box", "1")
     assert str(identities.read(f"reg:5000/a/b:1@{D}")) == f"reg:5000/a/b:1@{D}"
+
+
+@pytest.mark.parametrize(("scope", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts])
+def test_scope_holds_for_each_spelling_of_its_registry(scope: str, text: str) -> None:
+    scope = scope.replace("registry-1.docker.io", "docker.io")
+    for written, image in ((scope, text), (text.lower(), scope)):
+        if written.startswith(("index.", "registry.hub.")):
+            continue  # the scope of Docker Hub is docker.io
+        for part in ("", "/team", "/team/app:1"):
+            document = {"default": [ACCEPT], "transports": {"docker": {written + part: [REJECT]}}}
+            found = rule(document, f"docker://{image}#team/app:1")
+            assert found.refusal("x") is not None, (written, image)
+    if not ("." in text or ":" in text):
+        return
+    assert identities.read(f"{text}/team/app:1") == identities.read(f"{scope}/team/app:1")
+    prefix = Identity("remapIdentity", (f"{text}/team", f"{text}/signed"))
+    assert prefix.matches(identities.read(f"{scope}/team/app:1"), identities.read(f"{scope}/signed/app:1"))
+
+
+def test_scope_without_a_port_and_with_port_80_are_one() -> None:
+    """Where plain HTTP is allowed a registry without a port is asked there, too."""
+    for scope, image in (("reg.site", "reg.site:80"), ("reg.site:80", "reg.site"), ("*.site", "reg.site:80")):
+        document = {"default": [ACCEPT], "transports": {"docker": {scope: [REJECT]}}}
+        assert rule(document, f"docker://{image}#app:1").refusal("x")
+    document = {"default": [ACCEPT], "transports": {"docker": {"reg.site:80": [REJECT], "reg.site": [ACCEPT]}}}
+    for image in ("reg.site", "reg.site:5000"):
+        assert rule(document, f"docker://{image}#app:1").refusal("x") is None
+
+
+def test_scope_in_two_spellings_is_a_slip() -> None:
+    with pytest.raises(ConfigError, match="P:.*the scope reg.site of docker is there already"):
+        read({"default": [ACCEPT], "transports": {"docker": {"reg.site": [REJECT], "reg.site:443": [ACCEPT]}}})
+    with pytest.raises(ConfigError, match="no image is in the scope '010.0.0.1'") as caught:
+        read({"default": [ACCEPT], "transports": {"docker": {"010.0.0.1": [REJECT]}}})
+    assert "10.0.0.1" in caught.value.hint
 
 
 def put(path: pathlib.Path, data: bytes, mode: int = 0o644, owner: int = 0) -> None:

@@ -43,6 +43,35 @@ def test_canonical_name(text: str, canonical: str) -> None:
     assert str(parse(text)) == canonical
 
 
+SPELLINGS = {
+    "reg.io": ["REG.io", "reg.io.", "reg.io:443", "Reg.IO.:0443"],
+    "reg.io:5000": ["reg.io:05000", "reg.io.:5000", "reg.io:0000000000000005000"],
+    "reg.io:80": ["reg.io:080"],
+    "10.0.0.1:5002": ["10.0.0.1:05002", "[::ffff:10.0.0.1]:5002", "[::FFFF:a00:1]:5002", "10.1:5002", "167772161:5002"],
+    "10.0.0.1": ["[::ffff:10.0.0.1]", "10.0.0.1.", "0xa000001", "10.0.0.0x1", "10.0.0.1:443"],
+    "[fd00::1]:5000": ["[FD00:0:0::1]:5000", "[fd00::0.0.0.1]:05000"],
+    "registry-1.docker.io": ["docker.io:443", "Index.Docker.io.", "registry.hub.docker.com"],
+}
+
+
+@pytest.mark.parametrize(("canonical", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts])
+def test_registry_has_one_spelling(canonical: str, text: str) -> None:
+    assert parse(f"docker://{text}#team/app:1") == parse(f"docker://{canonical}#team/app:1")
+    if "." in text or ":" in text:
+        assert parse(f"{text}/team/app:1") == parse(f"{canonical}/team/app:1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["010.0.0.1", "10.0.0.256", "10.0.0.1.2", "a.1", "1.2.3.08", "reg.io:0", "reg..io", "reg.io..", "[::1", "[::1]5"]
+    + ["[fe80::1%lo]", "[10.0.0.1]", "réseau.fr", "reg.io:", "reg.io:6553600", "09"],
+)
+def test_registry_without_a_canonical_spelling_is_refused(text: str) -> None:
+    with pytest.raises(ImageReferenceError, match="bad registry") as caught:
+        parse(f"docker://{text}#team/app:1")
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize("text", ["me@reg.io:5000#a/b:1", f"docker://me@x.org@reg.io/a@{D}", "ubuntu", "[fe80::1]/a"])
 def test_uri_reads_back(text: str) -> None:
     reference = parse(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from enroot_py.base.errors import ConfigError, ImageError
+from enroot_py.base.errors import ConfigError, ImageError, PenrootError
 from enroot_py.registry import identities, signatures
 from enroot_py.registry.manifests import Descriptor
 from enroot_py.registry.policy import KeySource, Requirement
@@ -19,7 +19,7 @@ from enroot_py.registry.signatures import MOST, Evidence, Key, Signature
 from tests import images
 from tests.images import OCI, digest
 from tests.signing import ANNOTATION, ARTIFACT, BUNDLE, IN_TOTO, PAYLOAD, Signer, bundle, payload, statement
-from tests.unit.test_fuzz import mutate
+from tests.unit.test_fuzz import mutate, retyped
 
 IMAGE = identities.read("reg.site/box:1")
 D, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -324,3 +324,75 @@ def test_referrers_of_this_image_alone_count() -> None:
     assert found_in(registry) == [good]
     registry.tags["referrers"] = json.dumps({"manifests": entries[:1] * 1000}).encode()
     assert 1 < len(found_in(registry)) < 100
+
+
+def documents() -> dict[str, Any]:
+    """Return the JSON of each document in which a registry has signatures, by what it is."""
+    good, registry = signed(SIGNER), Registry()
+    return {
+        "manifest": json.loads(registry.manifest(registry.layer(good), subject={"digest": D})),
+        "listing": {"manifests": [{"digest": D, "artifactType": ARTIFACT, "annotations": {"a": "b"}}]},
+        "bundle": json.loads(bundle(SIGNER, statement(D))),
+        "payload": json.loads(good.payload),
+        "statement": json.loads(statement(D)),
+    }
+
+
+SIGNER = Signer()
+
+
+@pytest.mark.parametrize("kind", documents())
+def test_field_of_another_type_is_no_signature(kind: str) -> None:
+    for data in retyped(documents()[kind]):
+        registry = Registry()
+        good = signed(SIGNER)
+        registry.tags[SIG] = registry.manifest(registry.layer(good))
+        if kind == "manifest":
+            registry.tags[SIG] = data
+        elif kind == "listing":
+            registry.tags["referrers"] = data
+            registry.named = lambda digest, blobs=registry.blobs: blobs.get(digest, b"{}")  # type: ignore[method-assign,misc]
+        elif kind == "payload":
+            registry.tags[SIG] = registry.manifest(registry.layer(Signature(data, SIGNER.sign(data))))
+        try:
+            if kind in ("bundle", "statement"):
+                found = bundled(data if kind == "bundle" else bundle(SIGNER, data))
+            else:
+                found = found_in(registry)
+        except PenrootError as e:
+            assert str(e)
+            continue
+        for each in found:
+            why(each, keys=[SIGNER])  # it says something, and raises nothing
+
+
+@pytest.mark.parametrize(
+    "name, again",
+    [
+        ("docker-manifest-digest", f'"docker-manifest-digest": "{OTHER}", '),
+        ("docker-reference", '"docker-reference": "other.site/x", '),
+        ("critical", '"critical": {}, '),
+        ("type", '"type": "x", '),
+        ("optional", '"optional": {"a": 1, "a": 2}, "optional": '),
+    ],
+)
+def test_key_twice_in_a_payload_is_no_signature(name: str, again: str) -> None:
+    """Two readers would see two claims."""
+    data = signed(SIGNER).payload
+    assert signatures.claim(data) is not None
+    twice = data.replace(
+        f'"{name}": '.encode(), f'{again}"{name}": '.encode() if name != "optional" else again.encode()
+    )
+    assert twice != data
+    assert signatures.claim(twice) is None
+    assert "no signature of an image" in why(Signature(twice, SIGNER.sign(twice)), keys=[SIGNER])
+
+
+def test_key_twice_in_a_statement_is_no_signature() -> None:
+    body = statement(D)
+    twice = body.replace(b'"predicateType": ', b'"predicateType": "x", "predicateType": ')
+    assert twice != body
+    (found,) = bundled(bundle(SIGNER, twice))
+    assert "no signature of an image" in why(found, keys=[SIGNER], identity="digestOnly")
+    again = bundle(SIGNER, body).replace(b'"payloadType": ', b'"payloadType": "x", "payloadType": ')
+    assert bundled(again) == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
+from collections.abc import Mapping
 
 import pytest
 
-from enroot_py.swarm import trees
+from enroot_py.swarm import trees, wire
 from enroot_py.swarm.fetchers import SILENT
 from enroot_py.swarm.messages import (
     SEED,
@@ -22,6 +25,8 @@ from enroot_py.swarm.messages import (
 )
 from enroot_py.swarm.tracker import DRAIN, GATHER, LINGER, Tracker
 from enroot_py.swarm.trees import SOURCES, Forest
+from enroot_py.swarm.wire import WireError
+from tests.unit.test_fuzz import retyped
 
 SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
 
@@ -111,6 +116,118 @@ class Told:
             way.append(givers[0])
             takes = self.plan[way[-1]].relays or blob in self.lacks[way[-1]]
             assert takes or blob in self.fetches[way[-1]], f"{way}: the last takes it for nobody"
+
+
+BAD, SILENT_NODE = 3, 4
+STAGES = ("before it joins", "before the plan", "after the plan", "when others are done", "after it left")
+BAD_MESSAGES = {
+    "Joined": Joined(("10.0.0.9", 9), (0, 1, 2, 3), (), "bad"),
+    "Report": Report((1,) * 4, 5, False, 7),
+    "Complaint": Complaint(0, 1, True, (1,) * 4),
+    "Failed": Failed((0,), False, "why", "hint"),
+}
+
+
+class Guarded(Told):
+    """Five nodes: three are honest, one is bad, and the last says nothing after the plan.
+
+    What the bad node says is decoded and checked as by tracking.py, and may end that node alone.
+    """
+
+    def hear_bad(self, now: float, message: Mapping[str, object]) -> None:
+        try:
+            event = wire.decode_from_peer(json.loads(json.dumps(message)), "10.0.0.9")
+            if isinstance(event, Failed) and event.refused and set(event.blobs) <= self.fetches.get(BAD, set()):
+                return  # whoever fetches for all is believed
+            if isinstance(event, Joined):
+                self.lacks[BAD], self.has[BAD] = set(event.lacks), set(event.has)
+            self.hear(self.tracker.handle(now, BAD, event))
+        except (WireError, ValueError):
+            self.leave(now, BAD)
+
+    def pass_time(self, now: float) -> float:
+        """Ticks, between which the honest report more and more; the silent one is found to be stalled."""
+        for step in (0.1, GATHER, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
+            now += step
+            self.hear(self.tracker.tick(now))
+            for node in set(self.plan) - {BAD, SILENT_NODE}:
+                got = (int(now * (1 << 20)),) * self.plan[node].trees
+                self.hear(self.tracker.handle(now, node, Report(got, 1, node in self.done)))
+        return now
+
+    def live_through(self, stage: str, messages: list[Mapping[str, object]]) -> None:
+        """The bad node says this at a stage; then it leaves, and the others are to get all they lack."""
+        every, now = set(range(len(SIZES))), 100.0
+        for node in (0, 1, 2, SILENT_NODE):
+            self.join(now, node, every)
+        if stage != STAGES[0]:
+            self.join(now, BAD, every)
+        if stage in STAGES[2:]:
+            now = self.pass_time(now)
+        if stage == STAGES[3]:
+            for node in range(3):
+                self.finish(now, node)
+        if stage == STAGES[4]:
+            self.leave(now, BAD)
+        for message in messages:
+            now += 0.05
+            self.hear_bad(now, message)
+            self.tracker.progress()
+            self.hear(self.tracker.tick(now))
+        now = self.pass_time(now)
+        self.leave(now, BAD)
+        self.leave(now, SILENT_NODE)
+        now = self.pass_time(now)
+        self.drained(now)
+        if stage != STAGES[3]:
+            self.check()
+            for node in range(3):
+                self.finish(now, node)
+        for _ in range(20):
+            self.hear(self.tracker.tick(now := now + LINGER / 10))
+        assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", BAD_MESSAGES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_message_of_one_member_ends_no_other(stage: str, kind: str) -> None:
+    """Each field of each message with each odd value: the tracker goes on, and so do the others."""
+    for data in (json.dumps(wire.encode(BAD_MESSAGES[kind])).encode(), *retyped(wire.encode(BAD_MESSAGES[kind]))):
+        try:
+            message = json.loads(data)
+        except ValueError:
+            continue  # the wire refuses it
+        if isinstance(message, dict):
+            Guarded(5).live_through(stage, [message])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 5, 32, 1000])
+@pytest.mark.parametrize("stage", STAGES)
+def test_bytes_of_another_plan_end_no_other(stage: str, length: int) -> None:
+    for message in (Report((7,) * length, 1), Report((7,) * length, 1, True), Complaint(0, 0, True, (7,) * length)):
+        Guarded(5).live_through(stage, [wire.encode(message)])
+        Guarded(5).live_through(stage, [wire.encode(message), wire.encode(BAD_MESSAGES["Joined"])])
+
+
+def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool) -> None:
+    known = [data for message in BAD_MESSAGES.values() for data in retyped(wire.encode(message))]
+    numbers = [0, 1, 2, 3, 4, 31, 32, SEED, (1 << 63) - 1]
+    for _ in range(4_000 if soak else 500):
+        messages: list[Mapping[str, object]] = []
+        for _ in range(rng.randint(1, 8)):
+            got = tuple(rng.choice(numbers) for _ in range(rng.choice((0, 2, 3, 4, 4, 4, 9))))
+            blobs = tuple(rng.choice(numbers[:4]) for _ in range(rng.randint(0, 5)))
+            made = rng.choice(
+                [
+                    Joined(("10.0.0.9", 9), blobs, tuple(rng.sample(range(4), rng.randint(0, 4)))),
+                    Report(got, rng.choice(numbers), rng.random() < 0.3, rng.choice(numbers)),
+                    Complaint(rng.choice(numbers), rng.choice(numbers), rng.random() < 0.5, got),
+                    Failed(blobs, rng.random() < 0.2, "why", "hint"),
+                ]
+            )
+            with contextlib.suppress(ValueError):
+                messages.append(json.loads(rng.choice(known)) if rng.random() < 0.3 else wire.encode(made))
+        Guarded(5).live_through(rng.choice(STAGES), [each for each in messages if isinstance(each, dict)])
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute
 
-from enroot_py.base import log
+from enroot_py.base import linux, log
 from enroot_py.base.errors import RefusedError, RegistryError
 from enroot_py.swarm import fetchers, tracker, wire
 from enroot_py.swarm import loop as loops
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
-from enroot_py.swarm.messages import SEED, Joined, Standing
+from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
@@ -316,6 +321,111 @@ def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
         assert all(map(is_thrown_out, strangers))
 
 
+def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
+    """Connect from thousands of addresses, say nothing or nonsense, and hold as many connections as there may be."""
+    held: deque[socket.socket] = deque()
+    turn = itertools.count()
+    while not stop.is_set():
+        number = next(turn)
+        source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
+        sock = socket.socket()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # a queue may be full
+            sock.bind((source, 0))
+            sock.connect_ex((address, port))
+            if number % 3:
+                sock.send(wire.MAGIC + b"t" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        held.append(sock)
+        if len(held) > 2000:
+            held.popleft().close()
+
+
+@contextlib.contextmanager
+def flooded(port: int, network: str, address: str) -> Iterator[None]:
+    """Several processes do so."""
+    attackers = []
+    for _ in range(2):
+        attackers.append(os.fork())
+        if attackers[-1] == 0:
+            with ending():
+                _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                flood(port, network, address, threading.Event())
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for attacker in attackers:
+            os.kill(attacker, signal.SIGKILL)
+            os.waitpid(attacker, 0)
+
+
+def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
+    """Whether a member gets in, with as many tries as a node has."""
+    for _ in range(3):
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
+            handshake = Handshake(KEY, CONTEXT, End(node, role), connects=True)
+            if shaken(sock, handshake):
+                sock.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    if not sock.recv(1):
+                        continue  # it was thrown out
+                return True
+    return False
+
+
+def alone(act: Callable[[str], bool]) -> bool:
+    """What ``act`` returns in a network namespace whose only network is 10.0.0.0/8 on lo; it is told that address."""
+    child = os.fork()
+    if child == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+            with IPRoute() as kernel:
+                kernel.link("set", index=1, state="up")
+                kernel.route("add", dst="10.0.0.0/8", oif=1, type="local", table=255, scope=254)
+            os._exit(0 if act("10.0.0.1") else 1)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("127.0.0.1", "127.200.3.4", True),
+        ("127.0.0.1", "::1", True),
+        ("fd00::1", "fd00::ffff:ffff:ffff:ffff", True),
+        ("fd00::1", "fd00:0:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_addresses_that_one_user_has_count_as_one(one: str, other: str, are_one: bool) -> None:
+    assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
+
+
+@pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
+def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
+    def attack(address: str) -> bool:
+        sock = listener()
+        port = sock.getsockname()[1]
+        if (server := os.fork()) == 0:
+            with ending():
+                here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
+                here.listen(role, sock, lambda member: None)
+                here.run()
+        sock.close()
+        try:
+            with flooded(port, network, address):
+                return all(meets(port, address, role, node) for node in range(8))
+        finally:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+
+    assert attack("127.0.0.1") if network == "127.9" else alone(attack)
+
+
 def hello(key: bytes = KEY, context: str = CONTEXT, role: str = "t") -> Handshake:
     return Handshake(key, context, End(1, role), connects=True)
 
@@ -475,6 +585,96 @@ def test_who_does_not_read_is_given_no_more_than_the_kernel_holds(tmp_path: Path
             assert given < size / 4
 
 
+@pytest.fixture
+def members() -> Iterator[Callable[..., Members]]:
+    """Listeners, each with what it has let in."""
+    with contextlib.ExitStack() as stack:
+        yield lambda role, most: stack.enter_context(contextlib.closing(Members(role, most)))
+
+
+class Members:
+    """A listener of a tracker or a node of three, which serves while somebody connects."""
+
+    def __init__(self, role: str, most: int) -> None:
+        self.role, self.here, self.sock = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener()
+        self.let_in: list[Connection] = []
+        self.here.listen(role, self.sock, self.let_in.append, most)
+        self._clients: list[socket.socket] = []
+
+    def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
+        """A member connects, and ends its handshake unless it is told not to."""
+        client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
+        self._clients.append(client)
+        handshake = Handshake(KEY, CONTEXT, End(node, self.role), connects=True)
+        client.sendall(handshake.out)
+        until(self.here, lambda: readable(client.fileno(), 0))
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = client.recv(wire.ANSWER)
+        if ends and answer:
+            handshake.out = b""
+            handshake.feed(answer)
+            client.sendall(handshake.out)
+            before = len(self.let_in)
+            until(self.here, lambda: len(self.let_in) > before or readable(client.fileno(), 0))
+        return client
+
+    @property
+    def open(self) -> list[int]:
+        """The nodes that are in."""
+        return [member.node for member in self.let_in if not member._closed]
+
+    def close(self) -> None:
+        self.sock.close()
+        for client in self._clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("role", "most"), [("t", 1), ("p", 2)])
+def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Members], role: str, most: int) -> None:
+    lobby = members(role, most)
+    first = lobby.connect(1)
+    for _ in range(9):
+        lobby.connect(1)
+    lobby.connect(2)
+    assert sorted(lobby.open) == [1] * most + [2]
+    assert not readable(first.fileno(), 0)  # another one took nothing from it
+    first.close()
+    until(lobby.here, lambda: len(lobby.open) == most)
+    lobby.connect(1)
+    assert sorted(lobby.open) == [1] * most + [2]
+
+
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
+    lobby = members(role, 2)
+    first = lobby.connect(1)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    first.close()
+    until(lobby.here, lambda: not lobby.open)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    lobby.connect(1)
+    lobby.connect(2, "127.0.0.2")
+    assert sorted(lobby.open) == [1, 2]
+
+
+@pytest.mark.parametrize(("role", "node"), [("t", 3), ("t", TRACKER), ("p", 3), ("p", SEED), ("p", TRACKER)])
+def test_number_that_no_node_has_is_thrown_out(members: Callable[..., Members], role: str, node: int) -> None:
+    lobby = members(role, 1)
+    assert is_thrown_out(lobby.connect(node)) and not lobby.let_in
+
+
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
+    """Somebody who heard a node's first message can repeat it, and no more: the node itself gets in."""
+    lobby = members(role, 1)
+    repeated = [lobby.connect(1, ends=False) for _ in range(20)]
+    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.UNFINISHED
+    assert len(lobby.here._deadlines) == loops.UNFINISHED
+    lobby.connect(1)
+    assert lobby.open == [1]
+
+
 @contextlib.contextmanager
 def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
     """Let somebody else do something meanwhile."""
@@ -591,6 +791,47 @@ class Member:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> None:
+    """What a member asks for before there is a plan is looked at when the tracker sends the plan."""
+    here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
+    peers: list[Connection] = []
+    gone: list[str] = []
+
+    def accept(peer: Connection) -> None:
+        peers.append(peer)
+        peer.heard = heard.append
+        peer.gone = gone.append
+
+    here.listen("t", sock, accept)
+    if (child := os.fork()) == 0:
+        with ending():
+            loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
+            tracker = met(loop, sock.getsockname()[1])
+            Peering(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+    try:
+        until(here, lambda: heard)
+        peers[0].say({"is": "Documents"})
+        until(here, lambda: len(heard) > 1)
+        port = heard[1]["address"][1]  # type: ignore[index]
+        with stranger(port) as member:
+            handshake = hello(role="p")
+            assert shaken(member, handshake)
+            assert handshake.session
+            for message in ({"is": "Take", "tree": 99, "trees": 9, "from": [[0, 0]]}, {"is": "x"}):
+                member.sendall(handshake.session.seal(message))
+            until_later(here)
+            peers[0].say(wire.encode(Routes(1, (0,), False, ())))
+            until(here, lambda: readable(member.fileno(), 0) or gone)
+            assert is_thrown_out(member)
+        before = len(heard)
+        until(here, lambda: len(heard) > before or gone)
+        assert heard[-1]["is"] == "Report" and not gone
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        sock.close()
 
 
 @pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent

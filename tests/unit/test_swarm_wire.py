@@ -83,6 +83,9 @@ def test_nobody_in_between_turns_tls_off(sender: int) -> None:
     hello = bytearray(one.out)
     if sender == 0:
         hello[len(wire.MAGIC) + 1 + 4] = 0
+        with pytest.raises(WireError, match="another swarm"):
+            other.feed(bytes(hello))
+        return
     other.feed(bytes(hello))
     answer = bytearray(other.out)
     if sender == 1:
@@ -119,6 +122,22 @@ def test_messages_count_once_and_in_order() -> None:
         theirs.open(bytearray(first), 100)
     with pytest.raises(WireError, match="somebody else"):  # nor is it what the other one has said
         mine.open(bytearray(first), 100)
+
+
+@pytest.mark.parametrize(("at", "bit"), [(len(wire.MAGIC) + 1, 1), (len(wire.MAGIC) + 10, 128), (wire.HELLO - 1, 1)])
+def test_first_message_proves_the_key(at: int, bit: int) -> None:
+    """A stranger is known by it, before anything is answered."""
+    one, other = pair()
+    hello = bytearray(one.out)
+    hello[at] ^= bit
+    with pytest.raises(WireError, match="another swarm"):
+        other.feed(bytes(hello))
+    assert other.claimed is None and not other.out
+
+
+def test_stranger_is_known_by_its_first_bytes() -> None:
+    with pytest.raises(WireError, match="no member"):
+        pair()[1].feed(b"GET ")
 
 
 @pytest.mark.parametrize(
