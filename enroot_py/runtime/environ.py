@@ -13,7 +13,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime.etc import read_environment
+from enroot_py.runtime.etc import no_variables, read_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         host = _without_secrets(text, host)
-    variables = read_environment(text, lambda value: unquoted(substitute(value, host)))
+    ignored: list[str] = []
+    variables = read_environment(text, lambda value: unquoted(substitute(value, host)), ignored)
+    if ignored:
+        log.warn(f"/etc/environment of the image has {no_variables(ignored)}")
     return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
 
 
@@ -136,12 +139,15 @@ def is_name(key: str) -> bool:
 
 
 def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, str]:
-    """Variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value."""
+    """Return the variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value.
+
+    A name is any that execve(2) accepts, as ``discovery.type``. Raises UsageError for an empty name.
+    """
     environ = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not is_name(key):
-            raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
+        if not key:
+            raise UsageError(f"--env {option!r} has no name", hint="write KEY=VALUE, or KEY")
         environ[key] = value if equals else host.get(key, "")
     return environ
 

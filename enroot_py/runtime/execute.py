@@ -6,7 +6,7 @@ import errno
 import os
 from _signal import signal
 
-from enroot_py.base import signals
+from enroot_py.base import log, signals
 from enroot_py.base.errors import CommandError, ContainerError
 
 TYPE_CHECKING = False
@@ -107,9 +107,22 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     try:
         os.execve(path, argv, env)
     except OSError as e:
+        if e.errno == errno.E2BIG and _drop_long_variables(env):
+            _execve(path, argv, env)
         if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
             raise
     os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+
+
+def _drop_long_variables(env: dict[str, str]) -> bool:
+    """Remove the variables that are too long for execve(2), and name them. Return whether there are any."""
+    limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN of execve(2), with the NUL at the end
+    long = [name for name, value in env.items() if len(os.fsencode(f"{name}={value}")) >= limit]
+    for name in long:
+        del env[name]
+    if long:
+        log.warn(f"not set, as the kernel limits a variable to {limit >> 10} KiB: {', '.join(long)}")
+    return bool(long)
 
 
 def wait(child: int) -> int:

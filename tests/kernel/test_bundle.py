@@ -127,6 +127,12 @@ def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+def test_env_takes_any_name_of_execve(user: User, bundle: pathlib.Path) -> None:
+    assert "discovery.type=one\n" in run(user, bundle, "--env=discovery.type=one", "env").stdout
+    for option in ("--env==x", "--env=discovery.type"):
+        assert "[ERROR] --env" in run(user, bundle, option, "true", status=1).stderr
+
+
 def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Path) -> None:
     assert run(user, bundle, "--", "sh", "-c", 'echo "$@"', "x", "--info", "--").stdout == "--info --\n"
 

@@ -114,6 +114,37 @@ def test_env_options(user: User, rootfs: pathlib.Path) -> None:
     assert "\nUNSET=\n" in out
 
 
+def test_env_takes_any_name_of_execve(user: User, rootfs: pathlib.Path) -> None:
+    names = ("discovery.type", "1", "a-b", "a b", "BASH_FUNC_x%%")
+    out = user.start(*(f"--env={name}=one" for name in names), "box", "env")
+    assert {f"{name}=one" for name in names} <= set(out.splitlines())
+    assert "has no name" in user.penroot("start", "--env==x", "box", "true", status=1).stderr
+
+
+def test_image_lines_without_variable_are_named(user: User, rootfs: pathlib.Path) -> None:
+    lines = "A=1\nNOEQUALS\n=noname\n# a comment\n\n" + "x" * 1000
+    (rootfs / "etc/environment").write_text(lines + "\n")
+    done = user.penroot("start", "box", "env")
+    assert "A=1\n" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[WARN]") and "'NOEQUALS', '=noname', 'xxx" in line
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "echo ${BIG-none}$A"), ("/bin/sh", "-c", "echo ${BIG-none}$A")])
+def test_image_variable_too_long_is_named(user: User, rootfs: pathlib.Path, command: tuple[str, ...]) -> None:
+    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * 135_000}\nA=1\nHUGE={'v' * 140_000}\n")
+    done = user.penroot("start", "box", *command)
+    assert done.stdout == "none1\n"
+    assert done.stderr == "[WARN] not set, as the kernel limits a variable to 128 KiB: BIG, HUGE\n"
+
+
+def test_longest_variable_reaches_the_program(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")
+    done = user.penroot("start", "box", "sh", "-c", "echo ${#BIG}")
+    assert (done.stdout, done.stderr) == ("131067\n", "")
+
+
 def test_mounts(user: User, rootfs: pathlib.Path) -> None:
     shared = user.home / "shared"
     shared.mkdir()
