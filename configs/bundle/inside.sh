@@ -106,6 +106,9 @@ collect_mounts() {
             # shellcheck disable=SC2086 # its fields
             set -- $line
             set +f
+            case $#${3-} in
+            3ro | 3ro,* | 3rw | 3rw,*) set -- "$1" "$2" none "rbind,x-create=auto,$3" ;;
+            esac
             IFS=' 	
 '
             printf '%s ' "$@"

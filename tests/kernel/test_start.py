@@ -192,7 +192,7 @@ def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) 
 
 def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
-    out = user.start("box", "cat", "/run/systemd/resolve/stub-resolv.conf")
+    out = user.start("box", "sh", "-c", "cat /etc/resolv.conf; ls -d /run/systemd || true")
     assert out == pathlib.Path("/etc/resolv.conf").read_text()
 
 
