@@ -78,6 +78,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
+CAP_SYS_ADMIN = 21
 
 
 def _check(result: int, *paths: str | None) -> int:

@@ -95,6 +95,7 @@ def enter(start: Start) -> Container:
     scratch = rootfs.make_scratch(settings)
     first = hooks.look_outside(settings, start.host)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
+    sysfs = caller_sysfs(own)
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
@@ -106,7 +107,7 @@ def enter(start: Start) -> Container:
     variables, image_scripts = environ.Variables(), etc.ImageScripts(root)
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
-    fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
+    fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own, sysfs)]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
     wanted = collect_environ(variables, start, context, site, scripts)
@@ -197,8 +198,19 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
     return mounts.parse_image(text, variables["ENROOT_ROOTFS"], origin)
 
 
-def own_mounts(system: list[Mount], own: int) -> list[Mount]:
-    """The mounts of the system, as they are in a container with its ``own`` namespaces."""
+def caller_sysfs(own: int) -> Mount | None:
+    """Mount /sys of a network namespace that the caller has entered, if nothing has. Only root of one may do that."""
+    if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
+        return None
+    from enroot_py.runtime import sysfs
+
+    return sysfs.of_caller()
+
+
+def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
+    """Return the mounts of the system for a container with its ``own`` namespaces and the caller's ``sysfs``."""
+    if sysfs:
+        system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:
         return system
     from enroot_py.runtime import isolated

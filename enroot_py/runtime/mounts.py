@@ -89,7 +89,8 @@ class _LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    ``inside`` is the source where that is beneath the container's root too, else empty.
+    ``inside`` is the source where that is beneath the container's root too, else empty. ``detached`` is the
+    descriptor of a file system that is mounted already and attached nowhere, or -1.
     """
 
     __slots__ = (
@@ -105,6 +106,7 @@ class Mount:
         "data",
         "inside",
         "confined",
+        "detached",
     )
     BIND, SQUASHFS = BIND, SQUASHFS
 
@@ -121,6 +123,7 @@ class Mount:
         self.propagation = 0
         self.inside = ""
         self.confined = False
+        self.detached = -1
         self.words: set[str] = set()
         self.data: list[str] = []
         for word in options.split(","):
@@ -244,6 +247,8 @@ class Mount:
 
     def _create(self, root: int) -> Fd:
         """A detached mount, as a file descriptor."""
+        if self.detached >= 0:
+            return Fd(self.detached)
         if self.fstype == SQUASHFS:
             return self._open_tree(linux.AT_FDCWD, self._place_of_file(), 0)
         if not self.binds and "x-move" not in self.words:

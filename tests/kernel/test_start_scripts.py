@@ -265,6 +265,18 @@ def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path)
     assert int(flags, 16) & 1
 
 
+@pytest.mark.parametrize("options", [(), ("--root",), ("--pid",), ("--rw",)])
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_sys_shows_the_network_that_the_caller_entered(
+    user: User, image: pathlib.Path, options: tuple[str, ...], target: str
+) -> None:
+    start = ("penroot", "start", *options, target, "sh", "-c", "ls /sys/class/net; touch /sys/x 2>&1")
+    done = user.run("unshare", "-Urn", "sh", "-c", 'ip link add dummy7 type dummy; exec "$@"', "sh", *start, status=1)
+    *devices, refused = done.stdout.splitlines()
+    assert "lo" in devices and set(devices) <= {"dummy7", "lo"}, done.stdout
+    assert "Read-only" in refused
+
+
 def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
     name = os.uname().nodename
     out = user.start("--uts", "--root", "box", "sh", "-c", "busybox hostname inside && cat /proc/sys/kernel/hostname")
