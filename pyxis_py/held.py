@@ -11,10 +11,12 @@ from enroot_py.base import cgroups, linux, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
+from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from enroot_py.runtime.rootfs import Source
@@ -259,6 +261,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
         recording.event.again()
     try:
         environ, below, workdir = step.enter(source)
+        _warn_of_missing_paths(step, environ)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
         pairs += [("below", f"{name}={value}") for name, value in below.items()]
         if recording.event is not None:
@@ -277,6 +280,14 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             channel.fail(cause(e) or (e if isinstance(e, PenrootError) else _bug(e)))
         finally:
             os._exit(1)
+
+
+def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
+    """In the container: name the paths in the tasks' environment that it lacks. One node of the step does."""
+    if step.job.tasks <= 1 or step.job.is_first_of_several_tasks:
+        assign, drop = step.environ(inside, step.job, remap_root=step.settings.remap_root)
+        tasks = {**step.job.environ, **assign}
+        warn_of_missing_paths({name: value for name, value in tasks.items() if name not in drop})
 
 
 def _root() -> int:

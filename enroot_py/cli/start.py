@@ -246,6 +246,7 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
 def entered(source: Source, settings: Settings, options: Options) -> Container:
     """Enter the container that the command line asks for. Raises PenrootError."""
     container = enter(asked(source, settings, options))
+    environ.warn_of_missing_paths(container.environ)
     return options.file.fit(container, options.command) if options.file else container
 
 

@@ -7,6 +7,7 @@ the caller in this way: see is_secret().
 
 from __future__ import annotations
 
+import os
 from _collections_abc import Mapping
 
 from enroot_py.base import log, paths
@@ -23,6 +24,14 @@ SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# Variables that name files or directories which a program reads or writes; a ':' separates several.
+_PATHS = (
+    "AWS_CA_BUNDLE AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO "
+    "GOOGLE_APPLICATION_CREDENTIALS KRB5_CONFIG KUBECONFIG NCCL_CONF_FILE NCCL_GRAPH_FILE NCCL_TOPO_FILE "
+    "NCCL_TUNER_CONFIG_FILE NETRC NODE_EXTRA_CA_CERTS OPENSSL_CONF PIP_CERT PIP_CONFIG_FILE REQUESTS_CA_BUNDLE "
+    "SSL_CERT_DIR SSL_CERT_FILE TEMP TMP TMPDIR TZDIR"
+).split()
 
 # In a name of several words; anywhere in a name.
 SECRET_WORDS = frozenset("AUTH AUTHORIZATION COOKIE COOKIES CREDS JWT KEY KEYS PASS PASSCODE PAT PWD".split())
@@ -150,6 +159,27 @@ def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, s
             raise UsageError(f"--env {option!r} has no name", hint="write KEY=VALUE, or KEY")
         environ[key] = value if equals else host.get(key, "")
     return environ
+
+
+def warn_of_missing_paths(environ: Mapping[str, str]) -> None:
+    """In the container: name the variables of ``environ`` whose files or directories the container lacks."""
+    missing = [f"{name}={environ[name]}" for name in _PATHS if name in environ and not _has_one(environ[name])]
+    if missing:
+        log.warn(f"no such file or directory in the container: {', '.join(missing)}; mount it, or unset the variable")
+
+
+def _has_one(paths: str) -> bool:
+    """Whether one of the ``paths`` exists, or cannot be told."""
+    for path in paths.split(":"):
+        try:
+            if path.startswith("/"):
+                os.stat(path)
+            return True
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def is_rank(host: Mapping[str, str]) -> bool:

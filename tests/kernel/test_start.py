@@ -145,6 +145,17 @@ def test_longest_variable_reaches_the_program(user: User, rootfs: pathlib.Path) 
     assert (done.stdout, done.stderr) == ("131067\n", "")
 
 
+def test_paths_missing_inside_are_named_once(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text("PATH=/bin\nSSL_CERT_FILE=/no/cert.pem\nSSL_CERT_DIR=/no:/etc\nTMP=/tmp\n")
+    done = user.penroot("start", "-e", "NCCL_TOPO_FILE=/usr/share/doc", "-e", "TMPDIR=relative", "box", "true")
+    assert done.stderr == (
+        "[WARN] no such file or directory in the container: NCCL_TOPO_FILE=/usr/share/doc, "
+        "SSL_CERT_FILE=/no/cert.pem; mount it, or unset the variable\n"
+    )
+    topology = ("-e", "NCCL_TOPO_FILE=/usr/share/doc", "-m", "/usr/share/doc", "-e", "SSL_CERT_FILE=/dev/null")
+    assert user.penroot("start", *topology, "box", "true").stderr == ""
+
+
 def test_mounts(user: User, rootfs: pathlib.Path) -> None:
     shared = user.home / "shared"
     shared.mkdir()
