@@ -202,3 +202,9 @@ def drop_capabilities() -> None:
 def install_filter() -> None:
     """seccomp(2) with the filter of c_shims/seccomp.h; needs PR_SET_NO_NEW_PRIVS"""
     _check(lib.penroot_install_filter())
+
+
+def explain(path: str) -> str:
+    """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
+    why = ffi.new("char[]", 16384)
+    return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, 16384) else ""

@@ -6,7 +6,7 @@ import errno
 import os
 from _signal import signal
 
-from enroot_py.base import log, signals
+from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
 
 TYPE_CHECKING = False
@@ -98,7 +98,9 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    error = CommandError(f"cannot run {name}: {failure.strerror}", hint=_advice(refused or name) if missing else "")
+    why = linux.explain(refused or name)
+    hint = _advice(refused or name) if missing and not why else ""
+    error = CommandError(f"cannot run {refused if why else name}: {why or failure.strerror}", hint=hint)
     error.exit_code = 127 if missing else 126
     raise error from failure
 

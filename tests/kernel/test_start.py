@@ -279,6 +279,60 @@ def test_a_broken_interpreter_is_explained(user: User, rootfs: pathlib.Path) -> 
     assert "interpreter" in user.penroot("start", "box", "/opt/script", status=127).stderr
 
 
+# The first line of a script, how a container is started, and what the error says of it.
+INTERPRETERS = {
+    "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
+    "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
+    "crlf": ("#!/bin/sh\r", 127, r"its interpreter is '/bin/sh\r': convert it: sed -i 's/\r$//' {p}/tool"),
+    "not executable": ("#!{p}/data", 126, "its interpreter {p}/data is not executable"),
+    "directory": ("#!/etc", 126, "its interpreter /etc is not a regular file"),
+    "nested": ("#!{p}/script", 127, "cannot run {p}/tool: its interpreter /opt/none/sh3 does not exist"),
+    "dangling link": (
+        "#!{p}/link",
+        127,
+        "its interpreter {p}/link leads to /opt/py/bin/python, which does not exist in",
+    ),
+    "covered": (
+        "#!{p}/covered",
+        127,
+        "its interpreter {p}/covered leads to /srv/py/python, which does not exist in the container; /srv is mounted "
+        "from tmpfs[/]",
+    ),
+    "mounted over": ("#!/srv/py/python", 127, "/srv/py/python does not exist in the container; /srv is mounted from"),
+}
+
+
+def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
+    """Write a script that is seen as ``inside``/tool in a container, and what its first line may name."""
+    directory.mkdir()
+    for name, text in (("tool", first_line.format(p=inside)), ("script", "#!/opt/none/sh3"), ("data", "x")):
+        (directory / name).write_bytes(f"{text}\necho ran\n".encode())
+        (directory / name).chmod(0o644 if name == "data" else 0o755)
+    (directory / "link").symlink_to("/opt/py/bin/python")
+    (directory / "covered").symlink_to("/./etc/../srv/py/python")
+
+
+@pytest.mark.parametrize("case", INTERPRETERS)
+@pytest.mark.parametrize("command", ["/p/tool", "tool"])
+def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, case: str, command: str) -> None:
+    first_line, status, said = INTERPRETERS[case]
+    write_tool(user.home / "p", "/p", first_line)
+    (rootfs / "srv/py").mkdir(parents=True)
+    shutil.copy(rootfs / "bin/busybox", rootfs / "srv/py/python")
+    user.own(user.home)
+    mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
+    done = user.penroot("start", *mounts, "box", command, status=status)
+    assert said.format(p="/p") in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_loader_of_a_program_that_is_missing_is_named(user: User, rootfs: pathlib.Path) -> None:
+    shutil.copy("/bin/ls", rootfs / "bin/dynamic")
+    user.own(rootfs)
+    done = user.penroot("start", "box", "dynamic", status=127)
+    assert re.search(r"cannot run /bin/dynamic: its interpreter /lib\S* does not exist in the container$", done.stderr)
+
+
 def test_unknown_container_is_an_error(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "nope", "true", status=1)
     assert "[ERROR] no such container: nope" in done.stderr

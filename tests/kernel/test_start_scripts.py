@@ -480,6 +480,13 @@ def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> Non
     assert "no running container nope" in done.stderr
 
 
+def test_exec_names_an_interpreter_that_cannot_run(user: User, sleeping: dict[str, object]) -> None:
+    pid = str(sleeping["pid"])
+    user.penroot("exec", pid, "sh", "-c", "echo '#!/opt/none/sh2' > /tmp/tool; busybox chmod 755 /tmp/tool")
+    done = user.penroot("exec", pid, "/tmp/tool", status=127)
+    assert "cannot run /tmp/tool: its interpreter /opt/none/sh2 does not exist in the container" in done.stderr
+
+
 def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, rootfs: pathlib.Path) -> None:
     process = start(user, "-e", "SLURM_JOB_ID=1", "-e", "SLURM_STEP_ID=3", "box", "sleep", "600")
     try:
