@@ -26,7 +26,7 @@ enum { PENROOT_MACHINE = EM_AARCH64, PENROOT_MACHINE32 = EM_ARM };
 enum { PENROOT_MACHINE = -1, PENROOT_MACHINE32 = -1 };
 #endif
 
-enum { PENROOT_LINE = 256, PENROOT_HEADERS = 64, PENROOT_LINKS = 40, PENROOT_SCRIPTS = 5 };
+enum { PENROOT_WHY = 6 * PATH_MAX, PENROOT_LINE = 256, PENROOT_HEADERS = 64, PENROOT_LINKS = 40, PENROOT_SCRIPTS = 5 };
 
 /* The interpreter of a script; false if the line names none that the kernel would use. */
 static inline bool penroot_interpreter_of_script(const char *line, size_t length, char name[PATH_MAX])

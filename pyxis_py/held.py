@@ -65,6 +65,7 @@ class Held:
         self.step = step
         self.shared = -1  # its root file system alone, where it is writable
         self._builder = 0
+        self._lifetime = -1  # of the process that follows the host's files, a pipe
         running = self._running()
         self.attached = running is not None and step.joins_running()
         if running is not None and self.attached:
@@ -189,6 +190,17 @@ class Held:
         if self._builder:
             os.waitpid(self._builder, 0)
 
+    def follow_host_files(self) -> None:
+        """Show the container later changes of /etc/resolv.conf and its like, by a child that ends in let_go()."""
+        from enroot_py.runtime import hostfiles
+
+        try:
+            end, self._lifetime = os.pipe()
+            with Fd(end):
+                hostfiles.follow_spaces(self.spaces, end)
+        except OSError:  # no descriptor left: the container keeps the files of its start
+            return
+
     def hand_over(self, channel: Channel) -> None:
         """Let another step in; with it goes the root file system alone, for a container of its own on it."""
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
@@ -210,7 +222,7 @@ class Held:
         left behind.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
-        for fd in self._fds():
+        for fd in (*self._fds(), *(self._lifetime,) * (self._lifetime >= 0)):
             os.close(fd)
         try:
             while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):

@@ -212,12 +212,12 @@ static bool find_program(const char *name, char path[PATH_MAX])
  * container. */
 static void check_interpreter(void)
 {
-	char path[PATH_MAX], why[2 * PATH_MAX];
+	char path[PATH_MAX], why[PENROOT_WHY];
 	char **argv = NULL;
 	int argc = 0;
 
-	if (get_item(S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && find_program(argv[0], path) &&
-	    penroot_explain(path, why, sizeof(why)))
+	if (get_item(S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && argv && argv[0] &&
+	    find_program(argv[0], path) && penroot_explain(path, why, sizeof(why)))
 		(void)fail("cannot run %s: %s", path, why);
 }
 

@@ -206,5 +206,6 @@ def install_filter() -> None:
 
 def explain(path: str) -> str:
     """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
-    why = ffi.new("char[]", 16384)
-    return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, 16384) else ""
+    size = 6 << 12  # PENROOT_WHY of interpreter.h
+    why = ffi.new("char[]", size)
+    return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, size) else ""

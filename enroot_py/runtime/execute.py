@@ -98,9 +98,11 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    why = linux.explain(refused or name)
-    hint = _advice(refused or name) if missing and not why else ""
-    error = CommandError(f"cannot run {refused if why else name}: {why or failure.strerror}", hint=hint)
+    if why := linux.explain(refused or name):
+        error = CommandError(f"cannot run {refused or name}: {why}")
+    else:
+        hint = _advice(refused or name) if missing else ""
+        error = CommandError(f"cannot run {name}: {failure.strerror}", hint=hint)
     error.exit_code = 127 if missing else 126
     raise error from failure
 

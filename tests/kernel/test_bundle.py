@@ -127,6 +127,14 @@ def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+def test_root_writes_copies_of_host_files(user: User, bundle: pathlib.Path, path: str) -> None:
+    before = pathlib.Path("/etc/hosts").read_text()
+    script = "for f in hosts hostname resolv.conf; do echo 10.0.0.9 n9 >> /etc/$f || exit; done; cat /etc/hosts"
+    assert run(user, bundle, "--root", "--rw", "sh", "-c", script, path=path).stdout == before + "10.0.0.9 n9\n"
+    assert pathlib.Path("/etc/hosts").read_text() == before
+    assert "can't create" in run(user, bundle, "--root", "sh", "-c", script, path=path, status=1).stderr
+
+
 def test_env_takes_any_name_of_execve(user: User, bundle: pathlib.Path) -> None:
     assert "discovery.type=one\n" in run(user, bundle, "--env=discovery.type=one", "env").stdout
     for option in ("--env==x", "--env=discovery.type"):

@@ -9,20 +9,20 @@ import pytest
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, refused, sbatch, sh
 
-MOUNT = "--container-mounts=/srv/work/interp:/p"
+MOUNT = "--container-mounts=$HOME/interp:/p"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tools(lab: Lab) -> Iterator[None]:
     lab.run(
-        "mkdir -p interp/bin ~/empty && cd interp && ln -s /root/py/bin/python3 bin/python3 &&"
+        "mkdir -p ~/interp/bin && cd ~/interp && ln -s /root/py/bin/python3 bin/python3 &&"
         " printf '#!/opt/none/sh2\\n' > tool && printf '#!/p/bin/python3\\n' > covered &&"
         " printf '#!/bin/sh\\r\\necho x\\r\\n' > crlf && printf '#!/p/tool\\n' > nested &&"
         " printf '#!/p/data\\n' > closed && touch data && printf '#!/bin/sh\\necho good\\n' > good &&"
         " chmod +x tool covered crlf nested closed good"
     )
     yield
-    lab.run("rm -rf interp ~/empty")
+    lab.run("rm -rf ~/interp")
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_interpreter_of_a_step_in_a_running_container_is_named(lab: Lab) -> None
 
 def test_interpreter_of_a_batch_script_is_named(lab: Lab) -> None:
     script = "#!/opt/none/bash\necho x\n"
-    lab.run(["sh", "-c", "cat > interp/job"], input=script)
-    sbatch(lab, "-o", "interp/out", IMAGE, "interp/job", check=False)
-    assert "its interpreter /opt/none/bash does not exist in the container" in lab.run(["cat", "interp/out"]).stdout
+    sbatch(lab, "-o", "interp.out", IMAGE, input=script, check=False)
+    said = lab.run("cat interp.out; rm interp.out").stdout
+    assert "its interpreter /opt/none/bash does not exist in the container" in said
 
 
 @pytest.mark.parametrize("command", [("good",), ("/p/good",), ("sh", "-c", "echo good"), ("cat", "/p/good")])
