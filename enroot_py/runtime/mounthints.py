@@ -48,7 +48,11 @@ def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
         return f"the source must exist on the node {os.uname().nodename}"
     if mount.inside and error.filename == mount.inside.lstrip("/"):
         return f"the source must exist in the container: {mount.inside}"
-    return f"the container has no {mount.target}" + (": x-create=auto makes it" if mount.creates else "")
+    if not mount.creates:
+        return f"the container has no {mount.target}"
+    fstype = "" if mount.fstype == "none" else mount.fstype
+    whole = _spelled(mount, mount.target, f"x-create=auto,{mount.options}".rstrip(","), fstype)
+    return f"the container has no {mount.target}: x-create=auto makes it: {whole}"
 
 
 def _fix_type(mount: Mount) -> str:
