@@ -1,7 +1,7 @@
 /* Why execve(2) fails for a file that exists: the interpreter that its #! line or its ELF header names cannot run.
  *
- * For a start after a failure, and for a task of Slurm before slurmstepd executes its program. Nothing is said of what
- * the kernel may run in another way: other formats, other architectures, lines that are too long for it.
+ * For a start after a failure, and for a task of Slurm before slurmstepd executes its program. Other
+ * formats and architectures give no message, as the kernel may know another way to run them.
  * Sources: execve(2), elf(5), the kernel's binfmt_script.c and binfmt_elf.c, proc_pid_mountinfo(5).
  */
 #ifndef PENROOT_INTERPRETER_H
@@ -96,7 +96,7 @@ static inline bool penroot_interpreter(const char *path, char name[PATH_MAX])
 	return found;
 }
 
-/* Where a path leads that does not exist, link by link. `there` gets the path without links, `parent` the length of the
+/* Follow the links of a path that leads to no file. `there` gets the path without links, `parent` the length of the
  * part that exists. */
 static inline bool penroot_follow(const char *path, char there[PATH_MAX], size_t *parent)
 {

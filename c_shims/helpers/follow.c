@@ -5,8 +5,8 @@
  *   penroot-follow --spaces FILE...   for the container whose user and mount namespace are descriptors 3 and 4, until
  *                                     standard input ends
  *
- * Resolvers rename a new /etc/resolv.conf into place. What is bound in a container is still the old file then, so the
- * new one is bound in its place, read-only. A container keeps a file that it may write to, and one with
+ * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so
+ * the new file is bound in its place, read-only. A container keeps a file that it may write to, and one with
  * another text than the host's had.
  */
 #include "common.h"
@@ -248,7 +248,7 @@ int main(int argc, char **argv)
 		if (digest(open(argv[i], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), &files[count].shown))
 			files[count++].path = argv[i];
 	}
-	/* Who is root in the container could trace the process that enters it. setns(2) leaves this as it is. */
+	/* Root in the container could trace the process that enters. setns(2) keeps this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	(void)linux_close_range(spaces ? MOUNTS + 1 : STDERR_FILENO + 1, ~0U, 0);

@@ -22,8 +22,8 @@ _PROGRAM = "penroot-follow"
 def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, writable: bool) -> list[Mount]:
     """Return the mounts of the system with a private copy of those of FILES that are mounted on ``targets``.
 
-    The container may write to copies that are ``writable``. They lie in ``scratch``, a tmpfs of the container. What is
-    mounted on a copy stays there: the kernel detaches what is mounted on a file of the host when the host replaces it.
+    The container may write to copies that are ``writable``. They lie in ``scratch``, a tmpfs of the container. A later
+    mount on a copy stays. The kernel would detach a mount on a file of the host when the host replaces the file.
     """
     wanted = {target for target in targets if target in FILES}
     mounts = []
