@@ -1,4 +1,4 @@
-"""Builds enroot_py.base._linux, the calls of linux.h and seccomp.h, as a cffi API module."""
+"""Build enroot_py.base._linux, the functions of linux.h, seccomp.h and interpreter.h, as a cffi API module."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ ffibuilder.cdef(
     int linux_capget_permitted(uint64_t *permitted);
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
+    int penroot_explain(const char *path, char *why, size_t size);
     """
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    '#include "seccomp.h"',
+    '#include "seccomp.h"\n#include "interpreter.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h")],
+    depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h", "interpreter.h")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

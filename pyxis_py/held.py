@@ -11,10 +11,12 @@ from enroot_py.base import cgroups, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
+from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from enroot_py.runtime.rootfs import Source
@@ -63,6 +65,7 @@ class Held:
         self.step = step
         self.shared = -1  # its root file system alone, where it is writable
         self._builder = 0
+        self._lifetime = -1  # of the process that follows the host's files, a pipe
         running = self._running()
         self.attached = running is not None and step.joins_running()
         if running is not None and self.attached:
@@ -187,6 +190,17 @@ class Held:
         if self._builder:
             os.waitpid(self._builder, 0)
 
+    def follow_host_files(self) -> None:
+        """Show the container later changes of /etc/resolv.conf and its like, by a child that ends in let_go()."""
+        from enroot_py.runtime import hostfiles
+
+        try:
+            end, self._lifetime = os.pipe()
+            with Fd(end):
+                hostfiles.follow_spaces(self.spaces, end)
+        except OSError:  # no descriptor left: the container keeps the files of its start
+            return
+
     def hand_over(self, channel: Channel) -> None:
         """Let another step in; with it goes the root file system alone, for a container of its own on it."""
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
@@ -208,7 +222,7 @@ class Held:
         left behind.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
-        for fd in self._fds():
+        for fd in (*self._fds(), *(self._lifetime,) * (self._lifetime >= 0)):
             os.close(fd)
         try:
             while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):
@@ -259,6 +273,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
         recording.event.again()
     try:
         environ, below, workdir = step.enter(source)
+        _warn_of_missing_paths(step, environ)
         pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
         pairs += [("below", f"{name}={value}") for name, value in below.items()]
         if recording.event is not None:
@@ -277,6 +292,14 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             channel.fail(cause(e) or (e if isinstance(e, PenrootError) else _bug(e)))
         finally:
             os._exit(1)
+
+
+def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
+    """In the container: name the paths in the tasks' environment that it lacks. One node of the step does."""
+    if step.job.tasks <= 1 or step.job.is_first_of_several_tasks:
+        assign, drop = step.environ(inside, step.job, remap_root=step.settings.remap_root)
+        tasks = {**step.job.environ, **assign}
+        warn_of_missing_paths({name: value for name, value in tasks.items() if name not in drop})
 
 
 def _bug(error: BaseException) -> PenrootError:

@@ -144,6 +144,7 @@ def hold(job: Job, channel: Channel) -> None:
     gc.enable()
     from pyxis_py.service import Service
 
+    container.follow_host_files()
     Service(container, listener).serve()
 
 

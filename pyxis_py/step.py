@@ -432,6 +432,7 @@ class Step:
                 env=self.chosen(),
                 file=self.of_file if self.request.file else None,
                 program=self.job.command,
+                in_step=True,
             )
         )
         for name in [name for name, value in container.environ.items() if self._is_of_a_task(name, value)]:

@@ -282,6 +282,13 @@ static int open_target(const struct entry *e, const char *source, int root)
 	struct stat is, top;
 	bool directory = e->is & (CREATE_DIR | CREATE_AUTO);
 
+	/* A file covers a link of the image itself, not the file that it points to. */
+	if (e->is & (BIND | RBIND) && stat(source, &is) == 0 && !S_ISDIR(is.st_mode)) {
+		int found = open_in(root, e->target, O_PATH | O_NOFOLLOW);
+
+		if (found >= 0 || errno != ENOENT)
+			return found;
+	}
 	if (!(e->is & CREATE))
 		return open_in(root, e->target, O_PATH);
 	if (e->is & CREATE_AUTO && e->is & (BIND | RBIND)) {

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
+#include "interpreter.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -182,6 +184,43 @@ static void bring_launcher(void)
 	}
 }
 
+/* Where slurmstepd finds a program: build_path() of its env.c. */
+static bool find_program(const char *name, char path[PATH_MAX])
+{
+	char **variables = NULL;
+	const char *search = NULL;
+	struct stat info;
+
+	if (strchr(name, '/'))
+		return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX;
+	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS)
+		return false;
+	for (; *variables; variables++) {
+		if (strncmp(*variables, "PATH=", 5) == 0)
+			search = *variables + 5;
+	}
+	for (size_t length; search && *search; search += length + (search[length] == ':')) {
+		length = strcspn(search, ":");
+		if (snprintf(path, PATH_MAX, "%.*s/%s", (int)length, search, name) < PATH_MAX && stat(path, &info) == 0 &&
+		    !S_ISDIR(info.st_mode))
+			return true;
+	}
+	return false;
+}
+
+/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter. In the
+ * container. */
+static void check_interpreter(void)
+{
+	char path[PATH_MAX], why[PENROOT_WHY];
+	char **argv = NULL;
+	int argc = 0;
+
+	if (get_item(S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && argv && argv[0] &&
+	    find_program(argv[0], path) && penroot_explain(path, why, sizeof(why)))
+		(void)fail("cannot run %s: %s", path, why);
+}
+
 int init_task(void)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
@@ -201,6 +240,7 @@ int init_task(void)
 		bring_launcher();
 		if (enter(&answer) < 0)
 			return -1;
+		check_interpreter();
 		if (saves)
 			end_with_parent();
 	}

@@ -136,11 +136,10 @@ true_word() {
 
 add_env() {
     key=${1%%=*}
-    case $key in
-    '' | [!A-Za-z_]* | *[!A-Za-z0-9_]*) fail "--env $1: '$key' is not a name; write KEY=VALUE, or KEY" ;;
-    esac
     case $1 in
+    =* | '') fail "--env $1 has no name; write KEY=VALUE, or KEY" ;;
     *=*) value=${1#*=} ;;
+    [!A-Za-z_]* | *[!A-Za-z0-9_]*) fail "--env $key: a shell cannot read this variable; write $key=VALUE" ;;
     *) eval "value=\${$key-}" ;;
     esac
     quote "$key=$value"

@@ -106,6 +106,9 @@ collect_mounts() {
             # shellcheck disable=SC2086 # its fields
             set -- $line
             set +f
+            case $#${3-} in
+            3ro | 3ro,* | 3rw | 3rw,*) set -- "$1" "$2" none "rbind,x-create=auto,$3" ;;
+            esac
             IFS=' 	
 '
             printf '%s ' "$@"
@@ -348,9 +351,20 @@ run_hooks() {
     [ ! -s "$ENROOT_MOUNTS" ] || "$mount" --root "$container" "$ENROOT_MOUNTS"
 }
 
+# In a writable container programs write to copies of the host's files.
+copy_host_files() {
+    for file in hosts hostname resolv.conf; do
+        [ -f "/etc/$file" ] || continue
+        "$runfile" get / "/etc/$file" >"$work/mnt/host.$file"
+        field "$work/mnt/host.$file"
+        printf '%s /etc/%s none x-create=file,bind,nosuid,nodev,noexec,private\n' "$field" "$file"
+    done | "$mount" --root "$container" -
+}
+
 eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
 collect_mounts
 do_mounts -1
+[ -z "$rw" ] || copy_host_files
 IFS=: read -r user _ _ _ gecos directory shell <<EOF
 $account
 EOF

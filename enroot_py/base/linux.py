@@ -78,6 +78,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
+CAP_SYS_ADMIN = 21
 
 
 def _check(result: int, *paths: str | None) -> int:
@@ -206,3 +207,10 @@ def drop_capabilities() -> None:
 def install_filter() -> None:
     """seccomp(2) with the filter of c_shims/seccomp.h; needs PR_SET_NO_NEW_PRIVS"""
     _check(lib.penroot_install_filter())
+
+
+def explain(path: str) -> str:
+    """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
+    size = 6 << 12  # PENROOT_WHY of interpreter.h
+    why = ffi.new("char[]", size)
+    return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, size) else ""

@@ -47,7 +47,7 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
                             an environment file, which may say the image: then all words are the command
        --join               share the container of equal starts by the same process, as ranks of MPI do
        --lock FILE          take the digest of a reference from this lock file
-   -m, --mount FSTAB        mount SOURCE:TARGET[:TYPE:OPTIONS]; what a squashfs file holds has the type sqsh
+   -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
@@ -130,8 +130,8 @@ _ELSEWHERE = {
     "-i": "a container has the terminal of its caller",
     "-t": "a container has the terminal of its caller",
     "--rm": "a start leaves nothing but what --rw lets it write",
-    "-v": "it is --mount SOURCE:TARGET",
-    "--volume": "it is --mount SOURCE:TARGET",
+    "-v": "it is --mount SOURCE:TARGET[:ro]",
+    "--volume": "it is --mount SOURCE:TARGET[:ro]",
 }
 
 
@@ -246,6 +246,7 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
 def entered(source: Source, settings: Settings, options: Options) -> Container:
     """Enter the container that the command line asks for. Raises PenrootError."""
     container = enter(asked(source, settings, options))
+    environ.warn_of_missing_paths(container.environ)
     return options.file.fit(container, options.command) if options.file else container
 
 

@@ -10,14 +10,16 @@ from _collections_abc import Callable, Iterable, Mapping
 
 # Of the commands that sites write in enroot.conf, what needs no shell.
 COMMANDS: dict[str, Callable[[], object]] = {
-    "id -u": os.geteuid,
-    "id -g": os.getegid,
+    "id -u": lambda: _ids()[0],
+    "id -g": lambda: _ids()[1],
     "id -un": lambda: _user_name(),
     "whoami": lambda: _user_name(),
     "nproc": lambda: len(os.sched_getaffinity(0)),
     "hostname": lambda: os.uname().nodename,
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
+
+_caller: tuple[int, int] | None = None
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -55,9 +57,10 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
     home = (environ.get("HOME") or _home()).rstrip("/")
     tmp = environ.get("TMPDIR") or "/tmp"
     run = environ.get("XDG_RUNTIME_DIR") or ""
+    uid = _ids()[0]
     if not run or not os.access(run, os.W_OK):
         # A job brings the TMPDIR of the machine that it was sent from, which need not be here.
-        run = f"{tmp if os.access(tmp, os.W_OK) else '/tmp'}/penroot-{os.geteuid()}"
+        run = f"{tmp if os.access(tmp, os.W_OK) else '/tmp'}/penroot-{uid}"
     return {
         "HOME": home or "/",
         "TMPDIR": tmp,
@@ -66,10 +69,33 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
         "XDG_DATA_HOME": environ.get("XDG_DATA_HOME") or home + "/.local/share",
         "XDG_RUNTIME_DIR": run,
         # Variables that a shell sets by itself.
-        "UID": str(os.getuid()),
-        "EUID": str(os.geteuid()),
+        "UID": str(uid),
+        "EUID": str(uid),
         "HOSTNAME": os.uname().nodename,
     }
+
+
+def _ids() -> tuple[int, int]:
+    """Return the caller's user and group ID, outside of a user namespace that only renames them to root.
+
+    The first call counts: a start enters user namespaces of its own later.
+    """
+    global _caller
+    if _caller is None:
+        _caller = os.geteuid(), os.getegid()
+        if _caller[0] == 0:  # as `unshare -r` shows them
+            _caller = _outside("uid_map", _caller[0]), _outside("gid_map", _caller[1])
+    return _caller
+
+
+def _outside(map_name: str, inside: int) -> int:
+    """Return what the ID ``inside`` is in the parent user namespace, if no other ID is mapped: user_namespaces(7)."""
+    try:
+        with open(f"/proc/self/{map_name}") as f:
+            first, outside, count = map(int, f.read().split())
+    except (OSError, ValueError):  # of several lines
+        return inside
+    return outside if (first, count) == (inside, 1) else inside
 
 
 def _home() -> str:
@@ -85,9 +111,9 @@ def _user_name() -> str:
     import pwd
 
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(_ids()[0]).pw_name
     except KeyError:
-        return str(os.geteuid())
+        return str(_ids()[0])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

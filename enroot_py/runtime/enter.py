@@ -36,6 +36,7 @@ class Start(Frozen):
     environment ``file`` says of variables, given those of the image. A ``superuser`` stays in the
     user namespace in which he is root. ``conf`` is a configuration script, ``script`` stands for the image's
     /etc/rc. ``command`` is what the container will run, ``program`` what runs instead of the image's own script.
+    ``in_step``: a helper outlives this process.
     """
 
     source: rootfs.Source
@@ -49,6 +50,7 @@ class Start(Frozen):
     script: str | None = None
     command: tuple[str, ...] = ()
     program: str = ""
+    in_step: bool = False
 
     @property
     def is_overlaid(self) -> bool:
@@ -95,10 +97,13 @@ def enter(start: Start) -> Container:
     scratch = rootfs.make_scratch(settings)
     first = hooks.look_outside(settings, start.host)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
+    sysfs, follower = caller_sysfs(own), follow_host_files(start, own)
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
     inside = (0, 0) if settings.remap_root else (uid, gid)
+    if follower:
+        os.waitpid(follower, 0)  # its child follows: the program must not get a child that it does not know
     nested = not start.superuser and (uid == 0 or settings.remap_root)
     inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
@@ -107,7 +112,15 @@ def enter(start: Start) -> Container:
     variables, image_scripts = environ.Variables(), etc.ImageScripts(root)
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
-    fstab = [*image_mounts(root, settings, site.variables), *own_mounts(site.mounts, own)]
+    system = own_mounts(site.mounts, own, sysfs)
+    # Root's mounts are locked: what follows the host's files could not take away one whose file was deleted.
+    copies = settings.rootfs_writable or (follower or start.in_step) and (settings.remap_root or uid == 0)
+    if copies or any(mount.target.startswith("/etc/") for mount in start.mounts):
+        from enroot_py.runtime import hostfiles
+
+        covered = hostfiles.FILES if copies else [mount.target for mount in start.mounts]
+        system = hostfiles.copied(system, covered, scratch, writable=settings.rootfs_writable)
+    fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
     wanted = collect_environ(variables, start, context, site, scripts)
@@ -133,6 +146,18 @@ def enter(start: Start) -> Container:
     os.umask(umask)
     recording.phase("mounts")
     return Container(variables, image, login_shell=settings.login_shell)
+
+
+def follow_host_files(start: Start, own: int) -> int:
+    """Show later changes of /etc/resolv.conf and its like, if another process runs beside the container anyway.
+
+    Returns the process to reap, or 0. A step has its helper, and a writable container has copies.
+    """
+    if start.in_step or start.settings.rootfs_writable or not (start.is_served or own & linux.CLONE_NEWPID):
+        return 0
+    from enroot_py.runtime import hostfiles
+
+    return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
@@ -200,8 +225,19 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
     return mounts.parse_image(text, variables["ENROOT_ROOTFS"], origin)
 
 
-def own_mounts(system: list[Mount], own: int) -> list[Mount]:
-    """The mounts of the system, as they are in a container with its ``own`` namespaces."""
+def caller_sysfs(own: int) -> Mount | None:
+    """Mount /sys of a network namespace that the caller has entered, if nothing has. Only root of one may do that."""
+    if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
+        return None
+    from enroot_py.runtime import sysfs
+
+    return sysfs.of_caller()
+
+
+def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
+    """Return the mounts of the system for a container with its ``own`` namespaces and the caller's ``sysfs``."""
+    if sysfs:
+        system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:
         return system
     from enroot_py.runtime import isolated

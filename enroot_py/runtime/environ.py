@@ -7,13 +7,14 @@ the caller in this way: see is_secret().
 
 from __future__ import annotations
 
+import os
 from _collections_abc import Mapping
 
 from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime.etc import image_digest, read_environment
+from enroot_py.runtime.etc import image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ SECRET_PARTS = (  # anywhere in a name
     *("CONNECTION_STRING", "CONNECTIONSTRING", "CONN_STR", "CONNSTR"),
 )
 _DIGESTS = ("sha256:", "sha512:")  # follow the "@" of an image
+
+# Variables that name files or directories which a program reads or writes; a ':' separates several.
+_PATHS = (
+    "AWS_CA_BUNDLE AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO "
+    "GOOGLE_APPLICATION_CREDENTIALS KRB5_CONFIG KUBECONFIG NCCL_CONF_FILE NCCL_GRAPH_FILE NCCL_TOPO_FILE "
+    "NCCL_TUNER_CONFIG_FILE NETRC NODE_EXTRA_CA_CERTS OPENSSL_CONF PIP_CERT PIP_CONFIG_FILE REQUESTS_CA_BUNDLE "
+    "SSL_CERT_DIR SSL_CERT_FILE TEMP TMP TMPDIR TZDIR"
+).split()
 
 
 class Variables:
@@ -78,7 +87,10 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         host = _without_secrets(text, host)
-    variables = read_environment(text, lambda value: unquoted(substitute(value, host)))
+    ignored: list[str] = []
+    variables = read_environment(text, lambda value: unquoted(substitute(value, host)), ignored)
+    if ignored:
+        log.warn(f"/etc/environment of the image has {no_variables(ignored)}")
     if digest := image_digest(paths.text(root, "/etc/rc.local")):
         variables["PENROOT_IMAGE_DIGEST"] = digest
     return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
@@ -193,14 +205,38 @@ def is_name(key: str) -> bool:
 
 
 def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, str]:
-    """Variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value."""
+    """Return the variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value.
+
+    A name is any that execve(2) accepts, as ``discovery.type``. Raises UsageError for an empty name.
+    """
     environ = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not is_name(key):
-            raise UsageError(f"--env {option!r}: {key!r} is not a name", hint="write KEY=VALUE, or KEY")
+        if not key:
+            raise UsageError(f"--env {option!r} has no name", hint="write KEY=VALUE, or KEY")
         environ[key] = value if equals else host.get(key, "")
     return environ
+
+
+def warn_of_missing_paths(environ: Mapping[str, str]) -> None:
+    """In the container: name the variables of ``environ`` whose files or directories the container lacks."""
+    missing = [f"{name}={environ[name]}" for name in _PATHS if name in environ and not _has_one(environ[name])]
+    if missing:
+        log.warn(f"no such file or directory in the container: {', '.join(missing)}; mount it, or unset the variable")
+
+
+def _has_one(paths: str) -> bool:
+    """Whether one of the ``paths`` exists, or cannot be told."""
+    for path in paths.split(":"):
+        try:
+            if path.startswith("/"):
+                os.stat(path)
+            return True
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def is_rank(host: Mapping[str, str]) -> bool:

@@ -45,6 +45,7 @@ RC_LOCAL = """\
 # positional parameters or the working directory of its command here.
 """
 _EXACT = "# penroot-exact: "
+_SHOWN, _LINES = 40, 5  # characters of a line, and lines, that a warning quotes
 _LONGEST = 1 << 20  # characters of a script that is looked at: a kernel's limit of arguments is near
 
 
@@ -227,10 +228,12 @@ def _words(text: str) -> tuple[str, ...] | None:
     return tuple(words)
 
 
-def read_environment(text: str, read: Callable[[str], str] | None = None) -> dict[str, str]:
-    """The variables of an image's /etc/environment; lines that are not ``KEY=VALUE`` mean nothing.
+def read_environment(
+    text: str, read: Callable[[str], str] | None = None, ignored: list[str] | None = None
+) -> dict[str, str]:
+    """Return the variables of an image's /etc/environment. Append lines that are not ``KEY=VALUE`` to ``ignored``.
 
-    ``read`` makes of a value what it means, unless the comment before it says it exactly.
+    ``read`` interprets a value, unless the comment above the line gives the exact value.
     """
     environ: dict[str, str] = {}
     exact = ""
@@ -246,6 +249,8 @@ def read_environment(text: str, read: Callable[[str], str] | None = None) -> dic
                 environ[key] = meant[len(key) + 1 :]
             else:
                 environ[key] = read(value) if read else value
+        elif line.strip() and ignored is not None:
+            ignored.append(line)
         exact = ""
     return environ
 
@@ -269,11 +274,19 @@ def _unescape(text: str) -> str:
     return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
 
 
-def variables(env: Sequence[str]) -> dict[str, str]:
-    """``config.Env`` of an image config as a mapping. A word without ``=`` sets nothing."""
-    out = {}
+def variables(env: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return ``config.Env`` of an image config as a mapping, and the words that set no variable."""
+    out, ignored = {}, []
     for word in env:
         key, equals, value = word.partition("=")
         if equals and key and "\n" not in key:
             out[key] = value
-    return out
+        else:
+            ignored.append(word)
+    return out, ignored
+
+
+def no_variables(lines: Sequence[str]) -> str:
+    """Describe ``lines`` that set no variable, for a warning."""
+    shown = ", ".join(repr(line[:_SHOWN] + "..." * (len(line) > _SHOWN)) for line in lines[:_LINES])
+    return f"{shown}{', ...' if len(lines) > _LINES else ''}: not NAME=VALUE, ignored"

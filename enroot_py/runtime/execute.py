@@ -6,7 +6,7 @@ import errno
 import os
 from _signal import signal
 
-from enroot_py.base import signals
+from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
 
 TYPE_CHECKING = False
@@ -98,7 +98,11 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    error = CommandError(f"cannot run {name}: {failure.strerror}", hint=_advice(refused or name) if missing else "")
+    if why := linux.explain(refused or name):
+        error = CommandError(f"cannot run {refused or name}: {why}")
+    else:
+        hint = _advice(refused or name) if missing else ""
+        error = CommandError(f"cannot run {name}: {failure.strerror}", hint=hint)
     error.exit_code = 127 if missing else 126
     raise error from failure
 
@@ -107,9 +111,22 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     try:
         os.execve(path, argv, env)
     except OSError as e:
+        if e.errno == errno.E2BIG and _drop_long_variables(env):
+            _execve(path, argv, env)
         if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
             raise
     os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+
+
+def _drop_long_variables(env: dict[str, str]) -> bool:
+    """Remove the variables that are too long for execve(2), and name them. Return whether there are any."""
+    limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN of execve(2), with the NUL at the end
+    long = [name for name, value in env.items() if len(os.fsencode(f"{name}={value}")) >= limit]
+    for name in long:
+        del env[name]
+    if long:
+        log.warn(f"not set, as the kernel limits a variable to {limit >> 10} KiB: {', '.join(long)}")
+    return bool(long)
 
 
 def wait(child: int) -> int:

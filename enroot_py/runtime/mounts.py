@@ -50,6 +50,8 @@ _KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
 SQUASHFS = "sqsh"  # a type of our own
 _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
 
+BIND = "rbind,x-create=auto"  # the options of SOURCE:TARGET
+_KINDS = frozenset(("bind", "rbind", "remount", "x-move", "x-detach"))
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 _HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
@@ -87,7 +89,8 @@ class _LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    ``inside`` is the source where that is beneath the container's root too, else empty.
+    ``inside`` is the source where that is beneath the container's root too, else empty. ``detached`` is the
+    descriptor of a file system that is mounted already and attached nowhere, or -1.
     """
 
     __slots__ = (
@@ -103,7 +106,9 @@ class Mount:
         "data",
         "inside",
         "confined",
+        "detached",
     )
+    BIND, SQUASHFS = BIND, SQUASHFS
 
     def __init__(
         self, source: str, target: str, fstype: str = "none", options: str = "", passno: int = 0, origin: str = ""
@@ -118,6 +123,7 @@ class Mount:
         self.propagation = 0
         self.inside = ""
         self.confined = False
+        self.detached = -1
         self.words: set[str] = set()
         self.data: list[str] = []
         for word in options.split(","):
@@ -153,8 +159,8 @@ class Mount:
 
     def confine(self) -> None:
         """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
-        is_volume = self._binds and self.fstype == "none" and self.inside
-        if not (is_volume or self.fstype == "tmpfs" and not self._binds) or self.words & _CHANGING:
+        is_volume = self.binds and self.fstype == "none" and self.inside
+        if not (is_volume or self.fstype == "tmpfs" and not self.binds) or self.words & _CHANGING:
             message = f"{self.origin}: an image may mount a tmpfs and its own directories, not {self.source!r}"
             raise ConfigError(message, hint=_HOST)
         self.confined = True
@@ -179,46 +185,17 @@ class Mount:
             if "x-detach" in self.words:
                 why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
                 message = f"cannot unmount {self.target}: {why}"
-            self._fail(message, self._hint(e), e)
+            self._fail(message, e)
         except PenrootError as e:  # of the server of a squashfs file
-            self._fail(str(e), f"{e.hint}; asked for by {self.origin}".lstrip("; "), e)
+            self._fail(str(e), e)
 
-    def _fail(self, message: str, hint: str, error: Exception) -> None:
+    def _fail(self, message: str, error: OSError | PenrootError) -> None:
         if "nofail" not in self.words:
-            raise MountError(message, hint=hint) from error
+            from enroot_py.runtime import mounthints
+
+            raise MountError(message, hint=mounthints.hint(self, error)) from error
         if "silent" not in self.words:
             log.warn(message)
-
-    def _hint(self, error: OSError) -> str:
-        hint = ""
-        if isinstance(error, FileNotFoundError) and self._binds and not (self.inside or os.path.exists(self.source)):
-            hint = f"the source must exist on the node {os.uname().nodename}; "
-        elif isinstance(error, IsADirectoryError):
-            hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
-            if self.source.endswith((".sqsh", ".squashfs")):
-                hint = f"what is in it: {self.source}:{self.target}:{SQUASHFS}; {hint}"
-        elif isinstance(error, NotADirectoryError):
-            hint = "a directory mounts on a directory, a file on a file; "
-        elif isinstance(error, FileNotFoundError) and self._creates:
-            hint = f"the container has no {self.target}: x-create=auto makes it; "
-        elif error.errno == errno.ENODEV and self.fstype == "none":
-            how = "rbind," if self.source.startswith(("/", ".")) else f"{self.source}:"
-            whole = f"{self.source}:{self.target}:{how}{self.options}"
-            hint = f"without bind or a TYPE there is nothing to mount: {whole}; "
-        elif error.errno == errno.ENODEV:
-            form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-            space = "; a space in a path is \\040" if "/" in self.fstype else ""
-            hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
-        elif error.errno == errno.EROFS:
-            hint = f"what is read-only there has no {self.target}, and nobody can make it: take another target; "
-        elif error.errno == errno.EPERM and self.fstype == "proc":
-            from enroot_py.runtime import pods
-
-            covered = pods.too_revealing()
-            hint = f"{covered}; " if covered else ""
-        elif foreign := paths.foreign_group(error):
-            hint = f"{foreign}; "
-        return hint + f"asked for by {self.origin}" if self.origin else hint.rstrip("; ")
 
     @property
     def _changeable(self) -> int:
@@ -227,7 +204,7 @@ class Mount:
         return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
 
     @property
-    def _binds(self) -> bool:
+    def binds(self) -> bool:
         return "bind" in self.words or "rbind" in self.words
 
     def _execute(self, root: int) -> None:
@@ -237,10 +214,10 @@ class Mount:
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
             os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
-        if "remount" in self.words or not self._creates:
+        if "remount" in self.words or not self.creates:
             self._change(root)
             return
-        with self._create(root) as mount, self._target(root) as target:
+        with self._create(root) as mount, self._open_target(root, mount) as target:
             if self.confined:
                 self._check_confined(root, target)
             attach(mount, target)
@@ -257,8 +234,8 @@ class Mount:
         return "remount" in self.words or bool(self.propagation)
 
     @property
-    def _creates(self) -> bool:
-        return self._binds or self.fstype != "none" or "x-move" in self.words
+    def creates(self) -> bool:
+        return self.binds or self.fstype != "none" or "x-move" in self.words
 
     def _change(self, root: int) -> None:
         """Change an existing mount: remount, or propagation alone."""
@@ -270,9 +247,11 @@ class Mount:
 
     def _create(self, root: int) -> Fd:
         """A detached mount, as a file descriptor."""
+        if self.detached >= 0:
+            return Fd(self.detached)
         if self.fstype == SQUASHFS:
             return self._open_tree(linux.AT_FDCWD, self._place_of_file(), 0)
-        if not self._binds and "x-move" not in self.words:
+        if not self.binds and "x-move" not in self.words:
             return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
         if not self.inside:
             return self._open_tree(linux.AT_FDCWD, self.source, 0)
@@ -308,6 +287,15 @@ class Mount:
                 linux.mount_setattr(tree, "", flags, self._changeable, 0, self.propagation)
             return tree.keep()
 
+    def _open_target(self, root: int, mount: int) -> Fd:
+        """Open what ``mount`` will cover. A file covers a link of the image itself, not the file that it points to."""
+        if not stat.S_ISDIR(os.fstat(mount).st_mode):
+            try:
+                return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                pass
+        return self._target(root)
+
     def _target(self, root: int, mode: int = 0) -> Fd:
         """What is mounted on, made where the options say so.
 
@@ -323,7 +311,7 @@ class Mount:
         return paths.open_in(root, self.target)
 
     def _source_is_directory(self, root: int) -> bool:
-        if not self._binds:
+        if not self.binds:
             return True
         if not self.inside:
             return stat.S_ISDIR(os.stat(self.source).st_mode)
@@ -403,7 +391,7 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
         fstype = "tmpfs"
     if not options and fstype == "none":
         if source.startswith(("/", ".")):
-            options = "rbind,x-create=auto"
+            options = BIND
         else:
             fstype, options = source, "x-create=dir"
     mount = Mount(source, target, fstype, options, passno, origin)
@@ -469,7 +457,18 @@ def write_image(volumes: Iterable[str]) -> str:
 
 
 def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
-    """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
+    """Parse the same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``.
+
+    ``SRC:DST:OPTIONS`` is a bind mount, as in docker and srun. Raises ConfigError.
+    """
     if text.startswith(":"):
         raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
-    return parse(text.replace(":", " "), variables, origin)
+    mount = parse(text.replace(":", " "), variables, origin)
+    if mount.fstype != "none" or not mount.source.startswith(("/", ".")) or mount.words & _KINDS:
+        return mount
+    if mount.source == mount.target and mount.propagation and not mount.attributes:
+        return mount  # changes the propagation of an existing mount, mount(2)
+    create = "" if any(word.startswith("x-create=") for word in mount.words) else ",x-create=auto"
+    bind = Mount(mount.source, mount.target, "none", f"rbind{create},{mount.options}", mount.passno, origin)
+    bind.inside = mount.inside
+    return bind

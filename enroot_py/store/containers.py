@@ -233,13 +233,21 @@ def _make(
     *,
     force: bool = False,
 ) -> Source:
-    """Make a container that keeps its changes apart from what ``origin`` names; ``announce`` gets its path first."""
+    """Make a container that keeps its changes apart from what ``origin`` names; ``announce`` gets its path first.
+
+    Over a stored image it gets copies of the image's scripts.
+    """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
         if announce:
             announce(f"{path}/{records.MARK}")
         os.mkdir(made + "/upper", 0o755)
         os.mkdir(made + "/work")
+        kind, _, image = origin.partition("\n")[0].partition(" ")
+        if kind == "image":
+            from enroot_py.store import scripts
+
+            scripts.copy(image, made)
         records.write(made, settings.data_path, origin)
     return open_container(name, settings)
 

@@ -89,7 +89,9 @@ class ImageConfig:
             entrypoint, command = self._words("Entrypoint"), self._words("Cmd")
             default = () if entrypoint else _DEFAULT_COMMAND
             run = etc.Exec(_text(self.workdir), entrypoint, command or default)
-            variables = etc.variables(self._words("Env"))
+            variables, ignored = etc.variables(self._words("Env"))
+            if ignored:
+                log.warn(f"{self._name}: Env of the image config has {etc.no_variables(ignored)}")
             rc = etc.write_rc(provenance, {key: str(value) for key, value in labels.items()}, run)
             return {
                 "rc": rc.encode(),

@@ -127,6 +127,33 @@ def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+def test_root_writes_copies_of_host_files(user: User, bundle: pathlib.Path, path: str) -> None:
+    before = pathlib.Path("/etc/hosts").read_text()
+    script = "for f in hosts hostname resolv.conf; do echo 10.0.0.9 n9 >> /etc/$f || exit; done; cat /etc/hosts"
+    assert run(user, bundle, "--root", "--rw", "sh", "-c", script, path=path).stdout == before + "10.0.0.9 n9\n"
+    assert pathlib.Path("/etc/hosts").read_text() == before
+    assert "can't create" in run(user, bundle, "--root", "sh", "-c", script, path=path, status=1).stderr
+
+
+def test_env_takes_any_name_of_execve(user: User, bundle: pathlib.Path) -> None:
+    assert "discovery.type=one\n" in run(user, bundle, "--env=discovery.type=one", "env").stdout
+    for option in ("--env==x", "--env=discovery.type"):
+        assert "[ERROR] --env" in run(user, bundle, option, "true", status=1).stderr
+
+
+def test_mount_source_target_ro(user: User, rootfs: pathlib.Path) -> None:
+    """A file covers a link of the image, not the file that the link points to."""
+    (rootfs / "etc/zone").write_text("of the image\n")
+    (rootfs / "etc/tz").symlink_to("zone")
+    user.penroot("bundle", "--output", "box.run", str(squashed(user, rootfs)))
+    (user.home / "f").write_text("mounted\n")
+    user.own(user.home)
+    mounts = (f"--mount={user.home}/f:/etc/tz:ro", f"--mount={user.home}:/new/home:ro")
+    script = "cat /etc/tz /etc/zone; touch /new/home/x 2>&1"
+    out = run(user, user.home / "box.run", *mounts, "sh", "-c", script, status=1).stdout
+    assert out.startswith("mounted\nof the image\n") and "Read-only" in out
+
+
 def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Path) -> None:
     assert run(user, bundle, "--", "sh", "-c", 'echo "$@"', "x", "--info", "--").stdout == "--info --\n"
 

@@ -139,6 +139,29 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
     assert "STALE" not in content(image, "etc/environment").decode()
 
 
+@pytest.mark.parametrize("form", ["tree", "squashfs"])
+def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry: Server, form: str) -> None:
+    """As tools do that know the trees of enroot."""
+    image = images.busybox(entry("etc/of-layer"), entry("etc/gone"))
+    image.layers.append(Layer(images.tar([entry("etc/.wh.gone")])))
+    registry.pusher.image("test/scripts", "1", image)
+    user.penroot("load", "-n", "look", f"docker://{registry.host}/test/scripts:1", env={"ENROOT_STORE_FORM": form})
+    tree = user.data / "look/etc"
+    assert (tree / "rc").read_text().startswith("# enroot-provenance: docker://")
+    assert (tree / "environment").read_text() == "PATH=/bin\n" and (tree / "fstab").exists()
+    user.run("sh", "-c", f"echo FOO=bar >> {tree}/environment; sed -i s/.bin.sh/true/ {tree}/rc")
+    script = "echo [$FOO]; ls /etc/of-layer; ls /etc/gone 2>&1; ls -ld /etc"
+    out = user.run("penroot", "start", "look", "sh", "-c", script).stdout.splitlines()
+    assert out[:2] == ["[bar]", "/etc/of-layer"] and "No such file" in out[2] and out[3].startswith("drwxr-xr-x")
+    user.start("look")  # the edited command; sh would wait
+    user.start("--rw", "look", "touch", "/etc/new")
+    assert (tree / "new").exists()
+    user.penroot("export", "-o", "out.sqsh", "look")
+    assert {"etc/of-layer", "etc/new", "etc/rc"} <= set(listing(user.home / "out.sqsh"))
+    user.penroot("remove", "-f", "look")
+    assert not (user.data / "look").exists()
+
+
 def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", f"docker://{registry.host}/test/one:1")
     image = user.home / "cache/images" / make().digest().removeprefix("sha256:")

@@ -91,15 +91,85 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("/no/such:/x", "the source must exist on the node"),
         ("/a b:/x", "a space in a path is \\040"),
         ("/etc:/no/such:bind,ro", "the container has no /no/such: x-create=auto makes it"),
-        ("/etc:/no/such:ro", "without bind or a TYPE there is nothing to mount: /etc:/no/such:rbind,ro"),
-        ("proc:/x:x-create=dir", "there is nothing to mount: proc:/x:proc:x-create=dir"),
-        ("/etc:/tmp:ro", "without bind or a TYPE there is nothing to mount: /etc:/tmp:rbind,ro"),
+        ("proc:/x:x-create=dir", "name the type: proc:/x:proc:x-create=dir"),
+        ("nope:/x:ro", "no file system of type 'nope' here"),
+        ("/x:/no:remount,ro", "the container has no /no"),
+        ("/x:/opt:remount,ro", "nothing is mounted on /opt"),
     ],
 )
 def test_a_failed_mount_says_the_way_out(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
     hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
     assert way_out in hint
     assert f"asked for by --mount {mount}" in hint
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [("ro", "ro"), ("rw", "rw"), ("none:ro", "ro"), ("ro,rslave", "ro"), ("x-create=dir,ro", "ro"), ("nofail", "rw")],
+)
+@pytest.mark.parametrize("target", ["/new/data", None])
+def test_source_target_ro_is_a_bind_mount(
+    user: User, rootfs: pathlib.Path, options: str, flags: str, target: str | None
+) -> None:
+    source = user.home / "data"
+    (source / "sub").mkdir(parents=True)
+    user.own(source)
+    target = target or str(source)
+    script = f"test -d {target}/sub && grep ' {target} ' /proc/mounts"
+    out = user.start("--mount", f"{source}:{target}:{options}", "box", "sh", "-c", script)
+    assert out.split()[3].split(",")[0] == flags
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "{home}/f:/opt",
+        "{home}/f:/opt:ro",
+        "{home}/f:/opt:bind,ro",
+        "{home}/a b/f:/opt",
+        "{home}/a\\040b/f:/opt:ro",
+        "ramfs:/new:x-create=dir",
+        "/etc:/new:none:bind",
+        "{home}/f:/new:rbind,ro",
+        "tmpfs:/new:tmpfs:mode=700",
+    ],
+)
+def test_hint_of_a_failed_mount_works(user: User, rootfs: pathlib.Path, mount: str) -> None:
+    (user.home / "a b").mkdir()
+    for directory in (user.home, user.home / "a b"):
+        (directory / "f").write_text("x\n")
+    user.own(user.home)
+    mount = mount.format(home=user.home)
+    hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
+    fix = hint.partition("; asked for by")[0]
+    if "a space in a path" in fix:
+        words = mount.replace(" ", "\\040").removesuffix("/opt") + "/opt/f"
+    else:
+        words = fix.rpartition(": ")[2]
+    assert user.penroot("start", "-m", words, "box", "true").stderr == ""
+
+
+def test_hint_for_a_line_of_fstab_works(user: User, rootfs: pathlib.Path) -> None:
+    fstab(user, "/usr/share /new none ro\n")
+    hint = user.penroot("start", "box", "true", status=1).stderr.splitlines()[-1]
+    fstab(user, "${ENROOT_ROOTFS}/no /new none x-create=dir,bind\n")
+    missing = user.penroot("start", "box", "true", status=1).stderr
+    assert "the source must exist in the container: /no; asked for by" in missing
+    fstab(user, hint.partition("rbind: ")[2].partition(";")[0] + "\n")
+    assert inside(user, "grep ' /new ' /proc/mounts").split()[3].startswith("ro")
+
+
+@pytest.mark.parametrize("link", ["/usr/share/zone", "../no/such/place", "/proc/version"])
+def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.Path, link: str) -> None:
+    (rootfs / "usr/share").mkdir()
+    (rootfs / "usr/share/zone").write_text("of the image\n")
+    (rootfs / "etc/tz").symlink_to(link)
+    (user.home / "f").write_text("mounted\n")
+    user.own(user.home)
+    script = "cat /etc/tz /usr/share/zone; ls -d /no /no/such"
+    done = user.run("penroot", "start", "--rw", "-m", f"{user.home}/f:/etc/tz:ro", "box", "sh", "-c", script, status=1)
+    assert done.stdout == "mounted\nof the image\n"
+    assert (rootfs / "etc/tz").readlink() == pathlib.Path(link)
 
 
 def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) -> None:

@@ -314,3 +314,16 @@ def test_what_the_site_says_and_the_user_may_not_read_is_no_silence(
     assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in said
     # What lies in a closed home, nobody knows: the files of who went before with su.
     user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})
+
+
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_id_in_settings_is_the_callers_in_any_namespace(user: User, image: pathlib.Path, target: str) -> None:
+    """Settings and mounts.d are read before and after a start enters user namespaces of its own."""
+    etc = user.home / "etc"
+    (etc / "mounts.d").mkdir(parents=True)
+    (etc / "enroot.conf").write_text("ENROOT_TEMP_PATH /tmp/$(id -u)-$(id -g)-$UID\n")
+    (etc / "mounts.d/50.fstab").write_text("tmpfs /$(whoami) tmpfs x-create=dir\n")  # no name, but a number
+    for around in ((), ("unshare", "-Urn")):
+        info = user.run(*around, "penroot", "info").stdout
+        assert f"ENROOT_TEMP_PATH=/tmp/{user.uid}-{user.uid}-{user.uid} " in info
+        user.run(*around, "penroot", "start", "--root", target, "ls", "-d", f"/{user.uid}")

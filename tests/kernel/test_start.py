@@ -114,6 +114,48 @@ def test_env_options(user: User, rootfs: pathlib.Path) -> None:
     assert "\nUNSET=\n" in out
 
 
+def test_env_takes_any_name_of_execve(user: User, rootfs: pathlib.Path) -> None:
+    names = ("discovery.type", "1", "a-b", "a b", "BASH_FUNC_x%%")
+    out = user.start(*(f"--env={name}=one" for name in names), "box", "env")
+    assert {f"{name}=one" for name in names} <= set(out.splitlines())
+    assert "has no name" in user.penroot("start", "--env==x", "box", "true", status=1).stderr
+
+
+def test_image_lines_without_variable_are_named(user: User, rootfs: pathlib.Path) -> None:
+    lines = "A=1\nNOEQUALS\n=noname\n# a comment\n\n" + "x" * 1000
+    (rootfs / "etc/environment").write_text(lines + "\n")
+    done = user.penroot("start", "box", "env")
+    assert "A=1\n" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[WARN]") and "'NOEQUALS', '=noname', 'xxx" in line
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "echo ${BIG-none}$A"), ("/bin/sh", "-c", "echo ${BIG-none}$A")])
+def test_image_variable_too_long_is_named(user: User, rootfs: pathlib.Path, command: tuple[str, ...]) -> None:
+    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * 135_000}\nA=1\nHUGE={'v' * 140_000}\n")
+    done = user.penroot("start", "box", *command)
+    assert done.stdout == "none1\n"
+    assert done.stderr == "[WARN] not set, as the kernel limits a variable to 128 KiB: BIG, HUGE\n"
+
+
+def test_longest_variable_reaches_the_program(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")
+    done = user.penroot("start", "box", "sh", "-c", "echo ${#BIG}")
+    assert (done.stdout, done.stderr) == ("131067\n", "")
+
+
+def test_paths_missing_inside_are_named_once(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "etc/environment").write_text("PATH=/bin\nSSL_CERT_FILE=/no/cert.pem\nSSL_CERT_DIR=/no:/etc\nTMP=/tmp\n")
+    done = user.penroot("start", "-e", "NCCL_TOPO_FILE=/usr/share/doc", "-e", "TMPDIR=relative", "box", "true")
+    assert done.stderr == (
+        "[WARN] no such file or directory in the container: NCCL_TOPO_FILE=/usr/share/doc, "
+        "SSL_CERT_FILE=/no/cert.pem; mount it, or unset the variable\n"
+    )
+    topology = ("-e", "NCCL_TOPO_FILE=/usr/share/doc", "-m", "/usr/share/doc", "-e", "SSL_CERT_FILE=/dev/null")
+    assert user.penroot("start", *topology, "box", "true").stderr == ""
+
+
 def test_mounts(user: User, rootfs: pathlib.Path) -> None:
     shared = user.home / "shared"
     shared.mkdir()
@@ -161,7 +203,7 @@ def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) 
 
 def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
-    out = user.start("box", "cat", "/run/systemd/resolve/stub-resolv.conf")
+    out = user.start("box", "sh", "-c", "cat /etc/resolv.conf; ls -d /run/systemd || true")
     assert out == pathlib.Path("/etc/resolv.conf").read_text()
 
 
@@ -235,6 +277,60 @@ def test_a_broken_interpreter_is_explained(user: User, rootfs: pathlib.Path) -> 
     script.write_text("#!/no/such/python\n")
     script.chmod(0o755)
     assert "interpreter" in user.penroot("start", "box", "/opt/script", status=127).stderr
+
+
+# The first line of a script, how a container is started, and what the error says of it.
+INTERPRETERS = {
+    "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
+    "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
+    "crlf": ("#!/bin/sh\r", 127, r"its interpreter is '/bin/sh\r': convert it: sed -i 's/\r$//' {p}/tool"),
+    "not executable": ("#!{p}/data", 126, "its interpreter {p}/data is not executable"),
+    "directory": ("#!/etc", 126, "its interpreter /etc is not a regular file"),
+    "nested": ("#!{p}/script", 127, "cannot run {p}/tool: its interpreter /opt/none/sh3 does not exist"),
+    "dangling link": (
+        "#!{p}/link",
+        127,
+        "its interpreter {p}/link leads to /opt/py/bin/python, which does not exist in",
+    ),
+    "covered": (
+        "#!{p}/covered",
+        127,
+        "its interpreter {p}/covered leads to /srv/py/python, which does not exist in the container; /srv is mounted "
+        "from tmpfs[/]",
+    ),
+    "mounted over": ("#!/srv/py/python", 127, "/srv/py/python does not exist in the container; /srv is mounted from"),
+}
+
+
+def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
+    """Write a script that is seen as ``inside``/tool in a container, and what its first line may name."""
+    directory.mkdir()
+    for name, text in (("tool", first_line.format(p=inside)), ("script", "#!/opt/none/sh3"), ("data", "x")):
+        (directory / name).write_bytes(f"{text}\necho ran\n".encode())
+        (directory / name).chmod(0o644 if name == "data" else 0o755)
+    (directory / "link").symlink_to("/opt/py/bin/python")
+    (directory / "covered").symlink_to("/./etc/../srv/py/python")
+
+
+@pytest.mark.parametrize("case", INTERPRETERS)
+@pytest.mark.parametrize("command", ["/p/tool", "tool"])
+def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, case: str, command: str) -> None:
+    first_line, status, said = INTERPRETERS[case]
+    write_tool(user.home / "p", "/p", first_line)
+    (rootfs / "srv/py").mkdir(parents=True)
+    shutil.copy(rootfs / "bin/busybox", rootfs / "srv/py/python")
+    user.own(user.home)
+    mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
+    done = user.penroot("start", *mounts, "box", command, status=status)
+    assert said.format(p="/p") in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_loader_of_a_program_that_is_missing_is_named(user: User, rootfs: pathlib.Path) -> None:
+    shutil.copy("/bin/ls", rootfs / "bin/dynamic")
+    user.own(rootfs)
+    done = user.penroot("start", "box", "dynamic", status=127)
+    assert re.search(r"cannot run /bin/dynamic: its interpreter /lib\S* does not exist in the container$", done.stderr)
 
 
 def test_unknown_container_is_an_error(user: User, rootfs: pathlib.Path) -> None:

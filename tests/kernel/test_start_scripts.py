@@ -265,6 +265,18 @@ def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path)
     assert int(flags, 16) & 1
 
 
+@pytest.mark.parametrize("options", [(), ("--root",), ("--pid",), ("--rw",)])
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_sys_shows_the_network_that_the_caller_entered(
+    user: User, image: pathlib.Path, options: tuple[str, ...], target: str
+) -> None:
+    start = ("penroot", "start", *options, target, "sh", "-c", "ls /sys/class/net; touch /sys/x 2>&1")
+    done = user.run("unshare", "-Urn", "sh", "-c", 'ip link add dummy7 type dummy; exec "$@"', "sh", *start, status=1)
+    *devices, refused = done.stdout.splitlines()
+    assert "lo" in devices and set(devices) <= {"dummy7", "lo"}, done.stdout
+    assert "Read-only" in refused
+
+
 def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
     name = os.uname().nodename
     out = user.start("--uts", "--root", "box", "sh", "-c", "busybox hostname inside && cat /proc/sys/kernel/hostname")
@@ -466,6 +478,13 @@ def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> Non
     user.penroot("exec", "box", "sh", "-c", "exit 5", status=5)
     done = user.penroot("exec", "nope", "true", status=1)
     assert "no running container nope" in done.stderr
+
+
+def test_exec_names_an_interpreter_that_cannot_run(user: User, sleeping: dict[str, object]) -> None:
+    pid = str(sleeping["pid"])
+    user.penroot("exec", pid, "sh", "-c", "echo '#!/opt/none/sh2' > /tmp/tool; busybox chmod 755 /tmp/tool")
+    done = user.penroot("exec", pid, "/tmp/tool", status=127)
+    assert "cannot run /tmp/tool: its interpreter /opt/none/sh2 does not exist in the container" in done.stderr
 
 
 def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, rootfs: pathlib.Path) -> None:

@@ -18,3 +18,12 @@ def test_patterns(lab: Lab) -> None:
     env = {"ONE": "job", "IMAGE_NAME": "job", "LANG": "C"}
     assert srun(lab, "-n2", IMAGE, "--container-env=IMAGE_*", *SHOW, env=env) == "job,job,,\n" * 2
     assert srun(lab, IMAGE, "--container-env=*NG,NO_*", *SHOW, env=env) == "minimal,job,,C\n"
+
+
+def test_paths_missing_inside_are_named_once(lab: Lab) -> None:
+    env = {"NCCL_TOPO_FILE": "/no/topo.xml", "SSL_CERT_FILE": "/etc/passwd", "CURL_CA_BUNDLE": "/no/ca.pem"}
+    command = ["srun", "-N2", "-n4", IMAGE, "--container-env=CURL_CA_BUNDLE=/dev/null", "true"]
+    done = lab.run(command, env=env)
+    named = [line for line in done.stderr.splitlines() if "in the container" in line]
+    assert len(named) == 1, done.stderr
+    assert "no such file or directory in the container: NCCL_TOPO_FILE=/no/topo.xml; mount it" in named[0]

@@ -55,6 +55,13 @@ def test_what_is_no_config_is_refused(data: bytes) -> None:
         ImageConfig(data, "x")
 
 
+def test_env_words_without_name_or_value_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    files = config(Env=["A=1", "NOEQUALS", "=noname", "TWO\nLINES=1"]).files("docker://r#x:1")
+    assert files["environment"] == b"A=1\n"
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "x: Env of the image config has 'NOEQUALS', '=noname', 'TWO\\nLINES=1': not NAME=VALUE" in line
+
+
 @pytest.mark.parametrize(("created", "seconds"), [("1970-01-01T00:01:00.5Z", 60.0), ("soon", 0.0), (None, 0.0)])
 def test_time_of_an_image(created: str | None, seconds: float) -> None:
     assert ImageConfig(json.dumps({"created": created}).encode(), "x").created == seconds

@@ -71,6 +71,7 @@ Bundles.
   []
   $ ./box.run -e 1A=x true
   [1]
+  ~ a name in `-e` that no shell variable can have
   $ ./box.run -m $PWD:/mnt ls /mnt/box.run
   /mnt/box.run
   $ ./box.run --mount=$PWD:/mnt ls /mnt/box.run

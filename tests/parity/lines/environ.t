@@ -40,12 +40,15 @@ The environment: of the image, then environ.d, then the configuration, then --en
   /opt
   $ enroot start -e 1A=x box true
   [1]
+  ~ a name in `-e` that no shell variable can have
   $ enroot start -e A-B=x box true
   [1]
+  ~ a name in `-e` that no shell variable can have
   $ enroot start -e =x box true
   [1]
   $ enroot start -e 'A B=x' box true
   [1]
+  ~ a name in `-e` that no shell variable can have
   $ enroot start -e 'A=b=c=d' box sh -c 'echo $A'
   b=c=d
   $ enroot start -e 'A="quoted"' box sh -c 'echo "$A"'

@@ -57,6 +57,7 @@ Namespaces of a container's own, what runs, and commands in it.
   inside
   $ enroot start box sleep 30 & ready $!; enroot exec -e 1A=x $! true; s=$?; kill $!; exit $s
   [1]
+  ~ a name in `-e` that no shell variable can have
   $ enroot exec 999999 true
   [1]
   $ enroot exec nonsense true

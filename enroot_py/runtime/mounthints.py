@@ -1,0 +1,90 @@
+"""Hints for mounts that fail. Each works when it is followed."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from enroot_py.base import paths
+from enroot_py.base.errors import PenrootError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.mounts import Mount
+
+
+def hint(mount: Mount, error: OSError | PenrootError) -> str:
+    """Return how to fix ``mount``, which failed with ``error``, and who asked for it."""
+    fix = error.hint if isinstance(error, PenrootError) else _fix(mount, error)
+    return "; ".join(filter(None, (fix, mount.origin and f"asked for by {mount.origin}")))
+
+
+def _fix(mount: Mount, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return _fix_missing(mount, error)
+    if isinstance(error, IsADirectoryError):
+        name = f"{mount.target.rstrip('/')}/{os.path.basename(mount.source)}"
+        named = f"name the file: {_spelled(mount, name, _options_for_file(mount))}"
+        if mount.source.endswith((".sqsh", ".squashfs")):
+            return f"what is in it: {_spelled(mount, mount.target, '', mount.SQUASHFS)}; {named}"
+        return named
+    if isinstance(error, NotADirectoryError):
+        return "a directory mounts on a directory, a file on a file"
+    if error.errno == errno.ENODEV:
+        return _fix_type(mount)
+    if error.errno == errno.EROFS:
+        return f"what is read-only there has no {mount.target}, and nobody can make it: take another target"
+    if error.errno == errno.EINVAL and "remount" in mount.words:
+        return f"remount changes a mount of the container, and nothing is mounted on {mount.target}"
+    if error.errno == errno.EPERM and mount.fstype == "proc":
+        from enroot_py.runtime import pods
+
+        return pods.too_revealing()
+    return paths.foreign_group(error)
+
+
+def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
+    if mount.binds and not (mount.inside or os.path.exists(mount.source)):
+        return f"the source must exist on the node {os.uname().nodename}"
+    if mount.inside and error.filename == mount.inside.lstrip("/"):
+        return f"the source must exist in the container: {mount.inside}"
+    if not mount.creates:
+        return f"the container has no {mount.target}"
+    fstype = "" if mount.fstype == "none" else mount.fstype
+    whole = _spelled(mount, mount.target, f"x-create=auto,{mount.options}".rstrip(","), fstype)
+    return f"the container has no {mount.target}: x-create=auto makes it: {whole}"
+
+
+def _fix_type(mount: Mount) -> str:
+    """Return the hint for a mount whose type is missing or unknown."""
+    if mount.fstype == "none" and mount.source.startswith(("/", ".")):
+        whole = _spelled(mount, mount.target, ",".join([mount.BIND, *_given(mount)]))
+        return f"a bind mount needs the option bind or rbind: {whole}"
+    with open("/proc/filesystems") as known:
+        if mount.fstype == "none" and mount.source in known.read().split():
+            return f"name the type: {_spelled(mount, mount.target, mount.options, mount.source)}"
+    fstype = mount.source if mount.fstype == "none" else mount.fstype
+    form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
+    space = "; a space in a path is \\040" if "/" in fstype else ""
+    return f"no file system of type {fstype!r} here: it is {form}{space}"
+
+
+def _given(mount: Mount) -> list[str]:
+    """Return the options as the caller gave them, without what parse_option() adds and without x-create."""
+    options = mount.options.removeprefix(mount.BIND).split(",")
+    return [option for option in options if option and not option.startswith("x-create=")]
+
+
+def _options_for_file(mount: Mount) -> str:
+    """Return the options of a bind mount that makes its target, in the shortest form."""
+    implied = mount.words.isdisjoint(("bind", "rbind")) or mount.options.startswith(mount.BIND)
+    return ",".join([*([] if implied else ["x-create=auto"]), *_given(mount)])
+
+
+def _spelled(mount: Mount, target: str, options: str, fstype: str = "") -> str:
+    """Return a corrected mount in the form that the caller has used: an option, or a line of fstab(5)."""
+    fixed = type(mount)(mount.source, target, fstype or "none", options or ("" if fstype else mount.BIND)).describe()
+    if not mount.origin.startswith("--"):
+        return " ".join(fixed.split(" ")[:4])
+    words = [word.replace(":", "\\072") for word in fixed.split(" ")]
+    return ":".join(filter(None, (*words[:2], fstype, options and words[3])))

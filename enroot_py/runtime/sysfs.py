@@ -1,0 +1,42 @@
+"""/sys of the caller's network, where the mounted /sys shows the devices of another network namespace.
+
+The caller has entered a user and a network namespace, as `unshare -Urn` or rootless networking does, and /sys still is
+the node's. Only root of that user namespace may mount /sys for its network, and only before the container's own user
+namespace is entered. Not on the start path of a caller without privileges.
+"""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import linux
+from enroot_py.base.errors import NamespaceError
+from enroot_py.runtime import mounts, namespaces
+from enroot_py.runtime.mounts import Mount
+
+_OPTIONS = "x-create=dir,ro,nosuid,nodev,noexec,private"
+
+
+def of_caller() -> Mount | None:
+    """Return a mount of /sys for the caller's network, or None if /sys shows it or the kernel refuses it."""
+    try:
+        if set(os.listdir("/sys/class/net")) <= _devices():
+            return None
+    except OSError:
+        return None
+    for enter in (None, linux.CLONE_NEWNS):
+        try:
+            if enter:  # a mount namespace that this user namespace owns: mount_namespaces(7)
+                namespaces.unshare(enter)
+            sysfs = Mount("sysfs", "/sys", "sysfs", _OPTIONS, -1, "the caller's network namespace")
+            sysfs.detached = mounts.mount_filesystem("sysfs", "sysfs", [], sysfs.attributes)
+            return sysfs
+        except (OSError, NamespaceError):
+            continue
+    return None
+
+
+def _devices() -> set[str]:
+    """Return the network devices of this process, and the one file of /sys/class/net that is none."""
+    with open("/proc/self/net/dev") as f:
+        return {line.partition(":")[0].strip() for line in f if ":" in line} | {"bonding_masters"}

@@ -1,0 +1,51 @@
+"""/etc/rc and /etc/environment of a container over a stored image, where tools written for enroot look for them.
+
+Such tools read and edit NAME/etc/rc. A container over layers keeps its changes in NAME/upper, so the files are copied
+there when the container is made, and NAME/etc is a link.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from enroot_py.base.errors import PenrootError
+from enroot_py.store import layout
+
+_NAMES = ("rc", "environment", "fstab")
+
+
+def copy(image: str, container: str) -> None:
+    """Copy the scripts of the stored image in directory ``image`` to a container in the making. Raises OSError."""
+    try:
+        texts, mode, modified = _read(image)
+    except (OSError, PenrootError):
+        return  # /etc leads elsewhere in this image, or unsquashfs is missing: the container starts without copies
+    etc = container + "/upper/etc"
+    os.mkdir(etc)
+    for name, text in texts.items():
+        with open(f"{etc}/{name}", "wb") as f:
+            f.write(os.fsencode(text))
+        os.chmod(f"{etc}/{name}", 0o644)
+        os.utime(f"{etc}/{name}", (modified, modified))
+    os.chmod(etc, mode)
+    os.utime(etc, (modified, modified))
+    os.symlink("upper/etc", container + "/etc")
+
+
+def _read(image: str) -> tuple[dict[str, str], int, float]:
+    """Return the scripts, and mode and time of the directory that holds them. Raises OSError, PenrootError."""
+    file = f"{image}/{layout.SQUASHFS}"
+    if os.path.exists(file):
+        from enroot_py.store import unsquashfs
+
+        return {name: unsquashfs.read(file, f"etc/{name}") for name in _NAMES}, 0o755, os.stat(image).st_mtime
+    etc = f"{image}/{layout.HEAD}/{layout.TREE}/etc"
+    state = os.lstat(etc)
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError(etc)
+    texts = {}
+    for name in _NAMES:
+        with open(os.open(f"{etc}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as f:
+            texts[name] = os.fsdecode(f.read())
+    return texts, stat.S_IMODE(state.st_mode), state.st_mtime

@@ -1,0 +1,96 @@
+"""/etc/hosts, /etc/hostname and /etc/resolv.conf of the host, in a container."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+
+from tests.kernel.conftest import User, require
+from tests.waiting import until
+
+# In a container: say "up", wait until the file has the words, say which it has.
+FOLLOW = """
+echo up; n=0
+until grep -q fresh /etc/resolv.conf && grep -q n77 /etc/hosts || [ $n = 300 ]; do sleep 0.1; n=$((n+1)); done
+echo $(grep -c fresh /etc/resolv.conf) $(grep -c n77 /etc/hosts); touch /etc/resolv.conf 2>&1; ls /etc/apt 2>&1
+"""
+RENAME = "{{ cat {file}; echo '{line}'; }} > {file}.new && mv {file}.new {file}"
+IN_PLACE = "echo '{line}' >> {file}"
+
+
+def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
+    """Run a container that watches while its host's files change, on a machine of its own as far as /etc goes."""
+    require(os.geteuid() == 0, "only root can change /etc")
+    out, place = user.home / "out", user.home / "host"
+    start = shlex.join(user.command("penroot", "start", *arguments, "sh", "-c", script))
+    resolv = f"{place}/run/resolv.conf" if link else "/etc/resolv.conf"
+    around = f"""
+        mkdir -p {place}/run && cp -a /etc {place}/etc && mount --bind {place}/etc /etc || exit
+        {f"mv /etc/resolv.conf {resolv} && ln -s {resolv} /etc/resolv.conf" if link else ""}
+        cd {user.home}; {start} > {out} 2>&1 &
+        until grep -q up {out}; do sleep 0.05; done
+        {how.format(file=resolv, line="# once")}; {how.format(file="/etc/hosts", line="10.0.0.77 n77")}
+        sleep 0.3; {how.format(file=resolv, line="# fresh")}
+        wait $!
+    """
+    subprocess.run(["unshare", "-m", "sh", "-c", around], env=user.environ, check=False, timeout=100)
+    return out.read_text().splitlines()
+
+
+@pytest.mark.parametrize("how", [RENAME, IN_PLACE], ids=["renamed", "in place"])
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+@pytest.mark.parametrize(
+    "arguments", [("box.sqsh",), ("--root", "box.sqsh"), ("--pid", "box"), ("--root", "--pid", "box.sqsh")]
+)
+def test_container_sees_host_files_that_change(
+    user: User, image: pathlib.Path, how: str, link: bool, arguments: tuple[str, ...]
+) -> None:
+    up, seen, refused, *apt = follow(user, how, link, *arguments)
+    assert (up, seen) == ("up", "1 1")
+    assert "Read-only" in refused
+    assert "No such file" in apt[0]  # no directory of the host
+
+
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathlib.Path, target: str) -> None:
+    """The kernel detaches what is mounted on a file that is replaced."""
+    (user.home / "mine").write_text("mine\n")
+    user.own(user.home)
+    script = FOLLOW.replace("300", "20") + "cat /etc/resolv.conf"
+    out = follow(user, RENAME, False, "-m", f"{user.home}/mine:/etc/resolv.conf", target, script=script)
+    assert out[-1] == "mine", out
+
+
+def test_nothing_follows_a_container_that_has_ended(user: User, image: pathlib.Path) -> None:
+    user.start("box.sqsh", "true")
+    alive = ["pgrep", "-u", str(user.uid), "-r", "S,R,D", "penroot-follow"]
+    until(lambda: subprocess.run(alive, check=False).returncode == 1, "the end of penroot-follow", 20)
+
+
+def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.Path) -> None:
+    assert user.start("box.sqsh", "cat", "/proc/self/task/self/children", status=1) == ""
+    assert user.start("box.sqsh", "sh", "-c", "read x < /proc/$$/task/$$/children; echo [$x]") == "[]\n"
+
+
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+@pytest.mark.parametrize("options", [(), ("--root",), ("--root", "--pid")])
+def test_writable_container_writes_copies_of_host_files(
+    user: User, image: pathlib.Path, target: str, options: tuple[str, ...]
+) -> None:
+    hosts = pathlib.Path("/etc/hosts").read_text()
+    script = "for f in hosts hostname resolv.conf; do echo 10.0.0.9 n9 >> /etc/$f || exit; done; cat /etc/hosts"
+    assert user.start("--rw", *options, target, "sh", "-c", script) == hosts + "10.0.0.9 n9\n"
+    assert pathlib.Path("/etc/hosts").read_text() == hosts
+    assert user.start("--rw", *options, target, "cat", "/etc/hosts") == hosts
+    assert "can't create" in user.penroot("start", *options, target, "sh", "-c", script, status=1).stderr
+
+
+def test_site_mount_without_host_file_is_left_alone(user: User, rootfs: pathlib.Path) -> None:
+    fragment = user.home / "etc/mounts.d/20-config.fstab"
+    fragment.parent.mkdir(parents=True)
+    fragment.write_text("/no/hosts /etc/hosts none x-create=file,bind,ro,nofail,silent 0 -1\n")
+    assert user.start("--rw", "--root", "box", "sh", "-c", "echo x >> /etc/hosts; cat /etc/hosts") == "x\n"
