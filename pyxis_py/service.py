@@ -92,7 +92,7 @@ class Service:
                 self.container.answer(client, asked)
             # A container that was removed while it runs is nobody's to attach to.
             elif asked.verb == "attach" and self.container.step.directory_id() == self.container.directory:
-                self.container.hand_over(client)
+                self.container.hand_over(client, unsealed="unsealed" in asked.numbers)
             else:
                 return True
         except BlockingIOError:
@@ -114,8 +114,8 @@ class Service:
         log.sink = asker.log
         step = self.container.step
         try:
-            if self.container.attached:
-                step.take_back(self.container.spaces)
+            if self.container.brought:
+                step.take_back(self.container.spaces, self.container.brought)
             leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:

@@ -161,9 +161,9 @@ def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = Fal
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=True)
 
 
-def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False) -> Fd:
+def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
     """Open the file ``path`` beneath ``root`` with O_PATH, as make_directory() does a directory. Raises OSError."""
-    return _Maker(root, named=named, entered=False).make(path, mode, directory=False)
+    return _Maker(root, named=named, entered=entered).make(path, mode, directory=False)
 
 
 class _Maker:

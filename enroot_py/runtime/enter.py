@@ -123,6 +123,8 @@ def enter(start: Start) -> Container:
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
     bring_slurm(context, variables)
+    if start.source.lends:
+        start.source.shared = rootfs.lend(site.mount_point)
     if not settings.rootfs_writable:
         rootfs.seal(site.mount_point)
     os.close(root)

@@ -33,10 +33,11 @@ class Source:
 
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
-    of the same container where it runs already, or -1.
+    of the same container where it runs already, or -1. If the container ``lends`` its root file
+    system to later steps, ``shared`` is that mount once it has been entered.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared")
+    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared", "lends")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Source:
         self.directory = directory
         self.changes = changes
         self.shared = -1
+        self.lends = False
 
     @property
     def upper(self) -> str:
@@ -249,8 +251,9 @@ def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options:
 def _overlay_by_mount(source: str, data: str, over: str) -> int:
     """An overlay by mount(2), whose options may fill a page, taken off again as a detached mount."""
     linux.mount(source, over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
-    tree = linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE)
-    linux.umount2(over, linux.MNT_DETACH)
+    with linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC) as mounted:
+        tree = linux.open_tree(mounted, "", linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
+        linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
     return tree
 
 
@@ -271,6 +274,15 @@ def attach(mount: int, target: str) -> None:
     """Attach a detached mount and close its descriptor."""
     with Fd(mount):
         linux.move_mount(mount, "", linux.AT_FDCWD, target, linux.MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def lend(root: str) -> int:
+    """Clone the root mount alone, without what is mounted in it, before it is sealed and before mounts are locked.
+
+    Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
+    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+    """
+    return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
 
 
 def seal(root: str) -> None:

@@ -310,3 +310,14 @@ def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> Non
         assert "pyxis_1.0" not in left
         assert "pyxis_2.0" in left  # of another node that shares the directory
         assert len(left) == 2
+
+
+def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
+    """Until the last step of its job ends; slurmstepd makes the file for srun --x11."""
+    key = "/tmp/.Xauthority-job"
+    with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
+        lab.run(f"echo key > {key}", node="n1")
+        try:
+            assert srun(lab, NAME, *sh("cat $XAUTHORITY"), env={"XAUTHORITY": key}) == "key\n"
+        finally:
+            lab.run(["rm", key], node="n1")
