@@ -462,6 +462,8 @@ class Step:
         if source.upper and self.settings.rootfs_writable and source.shared < 0:
             claims.refuse_changed(source)
         source.lends = True  # to steps that join later
+        if self.request.name is None:
+            source.label = self.name  # for `penroot list -f`
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
         container = enter(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, UID, User
+from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.test_start import snapshot
 from tests.waiting import until
 
@@ -479,6 +479,40 @@ def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, root
         process.kill()
         process.wait()
     assert "cannot join process 1" in user.penroot("exec", "1", "true", status=1).stderr
+
+
+def test_exec_of_a_process_outside_containers_says_so(user: User, rootfs: pathlib.Path) -> None:
+    outside = subprocess.Popen(user.command("sleep", "600"), env=user.environ)
+    try:
+        said = user.penroot("exec", str(outside.pid), "true", status=1).stderr
+    finally:
+        outside.kill()
+        outside.wait()
+    assert f"process {outside.pid} is not in a container" in said
+
+
+def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) -> None:
+    require(shutil.which("strace"), "strace is not installed")
+    trace = user.home / "trace"
+    prefix = ("strace", "-f", "-qq", "-o", str(trace))
+    processes = [start(user, "box", "sleep", "600")]
+
+    def all_run() -> bool:
+        return user.penroot("list", "-f").stdout.count(" sleep 600") == len(processes)
+
+    counts = []
+    try:
+        pid = wait_for_running(user)["pid"]
+        for more in (0, 3):
+            processes += [start(user, "box", "sleep", "600") for _ in range(more)]
+            until(all_run, "all of them run")
+            user.penroot("exec", str(pid), "true", prefix=prefix)
+            counts.append(trace.read_text().count('"/proc/'))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert counts[0] == counts[1]
 
 
 def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
