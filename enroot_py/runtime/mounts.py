@@ -52,6 +52,7 @@ _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto 
 
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
+_SEPARATORS = "a space in a path is \\040, a colon \\072"
 _HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
 
 SYSTEM = {
@@ -197,6 +198,7 @@ class Mount:
         hint = ""
         if isinstance(error, FileNotFoundError) and self._binds and not (self.inside or os.path.exists(self.source)):
             hint = f"the source must exist on the node {os.uname().nodename}; "
+            hint += f"{_SEPARATORS}; " if " " in self.origin.partition(" ")[2] else ""
         elif isinstance(error, IsADirectoryError):
             hint = f"name the file: {self.source}:{self.target.rstrip('/')}/{os.path.basename(self.source)}; "
             if self.source.endswith((".sqsh", ".squashfs")):
@@ -211,7 +213,7 @@ class Mount:
             hint = f"without bind or a TYPE there is nothing to mount: {whole}; "
         elif error.errno == errno.ENODEV:
             form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-            space = "; a space in a path is \\040" if "/" in self.fstype else ""
+            space = f"; {_SEPARATORS}" if "/" in self.fstype else ""
             hint = f"no file system of type {self.fstype!r} here: it is {form}{space}; "
         elif error.errno == errno.EROFS:
             hint = f"what is read-only there has no {self.target}, and nobody can make it: take another target; "
@@ -392,10 +394,14 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
 
     Raises ConfigError that names ``origin`` (file and line, or the option).
     """
+    literal = variables
+    if "$" in line and any("\\" in value for value in variables.values()):
+        # The backslash of a home directory stays one when the line is unescaped.
+        literal = {name: value.replace("\\", "\\134") for name, value in variables.items()}
     try:
         # Not what else counts as a space in Unicode: a path may hold it.
         words = filter(None, line.replace("\t", " ").split(" "))
-        fields = [unescape(expand(word, variables)) for word in words]
+        fields = [unescape(expand(word, literal)) for word in words]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if "\0" in "".join(fields):
@@ -490,4 +496,9 @@ def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
     """The same grammar with ``:`` between fields: ``--mount SRC:DST:none:OPTIONS``."""
     if text.startswith(":"):
         raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
-    return parse(text.replace(":", " "), variables, origin)
+    try:
+        return parse(text.replace(":", " "), variables, origin)
+    except ConfigError as e:
+        if " " not in text.strip() and text.count(":") < 4:
+            raise
+        raise ConfigError(str(e), hint=_SEPARATORS) from e
