@@ -13,10 +13,11 @@ import os
 import sys
 
 from enroot_py.base import linux, log, paths
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.config.settings import HERE
-from enroot_py.runtime import mounts, namespaces, rootfs
+from enroot_py.config.settings import BIN, HERE
+from enroot_py.config.table import SETTINGS
+from enroot_py.runtime import mounts, namespaces, pmix, rootfs
 from enroot_py.runtime.mounts import Mount
 from pyxis_py.channel import Channel, built
 
@@ -25,10 +26,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from enroot_py.config.settings import Settings
+    from pyxis_py.held import Held
+    from pyxis_py.step import Step
 
     Answer = tuple[list[tuple[str, str]], list[int]]  # what a child sends: pairs and descriptors
 
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
+
+
+def prepare(step: Step, container: Held) -> Brought | None:
+    """Mount in a running container what the step needs of the node. Raises ContainerError."""
+    if container.remap_root:
+        step.check_pmix()
+    wanted, slurm, name = step.node_mounts(remap_root=container.remap_root), None, step.request.name
+    search = container.environ.get("PATH", "")
+    if step.settings.slurm and BIN not in search.split(":"):  # else the step that started the container has it
+        slurm = Slurm(step.settings, step.host, step.settings.origin(SETTINGS["ENROOT_SLURM"]))
+        container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
+    if not wanted and slurm is None:
+        return None
+    try:
+        brought = bring(container.spaces, container.unsealed, wanted, slurm)
+    except PenrootError as e:
+        raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
+    for target, why in brought.failed.items():
+        if target in (step.job.script, HERE):
+            what = "the batch script" if target == step.job.script else "Slurm's programs"
+            raise ContainerError(
+                f"cannot mount {what} in the running container {name}: {target}: {why}",
+                hint=f"for a container of its own: --container-name={name}:no_exec",
+            )
+        # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
+        what = "X11" if target == step.authority else "MPI"
+        log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
+    for target in (pmix.MUNGE, HERE):
+        brought.leave(target)  # they are the node's, and other steps may have found them
+    return brought
+
+
+def finish(step: Step, spaces: Mapping[str, int], brought: Brought) -> None:
+    """At the end of the step: the container that goes on running keeps no mount of it. Raises PenrootError."""
+    others = step.running.others(step.name, step.job.step)
+    if any(other.startswith(f"{step.job.jobid}.") for other in others):
+        brought.leave(step.authority)  # which is their job's too
+    if brought.attached:
+        take_back(spaces, brought)
 
 
 class Slurm:

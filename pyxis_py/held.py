@@ -118,7 +118,9 @@ class Held:
         self.lent = self.environ
         self.environ = self._with_file({**self.environ, **self.step.pmix_stores()})
         self.step.check_attached(self)
-        self.brought = self.step.bring(self)
+        from pyxis_py import attached
+
+        self.brought = attached.prepare(self.step, self)
 
     def _build(self, shared: int) -> None:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""

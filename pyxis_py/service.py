@@ -115,7 +115,9 @@ class Service:
         step = self.container.step
         try:
             if self.container.brought:
-                step.take_back(self.container.spaces, self.container.brought)
+                from pyxis_py import attached
+
+                attached.finish(step, self.container.spaces, self.container.brought)
             leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:

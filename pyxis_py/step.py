@@ -9,8 +9,6 @@ from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, ImageError, MountError, PenrootError, RefusedError
 from enroot_py.base.recording import Recording
 from enroot_py.config import settings as enroot_settings
-from enroot_py.config.settings import BIN, HERE
-from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
 from enroot_py.runtime.mounts import Mount
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
     from enroot_py.store.store import Image
     from enroot_py.swarm.guest import Invitation
-    from pyxis_py.attached import Brought
     from pyxis_py.held import Held
     from pyxis_py.importer import Importer
     from pyxis_py.job import Job
@@ -187,62 +184,19 @@ class Step:
                 "when that one ends; a container with a name is unpacked, and :no_exec gives a step mounts of its own"
             )
 
-    def bring(self, container: Held) -> Brought | None:
-        """Mount in a running container what this step needs of the node. Raises PenrootError."""
-        if container.remap_root:
-            self._check_pmix()
-        mounts, wanted = self._node_mounts(remap_root=container.remap_root), None
-        search = container.environ.get("PATH", "")
-        has_slurm = BIN in search.split(":")  # of the step that started the container
-        if not mounts and (has_slurm or not self.settings.slurm):
-            return None
-        from pyxis_py import attached
-
-        if self.settings.slurm and not has_slurm:
-            wanted = attached.Slurm(self.settings, self.host, self.settings.origin(SETTINGS["ENROOT_SLURM"]))
-            container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
-        name = self.request.name
-        try:
-            brought = attached.bring(container.spaces, container.unsealed, mounts, wanted)
-        except PenrootError as e:
-            raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
-        for target, why in brought.failed.items():
-            if target in (self.job.script, HERE):
-                what = "the batch script" if target == self.job.script else "Slurm's programs"
-                raise ContainerError(
-                    f"cannot mount {what} in the running container {name}: {target}: {why}",
-                    hint=f"for a container of its own: --container-name={name}:no_exec",
-                )
-            # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
-            what = "X11" if target == self._authority else "MPI"
-            log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
-        for target in (pmix.MUNGE, HERE):
-            brought.leave(target)  # they are the node's, and other steps may have found them
-        return brought
-
-    def take_back(self, spaces: Mapping[str, int], brought: Brought) -> None:
-        """At the end: the container that goes on running keeps no mount of this step."""
-        others = self.running.others(self.name, self.job.step)
-        if any(step.startswith(f"{self.job.jobid}.") for step in others):
-            brought.leave(self._authority)  # which is their job's too
-        if brought.attached:
-            from pyxis_py import attached
-
-            attached.take_back(spaces, brought)
-
     @property
-    def _authority(self) -> str:
+    def authority(self) -> str:
         """The file with which programs reach the display of srun --x11, or ""."""
         path = self.job.environ.get("XAUTHORITY", "")
         return path if path.startswith(_XAUTHORITY) and os.path.exists(path) else ""
 
-    def _node_mounts(self, *, remap_root: bool) -> list[Mount]:
+    def node_mounts(self, *, remap_root: bool) -> list[Mount]:
         """What the step needs of the node: the batch script, the display, PMIx."""
         mounts = []
         if self.job.script:
             mounts.append(_bind(self.job.script, "x-create=file,ro", "batch script"))
-        if self._authority:
-            mounts.append(_bind(self._authority, "x-create=file,ro,noexec", "srun --x11"))
+        if self.authority:
+            mounts.append(_bind(self.authority, "x-create=file,ro,noexec", "srun --x11"))
         return [*mounts, *self._pmix_mounts(remap_root=remap_root)]
 
     def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
@@ -264,14 +218,14 @@ class Step:
             return {}
         return pmix.told(self.mpi, libraries, inside, remap_root=self.settings.remap_root)
 
-    def _check_pmix(self) -> None:
+    def check_pmix(self) -> None:
         if why := pmix.check_root(self.mpi, self.job.tasks):
             log.warn(why)
 
     def prepare(self) -> rootfs.Source:
         """The root file system of the step, imported and created where that is needed. Raises PenrootError."""
         if self.settings.remap_root:
-            self._check_pmix()
+            self.check_pmix()
         self._check_sources()
         return self._existing() or self._create()
 
@@ -494,7 +448,7 @@ class Step:
 
     def _mounts(self) -> tuple[Mount, ...]:
         """What the step mounts: Slurm's own come last, so that no tmpfs of the user hides them."""
-        return *self.request.fstab(), *self._node_mounts(remap_root=self.settings.remap_root)
+        return *self.request.fstab(), *self.node_mounts(remap_root=self.settings.remap_root)
 
     def _is_of_a_task(self, name: str, value: str) -> bool:
         """Whether a hook has copied a variable of Slurm for this task. Other tasks, and other steps, have their own."""

@@ -78,8 +78,8 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 served: dict[str, Callable[[], str]] = {}
 
 
-# The root of each mount that was attached, by its target.
-_attached: dict[str, os.stat_result] = {}
+# Device and inode of the root of each mount that was attached, by its target.
+_attached: dict[str, tuple[int, int]] = {}
 
 
 class _LeftOut(OSError):
@@ -238,7 +238,7 @@ class Mount:
 
     def _execute(self, root: int) -> None:
         if "x-detach" in self.words:
-            with self._open_mounted(root) as mounted:
+            with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
@@ -250,20 +250,7 @@ class Mount:
             if self.confined:
                 self._check_confined(root, target)
             attach(mount, target)
-            _attached[self.target] = os.fstat(mount)
-
-    def _open_mounted(self, root: int) -> Fd:
-        """Open what is to be detached. Raises OSError if a link of the image leads to another mount."""
-        try:
-            return paths.open_in(root, self.target, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
-        except OSError as e:
-            if e.errno != errno.ELOOP:
-                raise
-        with paths.open_in(root, self.target) as mounted:
-            known = _attached.get(self.target)
-            if known is None or not os.path.samestat(known, os.fstat(mounted)):
-                raise OSError(errno.EXDEV, "a link of the image leads to what is mounted under another name")
-            return mounted.keep()
+            _attached[self.target] = paths.inode(mount)
 
     def _check_confined(self, root: int, target: int) -> None:
         """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
