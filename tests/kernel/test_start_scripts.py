@@ -522,3 +522,24 @@ def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("exit 3\n", "c failed with status 3"),
+        ("environ() { return 1; }\n", "environ() of"),
+        ("hooks() { exit 1; }\n", "hooks() of"),
+        ("mounts() { exit 1; }\n", "mounts() of"),
+        ("#ENROOT_DATA_PATH=${NOT_SET}\n", "c:1: ENROOT_DATA_PATH: the variable NOT_SET is not set"),
+    ],
+)
+def test_failing_configuration_script_prints_its_error_alone(
+    user: User, rootfs: pathlib.Path, conf: str, said: str
+) -> None:
+    """Python, as it ended, stumbled over a named tuple in a cycle of the exception and its frames."""
+    (user.home / "c").write_text(conf)
+    status = 3 if "exit 3" in conf else 1
+    lines = user.penroot("start", "-c", "c", "box", "true", status=status, cwd=user.home).stderr
+    assert said in lines
+    assert not [line for line in lines.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))], lines
