@@ -38,19 +38,27 @@ def prepare(step: Step, container: Held) -> Brought | None:
     """Mount in a running container what the step needs of the node. Raises ContainerError."""
     if container.remap_root:
         step.check_pmix()
-    wanted, slurm, name = step.node_mounts(remap_root=container.remap_root), None, step.request.name
+    wanted, programs, name = step.node_mounts(remap_root=container.remap_root), None, step.request.name
     search = container.environ.get("PATH", "")
-    if step.settings.slurm and BIN not in search.split(":"):  # else the step that started the container has it
-        slurm = Slurm(step.settings, step.host, step.settings.origin(SETTINGS["ENROOT_SLURM"]))
+    if step.settings.slurm and BIN not in search.split(":"):  # the step that started the container may have brought it
+        from enroot_py.runtime import slurm
+
+        if container.remap_root:
+            slurm.warn_root()
+        programs = Slurm(step.settings, step.host, step.settings.origin(SETTINGS["ENROOT_SLURM"]))
         container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
-    if not wanted and slurm is None:
+    if not wanted and programs is None:
         return None
     try:
-        brought = bring(container.spaces, container.unsealed, wanted, slurm)
+        brought = bring(container.spaces, container.unsealed, wanted, programs)
     except PenrootError as e:
-        raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
+        if step.job.script or programs is not None:
+            raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
+        log.warn(f"MPI and X11 may not work in the running container {name}: {e}")
+        return None
     for target, why in brought.failed.items():
         if target in (step.job.script, HERE):
+            take_back(container.spaces, brought)
             what = "the batch script" if target == step.job.script else "Slurm's programs"
             raise ContainerError(
                 f"cannot mount {what} in the running container {name}: {target}: {why}",
@@ -65,12 +73,15 @@ def prepare(step: Step, container: Held) -> Brought | None:
 
 
 def finish(step: Step, spaces: Mapping[str, int], brought: Brought) -> None:
-    """At the end of the step: the container that goes on running keeps no mount of it. Raises PenrootError."""
-    others = step.running.others(step.name, step.job.step)
-    if any(other.startswith(f"{step.job.jobid}.") for other in others):
-        brought.leave(step.authority)  # which is their job's too
-    if brought.attached:
-        take_back(spaces, brought)
+    """At the end of the step, detach its mounts from the container, which may go on running."""
+    try:
+        others = step.running.others(step.name, step.job.step)
+        if any(other.startswith(f"{step.job.jobid}.") for other in others):
+            brought.leave(step.authority)  # other steps of the job use the file too
+        if brought.attached:
+            take_back(spaces, brought)
+    except PenrootError as e:
+        log.warn(f"mounts of step {step.job.step} stay in the running container {step.request.name}: {e}")
 
 
 class Slurm:
@@ -218,7 +229,7 @@ def _slurm(wanted: Slurm) -> tuple[Mount, int, Callable[[int], None]]:
 
 
 def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
-    """Attach a tree to its target; whether the container did not have it. Raises OSError."""
+    """Attach a tree to its target, unless the container has it there. Returns whether. Raises OSError."""
     make = paths.make_directory if "x-create=dir" in mount.words else paths.make_file
     try:
         target = _open(root, mount.target)
@@ -228,7 +239,7 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
         except OSError as e:
             if e.errno != errno.EROFS or unsealed < 0:
                 raise
-            # What the programs see stays read-only.
+            # Through another mount of the same file system: the programs' own stays read-only.
             os.close(make(unsealed, mount.target, 0, named=True, entered=True))
         target = _open(root, mount.target)
     with target:

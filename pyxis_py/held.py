@@ -56,6 +56,11 @@ class Lent:
             raise PermissionError(errno.EPERM, "it hands over no container")
         return lent
 
+    def close(self) -> None:
+        """Let the container end without us: nothing of it is used any more."""
+        for fd in (*self.spaces.values(), *((self.unsealed,) if self.unsealed >= 0 else ())):
+            os.close(fd)
+
 
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
@@ -68,12 +73,13 @@ class Held:
         self.brought: Brought | None = None
         self._builder = 0
         running = self._running()
-        self.attached = running is not None and step.joins_running()
-        if running is not None and self.attached:
+        if running is not None and step.joins_running():
             self._join(running)
             recording.phase("attach")
         else:
             self._build(running.shared if running else -1)
+            if running is not None:
+                running.close()
         self.directory = step.directory_id()
 
     def _running(self) -> Lent | None:

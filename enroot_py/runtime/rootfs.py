@@ -236,9 +236,8 @@ class _ShortNames:
 
     def source(self, label: str) -> str:
         """The source of an overlay of these directories: the label, and how the first long paths end."""
-        return (
-            ":".join(filter(None, (label[:_LABEL], *self._ends[: 2 if label else 3]))) or "overlay"
-        )  # at most 255 bytes
+        ends = self._ends[: 2 if label else 3]  # at most 255 bytes in all
+        return ":".join(filter(None, (label[:_LABEL], *ends))) or "overlay"
 
 
 def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
@@ -285,9 +284,15 @@ def lend(root: str) -> int:
     """Clone the root mount alone, without what is mounted in it, before it is sealed and before mounts are locked.
 
     Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+    "Sharing and copying layers"); one overlay mounted twice is not. Returns -1 for a plain directory in which the
+    host has mounts: none of them can be left out. Raises OSError.
     """
-    return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
+    try:
+        return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        return -1
 
 
 def seal(root: str) -> None:

@@ -137,12 +137,13 @@ SWAP = """
 exec 5< /proc/self/mountinfo
 echo up
 while ! place=$(cut -d' ' -f5 /proc/self/mountinfo | grep /pmix); do sleep 0.05; done
-mv /var /moved && mkdir -p ${place%/*} && ln -s /opt/covered $place
+above=${place%/*}
+mv $above $above.moved && mkdir $above && ln -s /opt/covered $place && ls $place > /dev/null && echo swapped
 if [ $(id -u) = 0 ]; then
     mount -t tmpfs none /proc && mkdir -p /proc/self/fd
     for number in $(seq 0 99); do ln -s /opt/covered /proc/self/fd/$number; done
 fi
-echo swapped
+echo ready
 read line
 cat <&5 | cut -d' ' -f5 | grep -e pmix -e covered
 cat /opt/covered/file
@@ -164,7 +165,7 @@ def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root
     expect(first, "up")
     second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])
     expect(second, "up")
-    expect(first, "swapped")
+    expect(first, "swapped", "ready")
     _, err = end(second)
     assert second.returncode == 0, err
     out, err = end(first)
