@@ -204,11 +204,10 @@ def _in_files(
     for path in _files(places):
         entries = _in_yaml(path, base["XDG_RUNTIME_DIR"]) if path.endswith(".yaml") else _in_conf(path)
         for key, line, text in entries:
-            if "$" in text:
-                try:
-                    text = expand(text, variables, may_be_unset=lambda name: not in_job and name.startswith("SLURM_"))
-                except ValueError as e:
-                    raise ConfigError(f"{path}:{line}: {key}: {e}") from None
+            try:
+                text = expand(text, variables, may_be_unset=lambda name: not in_job and name.startswith("SLURM_"))
+            except ValueError as e:
+                raise ConfigError(f"{path}:{line}: {key}: {e}") from None
             yield key, (text, f"{path}:{line}")
             if not environ.get(key):
                 variables[key] = text

@@ -27,6 +27,9 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
     for any other one, and for any other ``$(command)``.
     """
 
+    if "$" not in text:
+        return text
+
     def value(name: str) -> str:
         if name in variables:
             return variables[name]

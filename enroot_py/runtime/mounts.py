@@ -246,20 +246,18 @@ class Mount:
         if "remount" in self.words or not self._creates:
             self._change(root)
             return
+        if not (self.confined or self.target.strip("/.")):  # what is mounted would cover all that is mounted before
+            raise OSError(errno.EBUSY, "the target is the root directory of the container")
         with self._create(root) as mount, self._target(root) as target:
-            if os.path.sameopenfile(root, target):
-                raise (
-                    _LeftOut("it is the root directory")
-                    if self.confined
-                    else OSError(errno.EBUSY, "the target is the root directory of the container")
-                )
             if self.confined:
                 self._check_confined(root, target)
             attach(mount, target)
             _attached[self.target] = paths.inode(mount)
 
     def _check_confined(self, root: int, target: int) -> None:
-        """What the host lends, as /proc, is not covered by an image."""
+        """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
+        if os.path.sameopenfile(root, target):
+            raise _LeftOut("it is the root directory")
         if not paths.is_own(root, target):
             raise _LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
 
