@@ -31,14 +31,13 @@ def main() -> None:
     try:
         status = _run(sys.argv[1:])
         sys.stdout.flush()  # or what cannot be written is told at exit, not by us
-        gc.freeze()  # or Python, as it ends, looks for garbage three times
         sys.exit(status)
     except PenrootError as e:
         from enroot_py import called_as
 
         if called_as() == "enroot":
             sys.stdout.write(getattr(e, "usage", ""))
-        of_image = cause(e)  # no other name for e: Python, as it ends, stumbles over a cycle of it and its traceback
+        of_image = cause(e)
         _say(of_image or e)
         sys.exit((of_image or e).exit_code)
     except KeyboardInterrupt:
@@ -60,6 +59,11 @@ def main() -> None:
         else:
             _failed(e)
         sys.exit(1)
+    finally:
+        # Python would look for garbage three times as it ends. An exception and the frames of its traceback are a
+        # cycle, which may hold a tuple with named fields, as of pwd.getpwuid(). In the last collection its type may be
+        # cleared first, and CPython 3.11 then prints a SystemError: structseq_dealloc() asks the type for a length.
+        gc.freeze()
 
 
 def _plug() -> None:

@@ -32,10 +32,10 @@ def run(context: Context) -> None:
         f"nobody:x:{OVERFLOW}:{OVERFLOW}:nobody:/:/sbin/nologin",
     ]
     if user.pw_uid:
-        passwd.append(f"{user.pw_name}:x:{user.pw_uid}:{user.pw_gid}:{user.pw_gecos}:{user.pw_dir}:{shell}")
+        passwd.append(entry(user.pw_name, user.pw_uid, user.pw_gid, user.pw_gecos, home(user.pw_dir), shell))
     group = ["root:x:0:", f"nogroup:x:{OVERFLOW}:"]
     if user.pw_gid:
-        group.append(f"{group_name(user.pw_gid)}:x:{user.pw_gid}:")
+        group.append(entry(group_name(user.pw_gid), user.pw_gid, ""))
     for database, shadow, ours, unknown in (
         ("/etc/passwd", "/etc/shadow", passwd, ":*:::::::"),
         ("/etc/group", "/etc/gshadow", group, ":*::"),
@@ -46,6 +46,23 @@ def run(context: Context) -> None:
             context.write(shadow, completed(entries, merged, unknown), 0o600)
     if not context.exists(user.pw_dir):
         welcome(context)
+
+
+def entry(name: str, *fields: object) -> str:
+    """Format a line of passwd(5) or group(5).
+
+    Directory services, as sssd and winbind, give fields that no file can hold: a separator in one becomes a blank, as
+    in getent(1) and putpwent(3).
+    """
+    return ":".join(str(field).replace(":", " ").replace("\n", " ") for field in (name, "x", *fields))
+
+
+def home(directory: str) -> str:
+    """Return the home directory as passwd(5) can hold it. Programs find any other by HOME alone."""
+    if ":" in directory or "\n" in directory:
+        log.warn(f"no line of /etc/passwd can hold the home directory {directory!r}: it has / there, and HOME is right")
+        return "/"
+    return directory
 
 
 def defaults(context: Context, *files: str) -> dict[str, str]:
@@ -104,6 +121,6 @@ def welcome(context: Context) -> None:
         except OSError as e:
             log.warn(f"{user.pw_dir} has not all of {skeleton} of the image: {e.strerror}")
     if wanted.get("CREATE_MAIL_SPOOL") == "yes":
-        mailbox = f"{wanted.get('MAIL_DIR', '/var/mail')}/{user.pw_name}"
+        mailbox = f"{wanted.get('MAIL_DIR', '/var/mail')}/{user.pw_name.replace('/', '_')}"
         if not context.exists(mailbox):
             context.write(mailbox, b"")

@@ -1,93 +1,288 @@
-"""What a step brings into a container that another step has made: mounts, while the programs of both run in it.
+"""Mount in a running container what a step that joins it needs of the node, and detach it at the end.
 
-Done by a child: it moves into the namespaces of the container, and there is no way back.
+A child does both: it enters the namespaces of the container, and no process can leave them again. Programs of the
+container run meanwhile, so no path that they can change is trusted: a target is opened once, and a mount is
+detached by the descriptor of that mount.
 """
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
+import sys
 
-from enroot_py.base import linux, paths
-from enroot_py.base.errors import PenrootError
+from enroot_py.base import linux, log, paths
+from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, namespaces
+from enroot_py.config.settings import BIN, HERE
+from enroot_py.config.table import SETTINGS
+from enroot_py.runtime import mounts, namespaces, pmix, rootfs
+from enroot_py.runtime.mounts import Mount
+from pyxis_py.channel import Channel, built
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.config.settings import Settings
+    from pyxis_py.held import Held
+    from pyxis_py.step import Step
+
+    Answer = tuple[list[tuple[str, str]], list[int]]  # what a child sends: pairs and descriptors
 
 _CLONE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
 
 
-def bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> str:
-    """Bind directories of the node in the container with the namespaces ``spaces``; why not, else empty."""
-    return _in_child(lambda: _bring(spaces, wanted))
+def prepare(step: Step, container: Held) -> Brought | None:
+    """Mount in a running container what the step needs of the node. Raises ContainerError."""
+    if container.remap_root:
+        step.check_pmix()
+    wanted, programs, name = step.node_mounts(remap_root=container.remap_root), None, step.request.name
+    search = container.environ.get("PATH", "")
+    if step.settings.slurm and BIN not in search.split(":"):  # the step that started the container may have brought it
+        from enroot_py.runtime import slurm
+
+        if container.remap_root:
+            slurm.warn_root()
+        programs = Slurm(step.settings, step.host, step.settings.origin(SETTINGS["ENROOT_SLURM"]))
+        container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
+    if not wanted and programs is None:
+        return None
+    try:
+        brought = bring(container.spaces, container.unsealed, wanted, programs)
+    except PenrootError as e:
+        if step.job.script or programs is not None:
+            raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
+        log.warn(f"MPI and X11 may not work in the running container {name}: {e}")
+        return None
+    for target, why in brought.failed.items():
+        if target in (step.job.script, HERE):
+            take_back(container.spaces, brought)
+            what = "the batch script" if target == step.job.script else "Slurm's programs"
+            raise ContainerError(
+                f"cannot mount {what} in the running container {name}: {target}: {why}",
+                hint=f"for a container of its own: --container-name={name}:no_exec",
+            )
+        # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
+        what = "X11" if target == step.authority else "MPI"
+        log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
+    for target in (pmix.MUNGE, HERE):
+        brought.leave(target)  # they are the node's, and other steps may have found them
+    return brought
 
 
-def take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> str:
-    """Detach them again; why not, else empty."""
-    return _in_child(lambda: _take_back(spaces, brought))
+def finish(step: Step, spaces: Mapping[str, int], brought: Brought) -> None:
+    """At the end of the step, detach its mounts from the container, which may go on running."""
+    try:
+        others = step.running.others(step.name, step.job.step)
+        if any(other.startswith(f"{step.job.jobid}.") for other in others):
+            brought.leave(step.authority)  # other steps of the job use the file too
+        if brought.attached:
+            take_back(spaces, brought)
+    except PenrootError as e:
+        log.warn(f"mounts of step {step.job.step} stay in the running container {step.request.name}: {e}")
 
 
-def _in_child(act: Callable[[], None]) -> str:
-    read, write = os.pipe()
-    with Fd(write):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                act()
-                status = 0
-            except (PenrootError, OSError) as e:
-                os.write(write, os.fsencode(str(e)))
-            finally:
-                os._exit(status)
-    with open(read, "rb") as answer:
-        why = os.fsdecode(answer.read())
-    _, status = os.waitpid(child, 0)
-    return why or (f"the process that mounts ended with status {os.waitstatus_to_exitcode(status)}" if status else "")
+class Slurm:
+    """Slurm's programs for a running container: the settings and variables of the step, and who asks for them."""
+
+    __slots__ = ("settings", "host", "origin", "scratch", "uid")
+
+    def __init__(self, settings: Settings, host: Mapping[str, str], origin: str) -> None:
+        self.settings = settings
+        self.host = host
+        self.origin = origin
+        self.scratch = rootfs.make_scratch(settings)
+        self.uid = os.geteuid()
+
+
+class Brought:
+    """What a step has mounted in a running container.
+
+    ``attached`` holds a descriptor of each mount by its target, ``failed`` the reason by the target of each that
+    could not be made.
+    """
+
+    __slots__ = ("attached", "failed")
+
+    def __init__(self, attached: dict[str, int], failed: dict[str, str]) -> None:
+        self.attached = attached
+        self.failed = failed
+
+    def leave(self, target: str) -> None:
+        """Leave a mount in the container until that ends."""
+        if target in self.attached:
+            os.close(self.attached.pop(target))
+
+
+def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], slurm: Slurm | None) -> Brought:
+    """Mount ``wanted`` of the node, and Slurm's programs, in the container with the namespaces ``spaces``.
+
+    ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
+    Raises PenrootError if nothing could be mounted.
+    """
+    pairs, fds = _in_child(lambda: _bring(spaces, unsealed, wanted, slurm))
+    attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))
+    failed = dict(value.split("\n", 1) for key, value in pairs if key == "failed")
+    return Brought(attached, failed)
+
+
+def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
+    """Detach what ``brought`` still holds. Raises PenrootError."""
+    _in_child(lambda: _take_back(spaces, brought.attached.values()))
+    for target in list(brought.attached):
+        brought.leave(target)
+
+
+def _in_child(act: Callable[[], Answer]) -> Answer:
+    """Return what ``act`` returns in a child. Raises PenrootError."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        channel = Channel(theirs)
+        log.sink = channel.log
+        try:
+            pairs, fds = act()
+            channel.send([("ok", ""), *pairs], tuple(fds))
+        except (PenrootError, OSError) as e:
+            channel.fail(e if isinstance(e, PenrootError) else PenrootError(f"{e.strerror}: {e.filename or ''}"))
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        return built(Channel(ours))
+    except EOFError:
+        raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
 
 
 def _enter_user(spaces: Mapping[str, int]) -> None:
     namespaces.hide()
-    if "user" in spaces:  # not where root keeps its privileges
+    if "user" in spaces:  # a superuser's container has none of its own
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
 
 
-def _bring(spaces: Mapping[str, int], wanted: Sequence[Mount]) -> None:
+def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], slurm: Slurm | None) -> Answer:
     _enter_user(spaces)
-    # Mounts are cloned in a namespace that the caller's user namespace owns, open_tree(2): a copy of the node's.
+    # open_tree(2) clones mounts of a namespace that the caller's user namespace owns: a copy of the node's.
     linux.unshare(linux.CLONE_NEWNS)
-    trees = [linux.open_tree(linux.AT_FDCWD, mount.source, _CLONE) for mount in wanted]
-    for mount, tree in zip(wanted, trees, strict=True):
-        linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, mount.attributes, 0, mount.propagation)
+    linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
+    trees: list[tuple[Mount, int]] = []
+    failed: list[tuple[str, str]] = []
+    for mount in wanted:
+        try:
+            trees.append((mount, _clone(mount)))
+        except OSError as e:
+            failed.append(("failed", f"{mount.target}\n{e.strerror}"))
+    add_users = None
+    if slurm is not None:
+        mount, tree, add_users = _slurm(slurm)
+        trees.append((mount, tree))
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for mount, tree in zip(wanted, trees, strict=True):
-        target = _make(root, mount.target)
-        if not os.path.sameopenfile(tree, target):  # else the first step has it, or an earlier helper of this one
-            mounts.attach(tree, target)
+    attached: list[tuple[str, str]] = []
+    fds = []
+    for mount, tree in trees:
+        try:
+            if _attach(mount, tree, root, unsealed):
+                attached.append(("attached", mount.target))
+                fds.append(tree)
+        except OSError as e:
+            failed.append(("failed", f"{mount.target}\n{e.strerror}"))
+    if add_users is not None:
+        try:
+            add_users(root if unsealed < 0 else unsealed)
+        except (PenrootError, OSError) as e:
+            log.warn(f"the container's /etc/passwd lacks the user that Slurm runs as: {e}")
+    return [*attached, *failed], fds
 
 
-def _make(root: int, path: str) -> int:
-    """Open a directory of the container to mount on, made as `mounts` does. Raises OSError."""
+def _clone(mount: Mount) -> int:
+    tree = linux.open_tree(linux.AT_FDCWD, mount.source, _CLONE)
+    linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, mount.attributes, 0, mount.propagation)
+    return tree
+
+
+def _slurm(wanted: Slurm) -> tuple[Mount, int, Callable[[int], None]]:
+    """Make the directory with Slurm's programs in the child's own mount namespace, and detach it."""
+    from enroot_py.runtime import hooks, slurm
+
+    rootfs.mount_scratch(wanted.scratch)
+    root = os.open(f"{wanted.scratch}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    node = slurm.fill(root, wanted.host, wanted.origin)
+    with paths.open_in(root, HERE) as here:
+        tree = linux.open_tree(here, "", _CLONE | linux.AT_EMPTY_PATH | linux.AT_RECURSIVE)
+    users = slurm.users(node)  # before the container's database of users is in the place of the node's
+    caller = hooks.caller(wanted.host, wanted.uid, os.getegid())
+
+    def add_users(root: int) -> None:
+        os.close(paths.open_in(root, "/etc/passwd", os.O_PATH, linux.RESOLVE_NO_XDEV))
+        slurm.add_users(hooks.Context(root, "/", wanted.settings, {}, caller), users)
+
+    return Mount(HERE, HERE, "none", "x-create=dir,rbind", 0, wanted.origin), tree, add_users
+
+
+def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
+    """Attach a tree to its target, unless the container has it there. Returns whether. Raises OSError."""
+    make = paths.make_directory if "x-create=dir" in mount.words else paths.make_file
     try:
-        return paths.make_directory(root, path, 0, named=True, entered=True)
+        target = _open(root, mount.target)
+    except FileNotFoundError:
+        try:
+            os.close(make(root, mount.target, 0, named=True, entered=True))
+        except OSError as e:
+            if e.errno != errno.EROFS or unsealed < 0:
+                raise
+            # Through another mount of the same file system: the programs' own stays read-only.
+            os.close(make(unsealed, mount.target, 0, named=True, entered=True))
+        target = _open(root, mount.target)
+    with target:
+        # The first step has it, or another one has brought it, or an earlier helper of this one.
+        if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
+            return False
+        mounts.attach(tree, target)
+    return True
+
+
+def _is_mounted(root: int, path: str) -> bool:
+    above, _, name = path.rpartition("/")
+    with paths.open_in(root, above) as directory:
+        try:
+            os.close(paths.open_in(directory, name, os.O_PATH, linux.RESOLVE_NO_XDEV))
+        except OSError as e:
+            return e.errno == errno.EXDEV
+    return False
+
+
+def _open(root: int, path: str) -> Fd:
+    """Open the target of a mount. No link of the container leads to what is mounted in it. Raises OSError."""
+    try:
+        return paths.open_in(root, path, os.O_PATH, linux.RESOLVE_NO_XDEV)
     except OSError as e:
-        if e.errno != errno.EROFS:
+        if e.errno != errno.EXDEV:
             raise
-    # Through a mount of our own; what the programs see stays read-only.
-    view = linux.open_tree(root, "", _CLONE | linux.AT_EMPTY_PATH)
-    linux.mount_setattr(view, "", linux.AT_EMPTY_PATH, 0, linux.MOUNT_ATTR_RDONLY, 0)
-    os.close(paths.make_directory(view, path, 0, entered=True))
-    return paths.open_in(root, path)
+    try:
+        return paths.open_in(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
+    except OSError as e:
+        raise paths.Foreign(path) if e.errno == errno.ELOOP else e from e
 
 
-def _take_back(spaces: Mapping[str, int], brought: Sequence[Mount]) -> None:
+def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
+    # umount2(2) takes a path only. This one leads nowhere but to the mount: what the container has on /proc may lie.
+    descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     _enter_user(spaces)
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
-    for mount in brought:
-        linux.umount2(mount.target, linux.MNT_DETACH)
+    os.fchdir(descriptors)
+    for mount in attached:
+        try:
+            linux.umount2(str(int(mount)), linux.MNT_DETACH)
+        except OSError as e:
+            if e.errno != errno.EINVAL:  # root of the container has unmounted it
+                raise
+    return [], []

@@ -9,13 +9,12 @@ import select
 import sys
 
 from enroot_py.base import log
+from enroot_py.base.errors import PenrootError
 from pyxis_py.job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from enroot_py.base.errors import PenrootError
 
     Pairs = list[tuple[str, str]]
 
@@ -94,6 +93,18 @@ class Channel:
     def fail(self, error: PenrootError) -> None:
         lines = [("error", line) for line in log.printable(str(error)).split("\n")]
         self.send([*lines, *((("hint", log.printable(error.hint)),) if error.hint else ())])
+
+
+def built(channel: Channel) -> tuple[Pairs, list[int]]:
+    """What a child says of the container that it enters. Raises PenrootError, EOFError if it ended without a word."""
+    pairs, fds = channel.receive_with_fds()
+    while pairs[0][0] == "log":
+        log.sink(pairs[1][1].upper(), pairs[0][1])
+        pairs, fds = channel.receive_with_fds()
+    if pairs[0][0] == "error":
+        lines = [value for key, value in pairs if key == "error"]
+        raise PenrootError("\n".join(lines), hint=dict(pairs).get("hint", ""))
+    return pairs, fds
 
 
 class Client(Channel):

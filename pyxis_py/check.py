@@ -46,7 +46,7 @@ def findings(given: str | None) -> Iterator[Finding]:
         yield _fetched()
     yield from doctor.machine()
     yield from _slurm(slurm, _plugin(stacks))
-    loaded = enroot_settings.load()
+    loaded = enroot_settings.load(in_job=False)
     yield doctor.data_path(loaded.data_path)
     yield from doctor.cache_path(loaded)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))

@@ -12,7 +12,7 @@ from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
+from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments, built
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from enroot_py.runtime.rootfs import Source
+    from pyxis_py.attached import Brought
     from pyxis_py.channel import Pairs
     from pyxis_py.job import Job
     from pyxis_py.running import Peer
@@ -33,13 +34,14 @@ _MOMENT = 0.3  # seconds that the server of an image has to end
 class Lent:
     """What the helper of another step hands over of its container."""
 
-    __slots__ = ("environ", "spaces", "shared", "workdir", "remap_root", "served")
+    __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "served")
 
     def __init__(self, pairs: Pairs, fds: list[int]) -> None:
         single = dict(pairs)
         self.environ = assignments(pairs, "environ")
         self.spaces = dict(zip((value for key, value in pairs if key == "ns"), fds, strict=False))
-        self.shared = fds[len(self.spaces)] if len(fds) > len(self.spaces) else -1
+        self.unsealed = fds[len(self.spaces)] if len(fds) > len(self.spaces) else -1
+        self.shared = -1 if "sealed" in single else self.unsealed
         self.workdir = single["workdir"]
         self.remap_root = "root" in single
         self.served = single.get("served", "")  # the step with the process that serves its squashfs image
@@ -49,12 +51,17 @@ class Lent:
         """What a helper hands over when it is asked. Raises EOFError where it has ended, OSError, TimeoutError."""
         channel = Channel(peer.socket)
         channel.socket.settimeout(_PATIENCE)
-        channel.send((("verb", "attach"),))
+        channel.send((("verb", "attach"), ("unsealed", "1")))
         lent = cls(*channel.receive_with_fds(peer.pid))
         peer.check()
         if "mnt" not in lent.spaces or _is_ours("mnt", lent.spaces["mnt"]):
             raise PermissionError(errno.EPERM, "it hands over no container")
         return lent
+
+    def close(self) -> None:
+        """Let the container end without us: nothing of it is used any more."""
+        for fd in (*self.spaces.values(), *((self.unsealed,) if self.unsealed >= 0 else ())):
+            os.close(fd)
 
 
 class Held:
@@ -63,16 +70,19 @@ class Held:
     def __init__(self, step: Step) -> None:
         """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
         self.step = step
-        self.shared = -1  # its root file system alone, where it is writable
+        # Its root file system alone, not read-only; and the same if other containers may have it as theirs.
+        self.unsealed = self.shared = -1
+        self.brought: Brought | None = None
         self._builder = 0
         self._lifetime = -1  # of the process that follows the host's files, a pipe
         running = self._running()
-        self.attached = running is not None and step.joins_running()
-        if running is not None and self.attached:
+        if running is not None and step.joins_running():
             self._join(running)
             recording.phase("attach")
         else:
             self._build(running.shared if running else -1)
+            if running is not None:
+                running.close()
         self.directory = step.directory_id()
 
     def _running(self) -> Lent | None:
@@ -113,10 +123,13 @@ class Held:
         """Raises ContainerError, ConfigError."""
         self.spaces, self.environ, self.workdir = running.spaces, running.environ, running.workdir
         self.remap_root, self.served = running.remap_root, running.served
+        self.unsealed, self.shared = running.unsealed, running.shared
         self.lent = self.environ
         self.environ = self._with_file({**self.environ, **self.step.pmix_stores()})
         self.step.check_attached(self)
-        self.step.bring(self.spaces, remap_root=self.remap_root)
+        from pyxis_py import attached
+
+        self.brought = attached.prepare(self.step, self)
 
     def _build(self, shared: int) -> None:
         """Build it in a child, which leaves when its namespaces are in our hands. Raises PenrootError."""
@@ -135,7 +148,7 @@ class Held:
         from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
 
         try:
-            pairs, fds = _built(Channel(ours))
+            pairs, fds = built(Channel(ours))
         except EOFError:
             _, status = os.waitpid(child, 0)
             raise PenrootError(
@@ -160,7 +173,8 @@ class Held:
         spaces = zip(_NAMESPACES, fds, strict=False)
         self.spaces = {name: fd for name, fd in spaces if not _is_ours(name, fd)}
         if len(fds) > len(_NAMESPACES):
-            self.shared = fds[-1]
+            self.unsealed = fds[-1]
+            self.shared = -1 if "sealed" in single else self.unsealed
 
     def _with_file(self, environ: dict[str, str]) -> dict[str, str]:
         """The environment of a running container, with what this step's environment file sets and unsets."""
@@ -201,18 +215,22 @@ class Held:
         except OSError:  # no descriptor left: the container keeps the files of its start
             return
 
-    def hand_over(self, channel: Channel) -> None:
-        """Let another step in; with it goes the root file system alone, for a container of its own on it."""
+    def hand_over(self, channel: Channel, *, unsealed: bool) -> None:
+        """Let another step in; with it goes the root file system alone.
+
+        If that is writable, the step may have a container of its own on it. A step of an earlier version does not ask
+        for one that is ``unsealed`` only.
+        """
+        root = (self.unsealed,) if (self.unsealed if unsealed else self.shared) >= 0 else ()
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
         pairs += [("environ", f"{name}={value}") for name, value in self.lent.items()]
         if self.remap_root:
             pairs.append(("root", ""))
         if self.served:
             pairs.append(("served", self.served))
-        channel.send(pairs, self._fds())
-
-    def _fds(self) -> tuple[int, ...]:
-        return *self.spaces.values(), *((self.shared,) if self.shared >= 0 else ())
+        if root and self.shared < 0:
+            pairs.append(("sealed", ""))
+        channel.send(pairs, (*self.spaces.values(), *root))
 
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
@@ -222,7 +240,7 @@ class Held:
         left behind.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
-        for fd in (*self._fds(), *(self._lifetime,) * (self._lifetime >= 0)):
+        for fd in (*self.spaces.values(), *(fd for fd in (self.unsealed, self._lifetime) if fd >= 0)):
             os.close(fd)
         try:
             while os.waitpid(-1, os.WNOHANG)[0] or _signal.sigtimedwait((_signal.SIGCHLD,), _MOMENT):
@@ -251,18 +269,6 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
     )
 
 
-def _built(channel: Channel) -> tuple[Pairs, list[int]]:
-    """What the child that builds a container says of it. Raises PenrootError, EOFError where it ended without."""
-    pairs, fds = channel.receive_with_fds()
-    while pairs[0][0] == "log":
-        log.sink(pairs[1][1].upper(), pairs[0][1])
-        pairs, fds = channel.receive_with_fds()
-    if pairs[0][0] == "error":
-        lines = [value for key, value in pairs if key == "error"]
-        raise PenrootError("\n".join(lines), hint=dict(pairs).get("hint", ""))
-    return pairs, fds
-
-
 def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     log.sink = channel.log
@@ -284,6 +290,8 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
         if source.shared >= 0:
             spaces.append(source.shared)
+        if not (source.upper and step.settings.rootfs_writable):
+            pairs.append(("sealed", ""))
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)

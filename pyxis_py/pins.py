@@ -151,7 +151,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
     """The digest of a tag. Raises PenrootError where it has to be had, and warns elsewhere."""
     from enroot_py.registry import tags
 
-    loaded = enroot_settings.load(job.host())
+    loaded = enroot_settings.load(job.host(), in_job=False)
     if loaded.lock:
         pin = lockfile.read(loaded.lock).pin(image)
         return pin.digest if pin else ""

@@ -100,7 +100,7 @@ class Service:
                 self.container.answer(client, asked)
             # A container that was removed while it runs is nobody's to attach to.
             elif asked.verb == "attach" and self.container.step.directory_id() == self.container.directory:
-                self.container.hand_over(client)
+                self.container.hand_over(client, unsealed="unsealed" in asked.numbers)
             else:
                 return True
         except BlockingIOError:
@@ -143,8 +143,10 @@ class Service:
         asker = self._only(client)
         step = self.container.step
         try:
-            if self.container.attached:
-                step.take_back(self.container.spaces)
+            if self.container.brought:
+                from pyxis_py import attached
+
+                attached.finish(step, self.container.spaces, self.container.brought)
             leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:

@@ -33,8 +33,8 @@ def serve(job: int, asked: str, keys: str) -> NoReturn:
     """Be the server for one connection to a container of a job. Raises PenrootError."""
     runtime_path = _runtime_path()
     lent = _find(job, asked, RunningContainers(runtime_path, os.geteuid()))
-    if lent.shared >= 0:  # it would last as long as the connection
-        os.close(lent.shared)
+    if lent.unsealed >= 0:  # it would last as long as the connection
+        os.close(lent.unsealed)
     notes = Notes(runtime_path, os.geteuid())
     notes.add(notes.of_keys(job), keys)
     lent.environ = {**_own(), **lent.environ}

@@ -173,7 +173,7 @@ class Step:
                     hint=f"leave it out, or use another container: --container-name={self.request.name}:no_exec",
                 )
         said = [mount.origin or self.request.origins["mounts"] for mount in self.request.mounts]
-        for origin in dict.fromkeys(said + ([self.request.origins["slurm"]] if self.request.slurm else [])):
+        for origin in dict.fromkeys(said):
             tell(f"ignoring {origin} when attaching to a running container")
         if self.request.remap_root not in (None, container.remap_root):
             origin = self.request.origins["remap_root"]
@@ -185,23 +185,20 @@ class Step:
                 "when that one ends; a container with a name is unpacked, and :no_exec gives a step mounts of its own"
             )
 
-    def bring(self, spaces: Mapping[str, int], *, remap_root: bool) -> None:
-        """Mount in a running container what PMIx needs for this step. Raises ConfigError where MPI would hang."""
-        if remap_root:
-            self._check_pmix()
-        if mounts := self._pmix_mounts(remap_root=remap_root):
-            from pyxis_py import attached
+    @property
+    def authority(self) -> str:
+        """The file with which programs reach the display of srun --x11, or ""."""
+        path = self.job.environ.get("XAUTHORITY", "")
+        return path if path.startswith(_XAUTHORITY) and os.path.exists(path) else ""
 
-            # Only a warning: a step without MPI needs none of it, and PMIx has other ways to some of it.
-            if why := attached.bring(spaces, mounts):
-                log.warn(f"MPI may not work in the running container {self.request.name}: {why}")
-
-    def take_back(self, spaces: Mapping[str, int]) -> None:
-        """At the end: the container that goes on running keeps no mount of this step."""
-        if mounts := self._pmix_mounts(remap_root=False):
-            from pyxis_py import attached
-
-            attached.take_back(spaces, mounts)
+    def node_mounts(self, *, remap_root: bool) -> list[Mount]:
+        """What the step needs of the node: the batch script, the display, PMIx."""
+        mounts = []
+        if self.job.script:
+            mounts.append(_bind(self.job.script, "x-create=file,ro", "batch script"))
+        if self.authority:
+            mounts.append(_bind(self.authority, "x-create=file,ro,noexec", "srun --x11"))
+        return [*mounts, *self._pmix_mounts(remap_root=remap_root)]
 
     def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
         return [
@@ -222,14 +219,14 @@ class Step:
             return {}
         return pmix.told(self.mpi, libraries, inside, remap_root=self.settings.remap_root)
 
-    def _check_pmix(self) -> None:
+    def check_pmix(self) -> None:
         if why := pmix.check_root(self.mpi, self.job.tasks):
             log.warn(why)
 
     def prepare(self) -> rootfs.Source:
         """The root file system of the step, imported and created where that is needed. Raises PenrootError."""
         if self.settings.remap_root:
-            self._check_pmix()
+            self.check_pmix()
         self._check_sources()
         return self._existing() or self._create()
 
@@ -419,7 +416,9 @@ class Step:
         """
         if source.upper and self.settings.rootfs_writable and source.shared < 0:
             claims.refuse_changed(source)
-        source.lends = bool(source.upper) and self.settings.rootfs_writable  # to steps that join later
+        source.lends = True  # to steps that join later
+        if self.request.name is None:
+            source.label = self.name  # for `penroot list -f`
         if self._runs_entrypoint:
             from pyxis_py import entrypoint  # while the host's files are there
         container = enter(
@@ -451,13 +450,7 @@ class Step:
 
     def _mounts(self) -> tuple[Mount, ...]:
         """What the step mounts: Slurm's own come last, so that no tmpfs of the user hides them."""
-        mounts = self.request.fstab()
-        if self.job.script:
-            mounts.append(_bind(self.job.script, "x-create=file,ro", "batch script"))
-        authority = self.job.environ.get("XAUTHORITY", "")
-        if authority.startswith(_XAUTHORITY) and os.path.exists(authority):
-            mounts.append(_bind(authority, "x-create=file,ro,noexec", "srun --x11"))
-        return *mounts, *self._pmix_mounts(remap_root=self.settings.remap_root)
+        return *self.request.fstab(), *self.node_mounts(remap_root=self.settings.remap_root)
 
     def _is_of_a_task(self, name: str, value: str) -> bool:
         """Whether a hook has copied a variable of Slurm for this task. Other tasks, and other steps, have their own."""

@@ -95,7 +95,7 @@ def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
     from enroot_py.store import admission, pull
 
     assert request.image is not None
-    loaded = enroot_settings.load(job.host())
+    loaded = enroot_settings.load(job.host(), in_job=False)
     path = os.path.join(job.cwd, request.image)
     try:
         if request.sent:
@@ -152,7 +152,7 @@ def resolve(job: Job, tag: Reference) -> str:
     plugin = settings.load(job.arguments)
     heard = tags.hurry(plugin.resolve_timeout, plugin.resolve_silence)
     try:
-        return tags.resolve(tag, enroot_settings.load(job.host()), heard)
+        return tags.resolve(tag, enroot_settings.load(job.host(), in_job=False), heard)
     except RefusedError:
         raise
     except PenrootError as e:

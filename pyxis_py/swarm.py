@@ -130,7 +130,7 @@ class ImageOffer(Offer):
         from enroot_py.registry.sources import open_source
         from enroot_py.swarm.tracking import Documents
 
-        loaded = settings.load(self._job.host())
+        loaded = settings.load(self._job.host(), in_job=False)
         source = open_source(self._image, loaded)
         manifest = source.manifest()
         config = source.config(manifest)
@@ -152,7 +152,7 @@ class ImageOffer(Offer):
         from enroot_py.swarm.kept import Kept
         from enroot_py.swarm.source import SwarmSource
 
-        loaded = settings.load(self._job.host())
+        loaded = settings.load(self._job.host(), in_job=False)
         place = Store(loaded.cache_path, create=True).root
         kept = Kept(layout.blobs(place), self._keep)
         SwarmSource(self.own, self._image.digest, open_registry(self._image, loaded), kept).seed(RATE)
@@ -186,7 +186,7 @@ class Note:
         from enroot_py.config import settings
         from enroot_py.store import layout
 
-        self._store = settings.load(job.host()).cache_path
+        self._store = settings.load(job.host(), in_job=False).cache_path
         self._path = layout.swarm(self._store, digest)
 
     def read(self, most: int) -> bytes:

@@ -138,7 +138,7 @@ static bool apply(struct entry *e, const char *word)
 
 static bool are_options(const char *field)
 {
-	return strchr(field, ',') || apply(&(struct entry){0}, field);
+	return *field != '/' && (strchr(field, ',') || apply(&(struct entry){0}, field));
 }
 
 /* fstab(5): "\040" and its like are characters that would separate fields. */

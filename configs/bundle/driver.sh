@@ -286,7 +286,7 @@ entry() {
         [ "${number%%:*}" != "$2" ] || return 0
     done <"/etc/$1" || :
     entry=
-    ! command -v getent >/dev/null || entry=$(getent "$1" "$2") || :
+    ! command -v getent >/dev/null || entry=$(getent "$1" "$2" 2>/dev/null) || :
 }
 [ ! -r /etc/passwd ] || entry passwd "$uid"
 account=${entry:-user$uid:x:$uid:$gid::/:/bin/sh}

@@ -31,6 +31,28 @@ def open_in(root: int, path: str, flags: int = os.O_PATH, resolve: int = 0) -> F
     return linux.openat2(root, path.lstrip("/") or ".", flags | os.O_CLOEXEC, 0, resolve)
 
 
+def inode(fd: int) -> tuple[int, int]:
+    """Device and inode of an open file."""
+    state = os.fstat(fd)
+    return state.st_dev, state.st_ino
+
+
+def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
+    """Open what is mounted on ``path``. A link of the image leads to the mount with the ``known`` root alone.
+
+    Raises OSError.
+    """
+    try:
+        return open_in(root, path, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+    with open_in(root, path) as mounted:
+        if inode(mounted) != known:
+            raise OSError(errno.EXDEV, "a link of the image leads to what is mounted under another name")
+        return mounted.keep()
+
+
 def exists(root: int, path: str) -> bool:
     try:
         with open_in(root, path):
@@ -161,9 +183,9 @@ def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = Fal
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=True)
 
 
-def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False) -> Fd:
+def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
     """Open the file ``path`` beneath ``root`` with O_PATH, as make_directory() does a directory. Raises OSError."""
-    return _Maker(root, named=named, entered=False).make(path, mode, directory=False)
+    return _Maker(root, named=named, entered=entered).make(path, mode, directory=False)
 
 
 class _Maker:

@@ -58,7 +58,9 @@ class Bundle:
 
     @property
     def path(self) -> str:
-        return os.path.abspath(self.output or os.path.basename(self.image).removesuffix(".sqsh") + ".run")
+        return os.path.abspath(
+            self.output or os.path.basename(os.path.realpath(self.image)).removesuffix(".sqsh") + ".run"
+        )
 
     def write(self) -> None:
         """Make the file, whole or not at all. Raises ImageError, PenrootError."""

@@ -138,10 +138,10 @@ def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
     if reference.is_uri(image):
         _create_from(image, name, options, None)
         return
-    name = name or os.path.basename(image).removesuffix(".sqsh")
     if not os.path.isfile(image):
         what = "not an image file" if os.path.exists(image) else "no such image"
         raise ContainerError(f"{what}: {image}", hint="give a squashfs file, or docker://IMAGE")
+    name = name or os.path.basename(os.path.realpath(image)).removesuffix(".sqsh")
     containers.unpack(name, image, options, force=options.force_override)
 
 

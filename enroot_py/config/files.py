@@ -179,10 +179,10 @@ def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, s
     """Yield (origin, text) of each ``*.suffix`` file, by name, one directory after the other.
 
     A file of the first directory, the system's, replaces a shipped one of the
-    same name, so that a site can change a default.
+    same name, so that a site can change a default. Editors leave files that begin with a dot.
     """
     for index, directory in enumerate(directories):
-        there = {name for name in names(directory) if name.endswith(suffix)}
+        there = {name for name in names(directory) if name.endswith(suffix) and not name.startswith(".")}
         for name in sorted(there | set(shipped) if index == 0 else there):
             if name in there:
                 path = f"{directory}/{name}"

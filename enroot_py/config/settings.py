@@ -19,6 +19,7 @@ from enroot_py.config.words import base_directories, expand
 
 # Where a container has what srun and its like need, and penroot too: runtime/slurm.py, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
+BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
 POLICY = "policy.json"
 
@@ -74,16 +75,19 @@ def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tu
     return f"{sysconf_path(environ)}/{name}", f"{settings.config_path}/{name}"
 
 
-def load(environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None) -> Settings:
+def load(
+    environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None, *, in_job: bool = True
+) -> Settings:
     """Read the settings of this process; ``directives`` of a configuration script, with their origins, go before all.
 
-    Raises ConfigError, with file and line, for a key that is none or a value that does not parse.
-    Source of the format: enroot(1), configuration.
+    Where a job is submitted, a file may name variables that only the job has: they are empty unless ``in_job``.
+    Raises ConfigError, with file and line, for a key that is none, a value that does not parse, and a variable in it
+    that is not set. Source of the format: enroot(1), configuration.
     """
     environ = dict(environ)  # os.environ encodes and decodes whatever it is asked for
     base = base_directories(environ)
     places = list(_places(environ, base))
-    in_files = dict(_in_files(places, environ, base))
+    in_files = dict(_in_files(places, environ, base, in_job))
     values = {}
     for variable, setting in SETTINGS.items():
         if directives and variable in directives:
@@ -173,7 +177,7 @@ def _files(places: Iterable[Place]) -> Iterator[str]:
                 yield f"{directory}/{name}"
             if name + ".d" in there:
                 more = sorted(files.names(f"{directory}/{name}.d"))
-                yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix))
+                yield from (f"{directory}/{name}.d/{file}" for file in more if file.endswith(suffix) and file[0] != ".")
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -197,17 +201,23 @@ def _may_be(path: str) -> bool:
 
 
 def _in_files(
-    places: Iterable[Place], environ: Mapping[str, str], base: Mapping[str, str]
+    places: Iterable[Place], environ: Mapping[str, str], base: Mapping[str, str], in_job: bool
 ) -> Iterator[tuple[str, Value]]:
-    """Each variable in the files, with its value; the last one counts. Raises ConfigError."""
+    """Each variable in the files, with its value; the last one counts. A line may name those before it.
+
+    Raises ConfigError.
+    """
     variables = {**base, **environ}
     for path in _files(places):
         entries = _in_yaml(path, base["XDG_RUNTIME_DIR"]) if path.endswith(".yaml") else _in_conf(path)
         for key, line, text in entries:
             try:
-                yield key, (expand(text, variables), f"{path}:{line}")
+                text = expand(text, variables, may_be_unset=lambda name: not in_job and name.startswith("SLURM_"))
             except ValueError as e:
                 raise ConfigError(f"{path}:{line}: {key}: {e}") from None
+            yield key, (text, f"{path}:{line}")
+            if not environ.get(key):
+                variables[key] = text
 
 
 def _in_yaml(path: str, runtime: str) -> Iterable[Entry]:

@@ -22,12 +22,25 @@ COMMANDS: dict[str, Callable[[], object]] = {
 _caller: tuple[int, int] | None = None
 
 
-def expand(text: str, variables: Mapping[str, str]) -> str:
+def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[str], bool] = lambda _: True) -> str:
     """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
 
-    An unset variable is the empty string, as in a shell. Raises ValueError
-    for any other ``$(command)``.
+    An unset variable is the empty string, as in a shell, if it ``may_be_unset``. Raises ValueError
+    for any other one, and for any other ``$(command)``.
     """
+
+    if "$" not in text:
+        return text
+
+    def value(name: str) -> str:
+        if name in variables:
+            return variables[name]
+        if name in ("USER", "LOGNAME"):  # a shell has them from login(1), and a job started with --export=NONE not
+            return _user_name()
+        if not may_be_unset(name):
+            raise ValueError(f"the variable {name} is not set: write ${{{name}:-}} if it may be unset")
+        return ""
+
     out = ""
     while (at := text.find("$")) >= 0:
         out, text = out + text[:at], text[at + 1 :]
@@ -38,18 +51,31 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
                 raise ValueError(f"$({command}) is not run: only {', '.join(f'$({c})' for c in COMMANDS)} are known")
             out += str(known())
         elif text.startswith("{"):
-            inner, close, text = text[1:].partition("}")
-            if not close:
-                raise ValueError("'${' without '}'")
-            name, _, default = inner.partition(":-")
-            out += variables.get(name.removesuffix("-")) or expand(default, variables)
+            end = _closing(text)
+            inner, text = text[1:end], text[end + 1 :]
+            name, dash, default = inner.partition("-")
+            bare = name.removesuffix(":")
+            if dash and (bare not in variables or not variables[bare] and bare != name):
+                out += expand(default, variables, may_be_unset=may_be_unset)
+            else:
+                out += value(bare)
         else:
             end = 0
             while end < len(text) and (text[end].isalnum() or text[end] == "_"):
                 end += 1
             name, text = text[:end], text[end:]
-            out += variables.get(name, "") if name else "$"
+            out += value(name) if name else "$"
     return out + text
+
+
+def _closing(text: str) -> int:
+    """Where the brace at the beginning is closed; a default may hold variables. Raises ValueError."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return at
+    raise ValueError("'${' without '}'")
 
 
 def base_directories(environ: Mapping[str, str]) -> dict[str, str]:

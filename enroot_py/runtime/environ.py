@@ -14,7 +14,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime.etc import image_digest, no_variables, read_environment
+from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -166,13 +166,12 @@ def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
     """Variables of environ.d, the system's and the user's, with ``${VAR}`` from ``host``."""
     environ = {}
     for origin, text in files.fragments(directories("environ.d", settings, host), ".env", SHIPPED):
-        for number, line in enumerate(text.splitlines(), 1):
-            line = line.strip()
-            if not line or line.startswith("#"):
+        for number, line in enumerate(text.split("\n"), 1):
+            key, equals, value = assignment(line)
+            if not line.strip() or key.startswith("#"):
                 continue
-            key, equals, value = line.partition("=")
             if not equals or not is_name(key):
-                log.warn(f"{origin}:{number}: {line!r} is not KEY=VALUE, and means nothing")
+                log.warn(f"{origin}:{number}: {line.strip()!r} is not KEY=VALUE, and means nothing")
             elif not key.startswith("ENROOT_"):
                 environ[key] = unquoted(substitute(value, host, defaults=True))
     return environ
@@ -197,7 +196,7 @@ def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = Fals
 def unquoted(value: str) -> str:
     """A value without the quotes around it, which a person or a script wrote as for a shell."""
     inner = value.rstrip()
-    return inner[1:-1] if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "\"'" else value
+    return inner[1:-1] if len(inner) > 1 and inner[0] in "\"'" and inner[-1] in "\"'" else value
 
 
 def is_name(key: str) -> bool:

@@ -228,6 +228,14 @@ def _words(text: str) -> tuple[str, ...] | None:
     return tuple(words)
 
 
+def assignment(line: str) -> tuple[str, str, str]:
+    """Split a line of an environment file into key, ``=`` and value. Spaces at the end are part of the value.
+
+    All files have one syntax: an image's /etc/environment, environ.d, and what hooks write.
+    """
+    return line.lstrip().partition("=")
+
+
 def read_environment(
     text: str, read: Callable[[str], str] | None = None, ignored: list[str] | None = None
 ) -> dict[str, str]:
@@ -242,7 +250,7 @@ def read_environment(
             exact = line[len(_EXACT) :] if line.startswith(_EXACT) else ""
             continue
         line = line.lstrip()
-        key, equals, value = line.partition("=")
+        key, equals, value = assignment(line)
         if equals and key:
             meant = _unescape(exact)
             if meant.startswith(key + "=") and _flat(meant) == line:

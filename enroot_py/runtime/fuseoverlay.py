@@ -52,7 +52,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
         server.wait()
         lowerdirs = (scratch + "/lower",)
     with squashfuse.open_device("ENROOT_NATIVE_OVERLAYFS=yes") as fuse:
-        name = SOURCE + (source.directory or source.upper or source.image)
+        name = SOURCE + (source.directory or source.upper or source.label or source.image)
         mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
         pid = os.fork()
         if pid == 0:

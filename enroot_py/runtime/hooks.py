@@ -45,7 +45,8 @@ def caller(host: Mapping[str, str], uid: int, gid: int) -> Caller:
 
     try:
         entry = pwd.getpwuid(uid)
-        user = pwd.struct_passwd((*entry[:3], gid, *entry[4:]))
+        # Directory services know users without a home or a shell: passwd(5) has the shell of those.
+        user = pwd.struct_passwd((*entry[:3], gid, entry[4], entry[5] or "/", entry[6] or "/bin/sh"))
     except KeyError:
         user = pwd.struct_passwd((f"user{uid}", "x", uid, gid, "", "/", "/bin/sh"))
     return Caller(host=host, user=user, cgroups=_of_proc("cgroup"), mountinfo=_of_proc("mountinfo"))

@@ -101,7 +101,7 @@ def _record(root: int, uid: int, name: str) -> None:
         with Fd(paths.open_regular(root, "/var/log/lastlog", os.O_WRONLY)) as fd:
             os.pwrite(fd, struct.pack(_LASTLOG, now, line, b"localhost"), uid * struct.calcsize(_LASTLOG))
         with Fd(paths.open_regular(root, "/var/log/wtmp", os.O_WRONLY | os.O_APPEND)) as fd:
-            record = (_USER_PROCESS, os.getpid(), line, line[-4:], name.encode(), b"", 0, 0, 0, now, 0, b"", b"")
+            record = (_USER_PROCESS, os.getpid(), line, line[-4:], os.fsencode(name), b"", 0, 0, 0, now, 0, b"", b"")
             os.write(fd, struct.pack(_UTMP, *record))
     except OSError:
         return  # as for login(1): who may not write it is let in all the same

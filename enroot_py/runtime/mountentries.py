@@ -74,7 +74,7 @@ class MountEntry:
             raise ValueError(f"{source!r} is no squashfs file", f"a file of that name is ./{source}")
         is_file = self.is_squashfs and not source.startswith("~")
         if not source.startswith(("/", ".", variable)) and source not in _SPECIAL_FLAGS and not is_file:
-            hint = f"a relative path begins with a dot: ./{source}"
+            hint = f"a relative path begins with a dot: ./{source}; a comma in a path is \\,"
             if source.startswith("~"):
                 hint = "no shell has replaced the ~: write $HOME"
             elif source.endswith((".sqsh", ".squashfs")):
@@ -84,7 +84,7 @@ class MountEntry:
             why = f"the target {target!r} leads out of the container: Invalid cross-device link"
             raise ValueError(why, f"write {source}:/PATH/IN/THE/CONTAINER")
         if not target.startswith(("/", variable)):
-            hint = f"write {source}:/PATH/IN/THE/CONTAINER"
+            hint = f"write {source}:/PATH/IN/THE/CONTAINER; a colon in a path is \\:"
             if source == target and source.startswith("."):
                 hint += ", or $PWD for the same path inside"
             raise ValueError(f"the target {target!r} is not an absolute path", hint)

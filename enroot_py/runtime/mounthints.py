@@ -45,7 +45,8 @@ def _fix(mount: Mount, error: OSError) -> str:
 
 def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
     if mount.binds and not (mount.inside or os.path.exists(mount.source)):
-        return f"the source must exist on the node {os.uname().nodename}"
+        separators = f"; {mount.SEPARATORS}" if " " in mount.origin.partition(" ")[2] else ""
+        return f"the source must exist on the node {os.uname().nodename}{separators}"
     if mount.inside and error.filename == mount.inside.lstrip("/"):
         return f"the source must exist in the container: {mount.inside}"
     if not mount.creates:
@@ -65,7 +66,7 @@ def _fix_type(mount: Mount) -> str:
             return f"name the type: {_spelled(mount, mount.target, mount.options, mount.source)}"
     fstype = mount.source if mount.fstype == "none" else mount.fstype
     form = "SOURCE:TARGET[:TYPE:OPTIONS], and a SOURCE on the host begins with / or ./"
-    space = "; a space in a path is \\040" if "/" in fstype else ""
+    space = f"; {mount.SEPARATORS}" if "/" in fstype else ""
     return f"no file system of type {fstype!r} here: it is {form}{space}"
 
 

@@ -54,6 +54,7 @@ BIND = "rbind,x-create=auto"  # the options of SOURCE:TARGET
 _KINDS = frozenset(("bind", "rbind", "remount", "x-move", "x-detach"))
 _MOST = 1000  # mounts of an image: each takes memory of the kernel
 _CHANGING = frozenset(("remount", "x-move", "x-detach"))
+SEPARATORS = "a space in a path is \\040, a colon \\072"
 _HOST = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
 
 SYSTEM = {
@@ -77,6 +78,10 @@ tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave     
 
 # Where a squashfs file is mounted meanwhile, by its path; set by who serves it.
 served: dict[str, Callable[[], str]] = {}
+
+
+# Device and inode of the root of each mount that was attached, by its target.
+_attached: dict[str, tuple[int, int]] = {}
 
 
 class _LeftOut(OSError):
@@ -108,7 +113,7 @@ class Mount:
         "confined",
         "detached",
     )
-    BIND, SQUASHFS = BIND, SQUASHFS
+    BIND, SEPARATORS, SQUASHFS = BIND, SEPARATORS, SQUASHFS
 
     def __init__(
         self, source: str, target: str, fstype: str = "none", options: str = "", passno: int = 0, origin: str = ""
@@ -209,7 +214,7 @@ class Mount:
 
     def _execute(self, root: int) -> None:
         if "x-detach" in self.words:
-            with paths.open_in(root, self.target) as mounted:
+            with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
             return
         if self.inside and self.inside.strip("/") == self.target.strip("/"):
@@ -217,10 +222,13 @@ class Mount:
         if "remount" in self.words or not self.creates:
             self._change(root)
             return
+        if not (self.confined or self.target.strip("/.")):  # it would cover all mounts made before
+            raise OSError(errno.EBUSY, "the target is the root directory of the container")
         with self._create(root) as mount, self._open_target(root, mount) as target:
             if self.confined:
                 self._check_confined(root, target)
             attach(mount, target)
+            _attached[self.target] = paths.inode(mount)
 
     def _check_confined(self, root: int, target: int) -> None:
         """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
@@ -362,10 +370,14 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
 
     Raises ConfigError that names ``origin`` (file and line, or the option).
     """
+    literal = variables
+    if "$" in line and any("\\" in value for value in variables.values()):
+        # The backslash of a home directory stays one when the line is unescaped.
+        literal = {name: value.replace("\\", "\\134") for name, value in variables.items()}
     try:
         # Not what else counts as a space in Unicode: a path may hold it.
         words = filter(None, line.replace("\t", " ").split(" "))
-        fields = [unescape(expand(word, variables)) for word in words]
+        fields = [unescape(expand(word, literal)) for word in words]
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if "\0" in "".join(fields):
@@ -463,7 +475,12 @@ def parse_option(text: str, variables: Mapping[str, str], origin: str) -> Mount:
     """
     if text.startswith(":"):
         raise ConfigError(f"{origin}: there is no SOURCE", hint="a variable in it may be unset or empty")
-    mount = parse(text.replace(":", " "), variables, origin)
+    try:
+        mount = parse(text.replace(":", " "), variables, origin)
+    except ConfigError as e:
+        if " " not in text.strip() and text.count(":") < 4:
+            raise
+        raise ConfigError(str(e), hint=SEPARATORS) from e
     if mount.fstype != "none" or not mount.source.startswith(("/", ".")) or mount.words & _KINDS:
         return mount
     if mount.source == mount.target and mount.propagation and not mount.attributes:

@@ -30,7 +30,7 @@ def used(environ: Mapping[str, str]) -> bool:
     return kind.startswith("pmix") and "PMIX_NAMESPACE" in environ
 
 
-_MUNGE = "/run/munge"
+MUNGE = "/run/munge"
 _CRAY = "cray_shasta"
 
 
@@ -52,7 +52,7 @@ def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[s
     if os.path.isdir(server):
         needed.append((server, "rw", "PMIX_SERVER_TMPDIR"))
     if remap_root and not _without_munge(environ):
-        needed.append((_MUNGE, "ro", "PMIx with --container-remap-root"))
+        needed.append((MUNGE, "ro", "PMIx with --container-remap-root"))
     return needed
 
 
@@ -61,7 +61,7 @@ def _without_munge(environ: Mapping[str, str]) -> str:
     offered = environ.get("PMIX_SECURITY_MODE", "")
     if "munge" not in offered.split(","):
         return f"it offers no MUNGE here (PMIX_SECURITY_MODE={offered}): the nodes need a PMIx built with MUNGE"
-    return "" if os.path.isdir(_MUNGE) else f"there is no {_MUNGE} on this node: munged must run there"
+    return "" if os.path.isdir(MUNGE) else f"there is no {MUNGE} on this node: munged must run there"
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
 
 class Process:
-    """The oldest process of a running container; ``name`` is UNKNOWN for one that was started from an image."""
+    """The oldest process of a running container; ``name`` is UNKNOWN if it was started from an image without Slurm."""
 
     __slots__ = ("name", "pid", "comm", "state", "started", "cpu", "mntns", "userns", "command")
 
@@ -117,6 +117,9 @@ def _container(pid: int, settings: Settings) -> str | None:
         if place.startswith(data):
             removed = key == "upperdir" and fields[dash + 1] == "overlay" and not _changes(pid, place)
             return UNKNOWN if removed else place[len(data) :].partition("/")[0]
+    label = mounts.unescape(fields[dash + 2]).removeprefix(_FUSE).partition(":")[0]
+    if "userxattr" in options and label.startswith("pyxis_"):  # of a step: Source.label
+        return label
     return UNKNOWN if "userxattr" in options else None
 
 
@@ -173,11 +176,18 @@ def _is_root(pid: int, directory: str) -> bool:
 
 def find(target: str, settings: Settings) -> int:
     """The process to join for a PID, a container's name, or a Slurm JOBID[.STEPID]. Raises ContainerError."""
-    containers = running(settings)
     pid = int(target) if target.isdecimal() and os.path.exists(f"/proc/{target}") else 0
-    if pid and _is_elsewhere(pid):
-        return pid
-    for process in containers:
+    if pid:
+        try:
+            outside = inode(pid, "mnt") == inode(os.getpid(), "mnt")
+        except OSError:
+            pass  # another user's: a job may have the same number
+        else:
+            if outside:
+                hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
+                raise ContainerError(f"process {pid} is not in a container", hint=hint)
+            return pid
+    for process in running(settings):
         if process.name in (target, f"pyxis_{target}") or _of_job(process.pid, target):
             return process.pid
     if pid:
@@ -185,14 +195,6 @@ def find(target: str, settings: Settings) -> int:
     raise ContainerError(
         f"no running container {target} on {os.uname().nodename}", hint="penroot list --fancy shows those that run here"
     )
-
-
-def _is_elsewhere(pid: int) -> bool:
-    """Whether ``pid`` is in a container; a job may have the number of a process outside, or of another user's."""
-    try:
-        return inode(pid, "mnt") != inode(os.getpid(), "mnt")
-    except OSError:
-        return False
 
 
 def _of_job(pid: int, target: str) -> bool:

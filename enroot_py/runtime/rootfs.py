@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _PAGE = 4096  # bytes of the options of mount(2), the last one a NUL
+_LABEL = 80  # bytes of the name of a step without a container of its own
 _END = 80  # bytes of a path: of a layer or an image in the store, all that is below the store
 _WRITTEN = ("etc",)  # by every start
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")
@@ -34,10 +35,11 @@ class Source:
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
     of the same container where it runs already, or -1. If the container ``lends`` its root file
-    system to later steps, ``shared`` is that mount once it has been entered.
+    system to later steps, ``shared`` is that mount once it has been entered. An overlay shows ``label``
+    as its source, by which a container without a directory of its own is known.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared", "lends")
+    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared", "lends", "label")
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Source:
         self.changes = changes
         self.shared = -1
         self.lends = False
+        self.label = ""
 
     @property
     def upper(self) -> str:
@@ -155,7 +158,7 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
         make_upper(lowerdirs[0], upper, _USED if server is not None else _WRITTEN)
     try:
         direct = source.directory and writable
-        made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options)
+        made = bind(source.directory) if direct else overlay(lowerdirs, upper, work, options, source.label)
         attach(made, root)
     except OSError as e:
         message = f"cannot mount the root filesystem of {source.name}: {e.strerror}"
@@ -183,17 +186,18 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
                 os.chmod(f"{upper}/{name}", mode)
 
 
-def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
+def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """An overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
-    Without ``upper`` it is read-only. Where proc_pid_mountinfo(5) shows descriptors instead of long paths, the source
-    of the mount is how the first of these paths end. Source: the kernel's filesystems/overlayfs.
+    Without ``upper`` it is read-only. The source of the mount is the ``label``. Where proc_pid_mountinfo(5) shows
+    descriptors instead of long paths, it has the ends of the first of these paths too. Source: the kernel's
+    filesystems/overlayfs.
     """
     if not upper and len(lowerdirs) == 1:
         return bind(lowerdirs[0])
     with _ShortNames() as names:
         every = [f"lowerdir+={names.short(path)}" for path in lowerdirs]
-        source = names.source
+        source = names.source(label)
         if upper:
             every += [f"upperdir={names.short(upper)}", f"workdir={names.short(work)}"]
         try:
@@ -202,7 +206,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
             if e.errno != errno.EINVAL:
                 raise
     # Kernels before 6.7 know no lowerdir+: one option with all of them.
-    return overlay_by_mount(lowerdirs, upper, work, options)
+    return overlay_by_mount(lowerdirs, upper, work, options, label)
 
 
 class _ShortNames:
@@ -230,18 +234,18 @@ class _ShortNames:
         self._held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         return f"/proc/self/fd/{self._held[-1]}"
 
-    @property
-    def source(self) -> str:
-        """For an overlay of these directories: how the first long paths end, at most 255 bytes."""
-        return ":".join(self._ends[:3]) or "overlay"
+    def source(self, label: str) -> str:
+        """The source of an overlay of these directories: the label, and how the first long paths end."""
+        ends = self._ends[: 2 if label else 3]  # at most 255 bytes in all
+        return ":".join(filter(None, (label[:_LABEL], *ends))) or "overlay"
 
 
-def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str]) -> int:
+def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """What overlay() does, by mount(2). Raises OSError."""
     with _ShortNames() as names:
         limit = _PAGE // (len(lowerdirs) + 3) - 1  # all options together may fill a page
         joined = ":".join(escape(names.short(path, limit)) for path in lowerdirs)
-        source = names.source
+        source = names.source(label)
         every = [*options, f"lowerdir={joined}"]
         if upper:
             every += [f"upperdir={escape(names.short(upper, limit))}", f"workdir={escape(names.short(work, limit))}"]
@@ -251,8 +255,9 @@ def overlay_by_mount(lowerdirs: tuple[str, ...], upper: str, work: str, options:
 def _overlay_by_mount(source: str, data: str, over: str) -> int:
     """An overlay by mount(2), whose options may fill a page, taken off again as a detached mount."""
     linux.mount(source, over, "overlay", linux.MS_NOSUID | linux.MS_NODEV, data)
-    tree = linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE)
-    linux.umount2(over, linux.MNT_DETACH)
+    with linux.open_tree(linux.AT_FDCWD, over, linux.OPEN_TREE_CLOEXEC) as mounted:
+        tree = linux.open_tree(mounted, "", linux.OPEN_TREE_CLOEXEC | linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
+        linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
     return tree
 
 
@@ -279,9 +284,15 @@ def lend(root: str) -> int:
     """Clone the root mount alone, without what is mounted in it, before it is sealed and before mounts are locked.
 
     Two overlays with one upperdir are undefined (the kernel's filesystems/overlayfs,
-    "Sharing and copying layers"); one overlay mounted twice is not. Raises OSError.
+    "Sharing and copying layers"); one overlay mounted twice is not. Returns -1 for a plain directory in which the
+    host has mounts: none of them can be left out. Raises OSError.
     """
-    return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
+    try:
+        return linux.open_tree(linux.AT_FDCWD, root, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        return -1
 
 
 def seal(root: str) -> None:

@@ -19,7 +19,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import SETTINGS, check_key
 from enroot_py.config.words import base_directories, expand
-from enroot_py.runtime import environ, hooks, mounts
+from enroot_py.runtime import environ, etc, hooks, mounts
 
 _BASH = "/bin/bash"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,9 +45,10 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
         if key != "ENROOT_ROOTFS":
             check_key(key, origin)
         try:
-            directives[key] = expand(value, variables), origin
+            variables[key] = expand(value, variables, may_be_unset=lambda _: False)
         except ValueError as e:
             raise ConfigError(f"{origin}: {key}: {e}") from None
+        directives[key] = variables[key], origin
     return directives
 
 
@@ -168,7 +169,7 @@ class Scripts:
         if gone:
             lines = _read(path).split("\n")
             with open(path, "wb") as f:
-                f.write(os.fsencode("\n".join(line for line in lines if line.lstrip().partition("=")[0] not in gone)))
+                f.write(os.fsencode("\n".join(line for line in lines if etc.assignment(line)[0] not in gone)))
         new = {key: value for key, value in now.items() if self._variables.get(key) != value}
         with open(path, "ab") as f:
             f.write(os.fsencode("".join(f"{key}={value}\n" for key, value in new.items())))
@@ -179,7 +180,7 @@ class Scripts:
         """Take over what a script has changed in ENROOT_ENVIRON: of several lines the last one counts."""
         lines: dict[str, str] = {}
         for line in _read(self._out + "/environ").split("\n"):
-            key, equals, value = line.lstrip().partition("=")
+            key, equals, value = etc.assignment(line)
             if equals and environ.is_name(key) and not key.startswith("ENROOT_"):
                 lines[key] = value
         variables = self._context.environ

@@ -11,13 +11,13 @@ import errno
 import os
 import pwd
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from enroot_py import LIBRARY
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError
 from enroot_py.base.fds import Fd
-from enroot_py.config.settings import HERE, sysconf_path
+from enroot_py.config.settings import BIN, HERE, sysconf_path
 from enroot_py.config.slurmconf import Plugin, stack_text
 from enroot_py.runtime import mounts
 from enroot_py.runtime.slurmnode import SlurmNode, own
@@ -26,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
-BIN = f"{HERE}/bin"
 _LAUNCHER = "/libexec/penroot-slurm"
 _FOR = "Slurm in the container"
 _WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
@@ -35,15 +34,25 @@ _READ_ONLY = "bind,ro,nosuid,nodev,private"
 
 def bring(context: Context, origin: str) -> None:
     """Let what runs in the container have Slurm. Raises ConfigError, MountError, HookError."""
+    if context.settings.remap_root:
+        warn_root()
+    node = fill(context.root, context.host, origin)
+    add_users(context, (*users(node), context.user))
+    context.environ["PATH"] = f"{BIN}:{context.environ['PATH']}" if context.environ.get("PATH") else BIN
+
+
+def warn_root() -> None:
+    log.warn(f"{_FOR}: srun and sbatch do not work for root in it: they take this user for root of the node")
+
+
+def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:
+    """Make HERE beneath ``root``, with the Slurm that is returned. Raises ConfigError, MountError."""
     try:
-        node = SlurmNode(context.host)
+        node = SlurmNode(host)
     except ConfigError as e:
         raise ConfigError(f"{_FOR}: {e}", hint=f"{e.hint}; {_WITHOUT}") from e
-    if context.settings.remap_root:
-        log.warn(f"{_FOR}: srun and sbatch do not work for who is root in it, as they take him for the node's")
-    _Place(context.root, context.host, origin).fill(node)
-    add_users(context, node)
-    context.environ["PATH"] = f"{BIN}:{context.environ['PATH']}" if context.environ.get("PATH") else BIN
+    _Place(root, host, origin).fill(node)
+    return node
 
 
 class _Place:
@@ -172,13 +181,18 @@ def slurm_user(name: str) -> pwd.struct_passwd | None:
         return None
 
 
-def add_users(context: Context, node: SlurmNode) -> None:
-    """Let the user that Slurm runs as have a name in the container: its programs look that up, and fail without."""
+def users(node: SlurmNode) -> tuple[pwd.struct_passwd | None, ...]:
+    """The users of the node that Slurm runs as."""
+    return slurm_user(node.conf.value("SlurmUser")), slurm_user(node.conf.value("SlurmdUser"))
+
+
+def add_users(context: Context, wanted: Iterable[pwd.struct_passwd | None]) -> None:
+    """Let the ``wanted`` users have a name in the container: Slurm's programs look them up, and fail without."""
     entries = context.read("/etc/passwd").rstrip(b"\n").split(b"\n")
     fields = [entry.split(b":") for entry in entries]
     numbers, names = {entry[2] for entry in fields if len(entry) > 2}, {entry[0] for entry in fields}
     more = []
-    for user in (slurm_user(node.conf.value("SlurmUser")), slurm_user(node.conf.value("SlurmdUser")), context.user):
+    for user in wanted:
         if user and b"%d" % user.pw_uid not in numbers:
             name = os.fsencode(user.pw_name)
             name = b"%s-%d" % (name, user.pw_uid) if name in names else name

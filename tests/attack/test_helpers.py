@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, ON_N1, clear, end, expect, on_node, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, PMIX, clear, end, expect, on_node, refused, sbatch, sh, srun
 from tests.slurm.test_lifecycle import FIRST, all_wait, gated, open_gate
 from tests.waiting import until
 
@@ -129,3 +129,59 @@ def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
     for _ in range(3):
         said = refused(lab, "--pty", "-n4", "--cpu-bind=none", "--container-name=nothing", "true")
         assert "there is no such container on this node" in said
+
+
+COVER = "--container-mounts=./cover:/opt/covered"
+# Let the path of another step's mount lead to the cover, and each name in a new /proc too.
+SWAP = """
+exec 5< /proc/self/mountinfo
+echo up
+while ! place=$(cut -d' ' -f5 /proc/self/mountinfo | grep /pmix); do sleep 0.05; done
+above=${place%/*}
+mv $above $above.moved && mkdir $above && ln -s /opt/covered $place && ls $place > /dev/null && echo swapped
+if [ $(id -u) = 0 ]; then
+    mount -t tmpfs none /proc && mkdir -p /proc/self/fd
+    for number in $(seq 0 99); do ln -s /opt/covered /proc/self/fd/$number; done
+fi
+echo ready
+read line
+cat <&5 | cut -d' ' -f5 | grep -e pmix -e covered
+cat /opt/covered/file
+"""
+
+
+@pytest.fixture
+def cover(lab: Lab) -> Iterator[None]:
+    lab.run("mkdir cover; echo cover > cover/file")
+    yield
+    lab.run("rm -r cover")
+
+
+@PMIX
+@pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
+def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
+    """The path of a mount that a step had made led to a cover of the user's when it was detached."""
+    first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", root, *sh(SWAP)])
+    expect(first, "up")
+    second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])
+    expect(second, "up")
+    expect(first, "swapped", "ready")
+    _, err = end(second)
+    assert second.returncode == 0, err
+    out, err = end(first)
+    assert out == "/opt/covered\ncover\n", err
+
+
+def test_no_link_of_the_container_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
+    before = "mkdir -p /var/spool/slurmd; for i in $(seq 1 2000); do ln -s /opt/covered $(printf $job $i); done"
+    script = f"job=/var/spool/slurmd/job%05d; {before}; echo up; read line; cat /proc/self/mountinfo | grep -c covered"
+    first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", *sh(script)])
+    expect(first, "up")
+    done = sbatch(lab, "-n1", "-w", "n1", "-o", "out", NAME, "--wrap", "echo ran", check=False)
+    said = lab.run("cat out; rm -f out").stdout
+    assert done.returncode != 0
+    assert "cannot mount the batch script in the running container one: " in said
+    assert "it leads to what is mounted from n1" in said
+    out, err = end(first)
+    assert out == "1\n", err
+    assert lab.run("ls cover").stdout == "file\n"

@@ -474,3 +474,14 @@ def test_inspect_reads_files_of_the_image(
     assert "private" not in done.stdout
     assert "Traceback" not in done.stderr
     assert "etc/environment" in done.stderr or kind == "host"
+
+
+def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: pathlib.Path) -> None:
+    """A user who detaches /away keeps what covers /opt, though the image has a link from one to the other."""
+    (rootfs / "away").symlink_to("/opt")
+    (user.home / "cover").mkdir()
+    options = ("--mount", f"{user.home}/cover:/opt:none:x-create=dir,bind", "--mount", "none:/away:none:x-detach")
+    said = user.penroot("start", *options, "box", "true", status=1).stderr
+    assert "cannot unmount /away: a link of the image leads to what is mounted under another name" in said
+    own = ("--mount", "tmpfs:/away:tmpfs:x-create=dir", "--mount", "none:/away:none:x-detach")
+    assert user.start(*own, "box", "grep", "-c", " /opt ", "/proc/mounts", status=1) == "0\n"

@@ -194,3 +194,10 @@ def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path
     fstab(user, "${SHARE} /s none x-create=dir,bind\n${ENROOT_ROOTFS}/etc /copy none x-create=dir,bind\n")
     user.environ["SHARE"] = "/usr/share"
     assert inside(user, "ls -d /s/doc; grep FROM /copy/environment") == "/s/doc\nFROM_IMAGE=yes\n"
+
+
+@pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../."])
+def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Path, mount: str) -> None:
+    """The program was looked up in what covered the container."""
+    said = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
+    assert "the target is the root directory of the container" in said

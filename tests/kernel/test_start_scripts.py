@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, UID, User
+from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.kernel.test_start import snapshot
 from tests.waiting import until
 
@@ -500,6 +500,40 @@ def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, root
     assert "cannot join process 1" in user.penroot("exec", "1", "true", status=1).stderr
 
 
+def test_exec_of_a_process_outside_containers_says_so(user: User, rootfs: pathlib.Path) -> None:
+    outside = subprocess.Popen(user.command("sleep", "600"), env=user.environ)
+    try:
+        said = user.penroot("exec", str(outside.pid), "true", status=1).stderr
+    finally:
+        outside.kill()
+        outside.wait()
+    assert f"process {outside.pid} is not in a container" in said
+
+
+def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) -> None:
+    require(shutil.which("strace"), "strace is not installed")
+    trace = user.home / "trace"
+    prefix = ("strace", "-f", "-qq", "-o", str(trace))
+    processes = [start(user, "box", "sleep", "600")]
+
+    def all_run() -> bool:
+        return user.penroot("list", "-f").stdout.count(" sleep 600") == len(processes)
+
+    counts = []
+    try:
+        pid = wait_for_running(user)["pid"]
+        for more in (0, 3):
+            processes += [start(user, "box", "sleep", "600") for _ in range(more)]
+            until(all_run, "all of them run")
+            user.penroot("exec", str(pid), "true", prefix=prefix)
+            counts.append(trace.read_text().count('"/proc/'))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert counts[0] == counts[1]
+
+
 def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
     process = start(user, str(image), "sleep", "600")
     try:
@@ -507,3 +541,24 @@ def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("exit 3\n", "c failed with status 3"),
+        ("environ() { return 1; }\n", "environ() of"),
+        ("hooks() { exit 1; }\n", "hooks() of"),
+        ("mounts() { exit 1; }\n", "mounts() of"),
+        ("#ENROOT_DATA_PATH=${NOT_SET}\n", "c:1: ENROOT_DATA_PATH: the variable NOT_SET is not set"),
+    ],
+)
+def test_failing_configuration_script_prints_its_error_alone(
+    user: User, rootfs: pathlib.Path, conf: str, said: str
+) -> None:
+    """Python, as it ended, stumbled over a named tuple in a cycle of the exception and its frames."""
+    (user.home / "c").write_text(conf)
+    status = 3 if "exit 3" in conf else 1
+    lines = user.penroot("start", "-c", "c", "box", "true", status=status, cwd=user.home).stderr
+    assert said in lines
+    assert not [line for line in lines.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))], lines

@@ -96,6 +96,14 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     end(step)
 
 
+@pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
+def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]) -> None:
+    with step_of(lab, IMAGE, *options) as step:
+        fancy = [line.split() for line in lab.run(["penroot", "list", "-f"], node="n1").stdout.splitlines()]
+        assert [line[0] for line in fancy if line[2:3] == ["sh"]] == [f"pyxis_{step}"]
+        assert lab.run(["penroot", "exec", f"pyxis_{step}", "printenv", "IMAGE_NAME"], node="n1").stdout == "minimal\n"
+
+
 def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
@@ -313,3 +321,14 @@ def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> Non
         assert "pyxis_1.0" not in left
         assert "pyxis_2.0" in left  # of another node that shares the directory
         assert len(left) == 2
+
+
+def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
+    """Until the last step of its job ends; slurmstepd makes the file for srun --x11."""
+    key = "/tmp/.Xauthority-job"
+    with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
+        lab.run(f"echo key > {key}", node="n1")
+        try:
+            assert srun(lab, NAME, *sh("cat $XAUTHORITY"), env={"XAUTHORITY": key}) == "key\n"
+        finally:
+            lab.run(["rm", key], node="n1")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, assert_nothing_left, sbatch, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, end, expect, sbatch, sh, srun
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +121,48 @@ def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
         assert "release" in lab.run("cat log").stdout
     finally:
         lab.run("rm -f given.sqsh importer")
+
+
+NAME = "--container-name=joined"
+
+
+@pytest.mark.parametrize("user", ["alice", "root"])
+@pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
+def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ...], user: str) -> None:
+    """slurmstepd executes the script by its path, which another job's container does not have."""
+    show = "echo up; read line; grep -c slurm_script /proc/self/mountinfo"
+    step = lab.popen(["srun", *ON_N1, IMAGE, NAME, *options, *sh(show)], user=user)
+    try:
+        expect(step, "up")
+        lab.run("cat > job.sh", input='#!/bin/sh\necho "$IMAGE_NAME $(readlink /proc/self/ns/mnt)"\n', user=user)
+        job = ["-n1", "-w", "n1", "-o", "out.%a", "--array=1-3", NAME, "job.sh"]
+        done = sbatch(lab, *job, check=False, user=user)
+        out = lab.run("cat out.*; rm -f out.* job.sh", user=user).stdout
+        assert done.returncode == 0, out + done.stderr
+        assert [line.split()[0] for line in out.splitlines()] == ["minimal"] * 3, out
+        assert len(set(out.splitlines())) == 1, out
+        rest, err = end(step)
+        assert rest == "0\n", err  # no script of an ended job stays mounted
+    finally:
+        step.kill()
+        lab.run("rm -f out.* job.sh; penroot remove -f pyxis_joined", node="n1", user=user, check=False)
+    clear(lab)
+
+
+def test_two_batch_jobs_with_one_new_name_both_run(lab: Lab) -> None:
+    """The job that made the container ends first; the other one goes on in it."""
+    body = "echo begun $1; while ! test -e ~/go$1; do sleep 0.1; done; echo ended $1"
+    lab.run("cat > job.sh", input=f"#!/bin/sh\n{body}\n")
+    options = ("--parsable", "-n1", "-w", "n1", IMAGE, NAME, "--container-mount-home")
+    jobs = [lab.run(["sbatch", *options, "-o", f"out.{number}", "job.sh", number]).stdout.strip() for number in "12"]
+
+    def says(number: str, word: str) -> bool:
+        return f"{word} {number}\n" in lab.run(f"cat out.{number}", check=False).stdout
+
+    for number in "12":
+        until(lambda number=number: says(number, "begun"), "both jobs run", 60)
+    for number in "12":
+        lab.run(f"touch go{number}")
+        until(lambda number=number: says(number, "ended"), f"the end of job {jobs[int(number) - 1]}", 60)
+    lab.run("rm go1 go2")
+    clear(lab)

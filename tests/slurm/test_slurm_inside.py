@@ -14,7 +14,7 @@ import pytest
 from enroot_py.runtime.slurmnode import PROGRAMS
 from tests import otherimages
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, refused, sh, srun
+from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun
 
 HERE = "/run/penroot/slurm"
 STEP = "srun --overlap --mem=50 --chdir=/"  # of the job around it
@@ -173,13 +173,20 @@ def test_by_an_environment_file(lab: Lab, debian: str, place: pathlib.Path) -> N
     assert started.stdout.endswith(f"{HERE}/bin/squeue\n")
 
 
-def test_a_container_that_runs_already_is_left_as_it_is(lab: Lab) -> None:
-    with lab.popen(["srun", *ON_N1, IMAGE, "--container-name=runs", *sh("echo up; read line")]) as step:
-        assert step.stdout and step.stdout.readline() == "up\n"
-        again = ["srun", *ON_N1, "--container-name=runs", "--container-slurm", *sh("command -v squeue; true")]
-        done = lab.run(again)
-        step.communicate("go\n", timeout=300)
-    assert done.stdout == "" and "ignoring --container-slurm when attaching to a running container" in done.stderr
+@pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
+def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writable: str) -> None:
+    step = lab.popen(["srun", *ON_N1, debian, writable, "--container-name=runs", *sh("echo up; read line; squeue")])
+    try:
+        expect(step, "up")
+        script = "command -v squeue; squeue -h -j $SLURM_JOB_ID -o %u"
+        for _ in range(2):
+            done = lab.run(["srun", *ON_N1, "--container-name=runs", "--container-slurm", *sh(script)])
+            assert done.stdout == f"{HERE}/bin/squeue\nalice\n"
+            assert "ignoring" not in done.stderr and "WARN" not in done.stderr
+        assert srun(lab, "--container-name=runs", *sh("command -v squeue; true")) == ""
+    finally:
+        _, err = end(step)
+    assert "squeue: not found" in err  # the PATH of the first step is its own
     clear(lab)
 
 

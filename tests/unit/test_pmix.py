@@ -30,7 +30,7 @@ def test_other_steps_are_none_of_it() -> None:
 
 
 def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pmix, "_MUNGE", str(tmp_path))
+    monkeypatch.setattr(pmix, "MUNGE", str(tmp_path))
     assert pmix.check_root(MUNGE, 2) == ""
     assert [path for path, _, _ in pmix.directories(MUNGE, remap_root=True)] == [str(tmp_path)]
     assert pmix.directories(MUNGE, remap_root=False) == []
@@ -38,7 +38,7 @@ def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatc
 
 
 def test_a_node_without_munged_is_said_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pmix, "_MUNGE", f"{tmp_path}/none")
+    monkeypatch.setattr(pmix, "MUNGE", f"{tmp_path}/none")
     with pytest.raises(ConfigError, match="munged must run there"):
         pmix.check_root(MUNGE, 2)
 

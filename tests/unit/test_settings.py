@@ -186,3 +186,65 @@ def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
 def test_a_default_is_good(setting: Setting) -> None:
     """load() does not look at it."""
     setting.parse(setting.default)
+
+
+def test_key_of_conf_refers_to_earlier_ones(environ: dict[str, str]) -> None:
+    """It became /data, without a word."""
+    conf(
+        environ,
+        "ENROOT_CACHE_PATH /big\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\nNVIDIA_X a\nNVIDIA_Y ${NVIDIA_X}b\n",
+    )
+    conf(environ, "ENROOT_RUNTIME_PATH ${ENROOT_DATA_PATH}/run\n", "enroot.conf.d/a.conf")
+    loaded = settings.load(environ)
+    assert (loaded.data_path, loaded.runtime_path) == ("/big/data", "/big/data/run")
+    assert loaded.passed_on["NVIDIA_Y"] == "ab"
+    assert settings.load({**environ, "ENROOT_CACHE_PATH": "/mine"}).data_path == "/mine/data"
+
+
+def test_key_of_yaml_refers_to_earlier_ones(environ: dict[str, str]) -> None:
+    conf(environ, "cache_path: /big\ndata_path: ${ENROOT_CACHE_PATH}/data\n", "penroot.yaml")
+    assert settings.load(environ).data_path == "/big/data"
+
+
+@pytest.mark.parametrize("word", ["${NOT_SET}", "$NOT_SET", "${ENROOT_DATA_PATH}"])
+def test_variable_that_is_not_set_is_an_error(environ: dict[str, str], word: str) -> None:
+    conf(environ, f"\nENROOT_DATA_PATH {word}/data\n")
+    with pytest.raises(ConfigError, match=r"enroot\.conf:2: ENROOT_DATA_PATH: the variable \w+ is not set") as e:
+        settings.load(environ)
+    assert ":-}" in str(e.value)
+
+
+def test_variable_of_a_job_may_be_unset_at_submit(environ: dict[str, str]) -> None:
+    conf(environ, "ENROOT_DATA_PATH /data/${SLURM_JOB_ID}\n")
+    assert settings.load({**environ, "SLURM_JOB_ID": "7"}).data_path == "/data/7"
+    assert settings.load(environ, in_job=False).data_path == "/data/"
+    with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set"):
+        settings.load(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${A}", "a"),
+        ("${A:-b}", "a"),
+        ("${EMPTY:-b}", "b"),
+        ("${EMPTY-b}", ""),
+        ("${NONE-b}", "b"),
+        ("${NONE:-${A}c}d", "acd"),
+        ("${NONE:-${OTHER:-$A}}", "a"),
+        ("${NONE-}", ""),
+        ("$A-${A}", "a-a"),
+    ],
+)
+def test_defaults_of_variables_are_those_of_a_shell(text: str, value: str) -> None:
+    assert expand(text, {"A": "a", "EMPTY": ""}, may_be_unset=lambda _: False) == value
+
+
+def test_user_is_known_without_its_variable() -> None:
+    assert expand("$USER", {}, may_be_unset=lambda _: False) == expand("$(id -un)", {})
+
+
+@pytest.mark.parametrize("name", [".#a.conf", ".a.conf"])
+def test_files_that_begin_with_a_dot_are_no_settings(environ: dict[str, str], name: str) -> None:
+    conf(environ, "ENROOT_MAX_CONNECTIONS 4\n", f"enroot.conf.d/{name}")
+    assert settings.load(environ).max_connections != 4
