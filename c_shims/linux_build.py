@@ -32,6 +32,8 @@ ffibuilder.cdef(
     int linux_capget_permitted(uint64_t *permitted);
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
+    int penroot_withhold_directories(void);
+    int penroot_renew_keyring(void);
     """
 )
 ffibuilder.set_source(

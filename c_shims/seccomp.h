@@ -12,9 +12,14 @@
 #include "linux.h"
 
 #include <asm/ioctls.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/keyctl.h>
 #include <linux/seccomp.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 
 enum { PENROOT_ARCHITECTURES = 4, PENROOT_CALLS = 20 };
 
@@ -127,6 +132,41 @@ static inline int penroot_drop_capabilities(void)
 static inline int penroot_drop_capabilities_unless_root(void)
 {
 	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
+}
+
+/* Keep the caller's directories from the program: openat(2) and /proc/self/fd lead through a descriptor of a directory,
+ * or through an O_PATH descriptor, out of the mount namespace. Such a descriptor closes at execve(2). If it is stdin,
+ * stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this while /proc is the node's.
+ * Returns 0, or -1 with errno. */
+static inline int penroot_withhold_directories(void)
+{
+	DIR *entries = opendir("/proc/self/fd");
+	struct dirent *entry;
+	int result = entries ? 0 : -1;
+
+	while (result == 0 && (entry = readdir(entries))) {
+		int fd = atoi(entry->d_name), flags = *entry->d_name == '.' ? -1 : fcntl(fd, F_GETFL), null;
+		struct stat is;
+
+		if (flags < 0 || fd == dirfd(entries) || (!(flags & O_PATH) && (fstat(fd, &is) < 0 || !S_ISDIR(is.st_mode))))
+			continue;
+		if (fd > STDERR_FILENO) {
+			result = fcntl(fd, F_SETFD, FD_CLOEXEC);
+			continue;
+		}
+		null = open("/dev/null", (fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+		result = null < 0 || dup2(null, fd) < 0 ? -1 : close(null);
+	}
+	if (entries)
+		closedir(entries);
+	return result;
+}
+
+/* Replace the caller's session keyring, keyrings(7), by a new, empty one. Returns 0, or -1 with errno. */
+static inline int penroot_renew_keyring(void)
+{
+	/* A kernel without keyrings has nothing to keep. */
+	return syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS ? -1 : 0;
 }
 
 #endif

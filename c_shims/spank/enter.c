@@ -62,6 +62,10 @@ int enter(const struct answer *answer)
 	 * setns(2) leaves this as it is. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return fail("prctl PR_SET_DUMPABLE: %s", strerror(errno));
+	if (penroot_withhold_directories() < 0)
+		return fail("cannot look through the open descriptors: %s", strerror(errno));
+	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
+		return fail("cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
 		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
 			return fail("setns %s: %s", kinds[i].name, strerror(errno));

@@ -1,4 +1,4 @@
-"""What runs in a container, and the process that becomes it or waits for it."""
+"""Execute the program of a container, or wait for the process that executes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 from _signal import signal
 
-from enroot_py.base import signals
+from enroot_py.base import linux, signals
 from enroot_py.base.errors import CommandError, ContainerError
 
 TYPE_CHECKING = False
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.etc import Exec
 
 _RC = ("/bin/sh", "/etc/rc")
+_NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")  # sd_listen_fds(3); MPICH
 # For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
@@ -110,6 +111,31 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
         if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
             raise
     os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+
+
+def withhold(*, new_keyring: bool) -> None:
+    """Keep the caller's directories from the program, and with ``new_keyring`` the caller's keys.
+
+    Call it while /proc is the node's. Raises ContainerError.
+    """
+    try:
+        linux.withhold_directories()
+    except OSError as e:
+        raise ContainerError(f"cannot look through the open descriptors: {e.strerror}") from e
+    if not new_keyring:
+        return
+    try:
+        linux.renew_keyring()
+    except OSError as e:
+        hint = "raise the sysctls kernel.keys.maxkeys and maxbytes" if e.errno == errno.EDQUOT else ""
+        raise ContainerError(f"cannot create a session keyring: {e.strerror}", hint=hint) from e
+
+
+def close_descriptors(environ: dict[str, str]) -> None:
+    """Give the program stdin, stdout and stderr alone, and no variable in ``environ`` that names another descriptor."""
+    linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
+    for name in _NAME_DESCRIPTORS:
+        environ.pop(name, None)
 
 
 def wait(child: int) -> int:

@@ -213,11 +213,11 @@ def of_process(pid: int) -> dict[str, str]:
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def join(pid: int) -> tuple[dict[str, str], bool]:
+def join(pid: int, settings: Settings) -> tuple[dict[str, str], set[str]]:
     """Enter the namespaces and the working directory of ``pid``.
 
-    Returns its environment, and whether only a child of this process will be
-    in its PID namespace. Raises ContainerError.
+    Return the environment of ``pid``, and the names of the namespaces. Only children of this process are in the PID
+    namespace. Raises ContainerError.
     """
     try:
         environ = of_process(pid)
@@ -227,9 +227,9 @@ def join(pid: int) -> tuple[dict[str, str], bool]:
         raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
-    enter(spaces, pid)
+    enter(spaces, pid, new_keyring=settings.unshare_keyring)
     os.chdir(cwd if os.path.isdir(cwd) else "/")
-    return environ, "pid" in spaces
+    return environ, set(spaces)
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
@@ -243,9 +243,10 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     return {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
 
 
-def enter(spaces: dict[str, int], pid: int) -> None:
+def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
+    execute.withhold(new_keyring=new_keyring)
     try:
         for namespace in spaces.values():
             with Fd(namespace):
@@ -257,13 +258,14 @@ def enter(spaces: dict[str, int], pid: int) -> None:
 def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
     """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
     given = environ.of_options(env, os.environ)
-    outside = os.stat("/proc/self/ns/user").st_ino
-    variables, forks = join(find(target, settings))
-    superuser = os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == outside
+    variables, joined = join(find(target, settings), settings)
+    is_root, forks = os.geteuid() == 0, "pid" in joined
     variables.update(given)
+    if settings.close_descriptors:
+        execute.close_descriptors(variables)
     child = os.fork() if forks else 0
     if child:
         return execute.wait(child)
-    if not superuser:
-        confine(remap_root=os.geteuid() == 0)
+    if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
+        confine(remap_root=is_root)
     execute.execute(command, variables)
