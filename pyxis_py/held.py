@@ -178,6 +178,8 @@ class Held:
             pairs.append(("saves", ""))
         if self.step.settings.unshare_keyring:
             pairs.append(("keyring", "new"))
+        if self.remap_root:
+            pairs.append(("root", ""))
         pairs.append(("workdir", workdir))
         if by := self.step.request.origins.get("workdir"):
             pairs.append(("workdir_by", by))

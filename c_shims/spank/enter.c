@@ -78,7 +78,7 @@ int enter(const struct answer *answer)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fail("prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
-	if (penroot_drop_capabilities_unless_root() < 0)
+	if (!answer_get(answer, "root") && penroot_drop_capabilities() < 0)
 		return fail("drop capabilities: %s", strerror(errno));
 	return penroot_install_filter() < 0 ? fail("seccomp: %s", strerror(errno)) : 0;
 }
