@@ -34,6 +34,8 @@ ffibuilder.cdef(
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
     int penroot_explain(const char *path, char *why, size_t size);
+    int penroot_withhold_directories(void);
+    int penroot_renew_keyring(void);
     """
 )
 ffibuilder.set_source(

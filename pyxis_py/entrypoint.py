@@ -19,14 +19,14 @@ from pyxis_py.channel import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
 
     from enroot_py.runtime.execute import Container
 
-_STARTED, _END = 8, 9  # of a shell, one digit
-# Says who it is, then waits until it has been looked at.
-_COMMAND = ("sh", "-c", f"echo $$ >&{_STARTED}; read -r penroot <&{_END}; exit 0")
+_STARTED, _END = 8, 9  # a shell takes one digit
+_HINT = f"the entrypoint must leave descriptors {_STARTED} and {_END} alone; or leave it out: --no-container-entrypoint"
+_MOMENT_S = 1.0  # from closing its descriptors to its end, for a process that ends
 
 
 def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
@@ -56,33 +56,67 @@ def _show(output: int, say: Callable[[str], None]) -> None:
 def _run(container: Container, output: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
+    mark = f"penroot-{os.urandom(8).hex()}"  # the entrypoint may use the descriptor too
     with started, end:
         with say, wait:
             child = os.fork()
             if child == 0:
-                _execute(container, output, say, wait, confine)
+                _execute(container, mark, (output, say, wait), confine)
         with Fd(os.pidfd_open(child)) as process:
-            poll = select.poll()
-            poll.register(started, select.POLLIN)
-            poll.register(process, select.POLLIN)
-            poll.poll()
-        line = os.read(started, 32) if select.select([started], (), (), 0)[0] else b""
-        if not line.strip().isdigit():
+            reports = _reports(started, process, mark)
+            pid = next(reports, "")
+            if not pid.isdigit():
+                raise _failure(child, process)
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    words = os.fsdecode(f.read()).split("\0")
+                workdir = os.readlink(f"/proc/{pid}/cwd")
+                os.write(end, f"{mark}\n".encode())
+                waited = next(reports, "") == mark
+            except OSError:
+                waited = False
+        if not waited:
             os.kill(child, 9)
-            _, status = os.waitpid(child, 0)
-            code = os.waitstatus_to_exitcode(status)
-            raise CommandError(
-                f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
-                hint="leave it out: --no-container-entrypoint",
-            )
-        pid = int(line)
-        with open(f"/proc/{pid}/environ", "rb") as f:
-            words = os.fsdecode(f.read()).split("\0")
-        environ = dict(word.partition("=")[::2] for word in words if "=" in word)
-        return environ, os.readlink(f"/proc/{pid}/cwd")
+            os.waitpid(child, 0)
+            raise CommandError(f"the command of the image's entrypoint did not wait for descriptor {_END}", hint=_HINT)
+        return dict(word.partition("=")[::2] for word in words if "=" in word), workdir
 
 
-def _execute(container: Container, output: int, say: int, wait: int, confine: Callable[[], None]) -> NoReturn:
+def _reports(started: int, process: int, mark: str) -> Iterator[str]:
+    """Yield the word of each line that begins with ``mark``, until the pipe or the entrypoint ends."""
+    poll = select.poll()
+    poll.register(started, select.POLLIN)
+    poll.register(process, select.POLLIN)
+    line = b""
+    while started in dict(poll.poll()):
+        read = os.read(started, 1 << 12)
+        if not read:
+            return
+        *lines, line = (line + read).split(b"\n")
+        for words in (os.fsdecode(whole).split(" ") for whole in lines):
+            if words[0] == mark and len(words) == 2:
+                yield words[1]
+        line = line[-(1 << 12) :]
+
+
+def _failure(child: int, process: int) -> CommandError:
+    """End an entrypoint that has not run its command; return the error."""
+    if not select.select([process], (), (), _MOMENT_S)[0]:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        message = f"the entrypoint of the image closed descriptor {_STARTED}, by which its command reports itself"
+        return CommandError(message, hint=_HINT)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return CommandError(
+        f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
+        hint="leave it out: --no-container-entrypoint",
+    )
+
+
+def _execute(
+    container: Container, mark: str, descriptors: tuple[int, int, int], confine: Callable[[], None]
+) -> NoReturn:
+    output, say, wait = descriptors
     try:
         # First out of the way, as any of them may be where another one goes.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
@@ -91,7 +125,9 @@ def _execute(container: Container, output: int, say: int, wait: int, confine: Ca
         linux.close_range(3, _STARTED - 1, 0)
         linux.close_range(_END + 1, 0xFFFFFFFF, 0)
         confine()
-        container.execute(_COMMAND)
+        # The command writes its PID, waits until its environment has been read, and says whether it could wait.
+        script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0'
+        container.execute(("sh", "-c", script))
     except PenrootError as e:
         os.write(2, f"{e}\n".encode())
     finally:

@@ -34,7 +34,7 @@ _MOMENT = 0.3  # seconds that the server of an image has to end
 class Lent:
     """What the helper of another step hands over of its container."""
 
-    __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "served")
+    __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "new_keyring", "served")
 
     def __init__(self, pairs: Pairs, fds: list[int]) -> None:
         single = dict(pairs)
@@ -44,6 +44,7 @@ class Lent:
         self.shared = -1 if "sealed" in single else self.unsealed
         self.workdir = single["workdir"]
         self.remap_root = "root" in single
+        self.new_keyring = "keyring" in single
         self.served = single.get("served", "")  # the step with the process that serves its squashfs image
 
     @classmethod
@@ -192,6 +193,10 @@ class Held:
         pairs = [("ok", ""), ("helper", me), *(("ns", name) for name in self.spaces)]
         if self.step.request.save:
             pairs.append(("saves", ""))
+        if self.step.settings.unshare_keyring:
+            pairs.append(("keyring", "new"))
+        if self.remap_root:
+            pairs.append(("root", ""))
         pairs.append(("workdir", workdir))
         if by := self.step.request.origins.get("workdir"):
             pairs.append(("workdir_by", by))
@@ -226,6 +231,8 @@ class Held:
         pairs += [("environ", f"{name}={value}") for name, value in self.lent.items()]
         if self.remap_root:
             pairs.append(("root", ""))
+        if self.step.settings.unshare_keyring:
+            pairs.append(("keyring", "new"))
         if self.served:
             pairs.append(("served", self.served))
         if root and self.shared < 0:

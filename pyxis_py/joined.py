@@ -173,7 +173,7 @@ class Nursery:
     def _enter(self) -> None:
         """Raises PenrootError."""
         superuser = "user" not in self.lent.spaces
-        processes.enter(self.lent.spaces, os.getpid())
+        processes.enter(self.lent.spaces, os.getpid(), new_keyring=self.lent.new_keyring)
         if not superuser:
             namespaces.confine(remap_root=self.lent.remap_root)
         for directory in (self.lent.environ.get("HOME", ""), self.lent.workdir):

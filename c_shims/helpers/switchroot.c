@@ -31,7 +31,12 @@ static void __attribute__((noreturn)) usage(void)
 		"   --rcfile FILE     command script instead of the image's\n"
 		"   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's\n"
 		"   --env KEY=VALUE   one variable more\n"
-		"   --workdir DIR     working directory inside\n",
+		"   --workdir DIR     working directory inside\n"
+		"   --lock            keep root inside from changing the mounts, in a second user namespace\n"
+		"   --net --uts       with --lock: give that one a network, or a host name, to configure\n"
+		"   --drop            drop the capabilities of root too\n"
+		"   --keyring         a new session keyring, without the caller's keys\n"
+		"   --close           close all descriptors but stdin, stdout and stderr\n",
 		program_invocation_short_name);
 	exit(EXIT_SUCCESS);
 }
@@ -72,11 +77,28 @@ static void switch_root(const char *rootfs)
 		err(EXIT_FAILURE, "cannot create a cgroup namespace");
 }
 
-static void drop_privileges(void)
+enum { LOGIN = 2, NORC = 4, DIRECT = 8, LOCK = 16, DROP = 32, KEYRING = 64, CLOSE = 128 };
+
+static void withhold(int flags)
 {
+	if (flags & CLOSE && linux_close_range(STDERR_FILENO + 1, ~0U, 0) < 0)
+		err(EXIT_FAILURE, "cannot close descriptors");
+	if (penroot_withhold_directories() < 0)
+		err(EXIT_FAILURE, "cannot look through the open descriptors");
+	if (flags & KEYRING && penroot_renew_keyring() < 0)
+		err(EXIT_FAILURE, "cannot create a session keyring");
+}
+
+static void drop_privileges(int flags)
+{
+	/* Mounts that come from a namespace with another owner stay as they are, mount_namespaces(7). */
+	if (flags & LOCK) {
+		enter_user(geteuid(), getegid());
+		enter_namespaces(CLONE_NEWNS | (flags & (CLONE_NEWNET | CLONE_NEWUTS)));
+	}
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		err(EXIT_FAILURE, "cannot give up privileges");
-	if (penroot_drop_capabilities_unless_root() < 0)
+	if ((flags & DROP ? penroot_drop_capabilities() : penroot_drop_capabilities_unless_root()) < 0)
 		err(EXIT_FAILURE, "cannot drop capabilities");
 	if (penroot_install_filter() < 0)
 		err(EXIT_FAILURE, "cannot install the system call filter");
@@ -183,8 +205,6 @@ static void __attribute__((noreturn)) run(char **command, int count, const char 
 	failed(shell);
 }
 
-enum { LOGIN = 2, NORC = 4, DIRECT = 8 };
-
 int main(int argc, char **argv)
 {
 	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *script = NULL;
@@ -197,6 +217,12 @@ int main(int argc, char **argv)
 		{"--envfile", .value = &envfile},
 		{"--workdir", .value = &workdir},
 		{"--env", .list = &end},
+		{"--lock", .bit = LOCK},
+		{"--net", .bit = CLONE_NEWNET},
+		{"--uts", .bit = CLONE_NEWUTS},
+		{"--drop", .bit = DROP},
+		{"--keyring", .bit = KEYRING},
+		{"--close", .bit = CLOSE},
 		{0},
 	};
 	int flags = 0, at = parse_options(argv, 1, words, &flags);
@@ -206,6 +232,7 @@ int main(int argc, char **argv)
 	for (const char **variable = variables; variable < end; variable++)
 		if (!strchr(*variable, '=') || **variable == '=')
 			errx(EXIT_FAILURE, "--env %s: not KEY=VALUE", *variable);
+	withhold(flags);
 	if (rcfile)
 		script = keep_script(rcfile);
 	if (envfile)
@@ -216,7 +243,7 @@ int main(int argc, char **argv)
 	complete_environment(flags & LOGIN);
 	if (workdir && chdir(workdir) < 0)
 		err(EXIT_FAILURE, "cannot enter %s", workdir);
-	drop_privileges();
+	drop_privileges(flags);
 	if (!rcfile && !(flags & NORC) && access("/etc/rc", F_OK) == 0)
 		script = "/etc/rc";
 	if (flags & DIRECT && argv[at]) {

@@ -62,6 +62,10 @@ int enter(const struct answer *answer)
 	 * setns(2) leaves this as it is. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return fail("prctl PR_SET_DUMPABLE: %s", strerror(errno));
+	if (penroot_withhold_directories() < 0)
+		return fail("cannot look through the open descriptors: %s", strerror(errno));
+	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
+		return fail("cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
 		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
 			return fail("setns %s: %s", kinds[i].name, strerror(errno));
@@ -74,7 +78,7 @@ int enter(const struct answer *answer)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		return fail("prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
-	if (penroot_drop_capabilities_unless_root() < 0)
+	if (!answer_get(answer, "root") && penroot_drop_capabilities() < 0)
 		return fail("drop capabilities: %s", strerror(errno));
 	return penroot_install_filter() < 0 ? fail("seccomp: %s", strerror(errno)) : 0;
 }

@@ -252,6 +252,9 @@ home='' login='' devices=''
 ! true_word "${ENROOT_MOUNT_HOME-}" || home=y
 ! true_word "${ENROOT_LOGIN_SHELL-}" || login=--login
 ! true_word "${ENROOT_RESTRICT_DEV-}" || devices=y
+keyring='' close=''
+! true_word "${ENROOT_UNSHARE_KEYRING-}" || keyring=y
+! true_word "${ENROOT_CLOSE_DESCRIPTORS-}" || close=y
 
 check_sum
 if [ -n "$keep" ]; then
@@ -272,6 +275,8 @@ while read -r key value _; do
     Gid:) gid=$value ;;
     esac
 done </proc/self/status
+# Root could write to the disks of the node. ENROOT_RESTRICT_DEV=no asks for that.
+[ "$uid" != 0 ] || [ -n "${ENROOT_RESTRICT_DEV-}" ] || devices=y
 
 cgroups=
 while IFS= read -r line; do
@@ -294,7 +299,7 @@ entry=
 [ ! -r /etc/group ] || entry group "$gid"
 group=${entry:-group$gid:x:$gid:}
 
-for name in conf rc root rw pid net ipc uts home login devices uid gid account group cgroups env_words; do
+for name in conf rc root rw pid net ipc uts home login devices keyring close uid gid account group cgroups env_words; do
     eval "quote \"\$$name\""
     printf '%s=%s\n' "$name" "$quoted"
 done >"$work/options"

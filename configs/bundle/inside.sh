@@ -9,7 +9,7 @@ mount=$work/bin/penroot-mount
 container=$ENROOT_ROOTFS
 # Of the bundle, then of this run.
 version='' image_run='' image_workdir='' image_entrypoint='' image_command='' secret_words='' secret_parts=''
-order='' conf='' rc='' root='' rw='' pid='' net='' ipc='' home='' login='' devices='' uid=0 gid=0 account='' group='' cgroups=''
+order='' conf='' rc='' root='' rw='' pid='' net='' ipc='' uts='' home='' login='' devices='' keyring='' close='' uid=0 gid=0 account='' group='' cgroups=''
 env_words=''
 # shellcheck source=/dev/null
 . "$work/config"
@@ -160,6 +160,22 @@ do_mounts() {
     pass=$1
     shift
     "$mount" --root "$container" --pass "$pass" "$@" "$work/mnt/namespaces.fstab" "$work/mnt/options.fstab"
+}
+
+# Keep root of the node from changing the kernel through /proc, as enroot_py/runtime/masks.py does.
+cover_proc() {
+    flags=ro,nosuid,nodev,noexec,nofail,silent
+    field "$container"
+    {
+        for path in /proc/sys /proc/sysrq-trigger /proc/irq /proc/bus /proc/fs; do
+            printf '%s %s none rbind,%s\n' "$field$path" "$path" "$flags"
+        done
+        # One of the two fails: a directory, or a file.
+        for path in acpi kcore keys latency_stats sched_debug scsi timer_list; do
+            printf '/dev/null /proc/%s none bind,%s\n' "$path" "$flags"
+            printf 'tmpfs /proc/%s tmpfs %s,mode=755,size=4k\n' "$path" "$flags"
+        done
+    } | "$mount" --root "$container" -
 }
 
 # Entries of the image whose name is still free; ours come first.
@@ -365,6 +381,7 @@ eval "collect_environment $env_words" >"$ENROOT_ENVIRON"
 collect_mounts
 do_mounts -1
 [ -z "$rw" ] || copy_host_files
+[ "$uid" != 0 ] || cover_proc
 IFS=: read -r user _ _ _ gecos directory shell <<EOF
 $account
 EOF
@@ -411,4 +428,9 @@ elif [ -z "$script$login" ] && [ $# -gt 1 ] && ! "$runfile" exists "$container" 
     set -- --exec "$@"
 fi
 [ -z "$home" ] || set -- --env "HOME=$home" "$@"
+[ -z "$keyring" ] || set -- --keyring "$@"
+[ -z "$close" ] || set -- --close "$@"
+[ -n "$root" ] || set -- --drop "$@"
+[ -z "$root" ] || uid=0
+[ "$uid" != 0 ] || set -- --lock ${net:+--net} ${uts:+--uts} "$@"
 eval "exec \"\$work/bin/penroot-switchroot\" \$login --envfile \"\$ENROOT_ENVIRON\" $env_words \"\$@\""

@@ -71,6 +71,9 @@ RESOLVE_IN_ROOT = 0x10
 # renameat2(2)
 RENAME_EXCHANGE = 2
 
+# close_range(2)
+CLOSE_RANGE_CLOEXEC = 0x4
+
 # prctl(2), capabilities(7)
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -214,3 +217,13 @@ def explain(path: str) -> str:
     size = 6 << 12  # PENROOT_WHY of interpreter.h
     why = ffi.new("char[]", size)
     return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, size) else ""
+
+
+def withhold_directories() -> None:
+    """Close the caller's descriptors of directories and of O_PATH at execve(2): c_shims/seccomp.h"""
+    _check(lib.penroot_withhold_directories())
+
+
+def renew_keyring() -> None:
+    """keyctl(2), KEYCTL_JOIN_SESSION_KEYRING: replace the session keyring by a new one, if the kernel has keyrings"""
+    _check(lib.penroot_renew_keyring())

@@ -20,7 +20,7 @@ from enroot_py.config.table import slips
 from enroot_py.config.words import nearest
 from enroot_py.runtime import environ, etc, mounts, namespaces, rootfs
 from enroot_py.runtime.enter import Start, enter
-from enroot_py.runtime.execute import Container
+from enroot_py.runtime.execute import Container, close_descriptors
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import containers
 
@@ -202,8 +202,15 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         source = find(options.target, settings)
         explain(source, settings, options.command, lambda changed: entered(source, changed, options))
         return
+    if settings.close_descriptors and settings.mpi and "PMI_FD" in os.environ:
+        raise UsageError(
+            "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
+            hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
+        )
     with Recording("start", settings.events):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+    if settings.close_descriptors:
+        close_descriptors(container.environ)
     if not superuser:
         namespaces.confine(remap_root=settings.remap_root)
     container.execute(options.command)

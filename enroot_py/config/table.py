@@ -248,6 +248,10 @@ class Table:
     unshare_net = Bool("no", "give the container a network of its own, with a loopback only")
     unshare_ipc = Bool("no", "give the container System V and POSIX IPC, and a /dev, of its own")
     unshare_uts = Bool("no", "give the container a host name of its own")
+    unshare_keyring = Bool(
+        "no", "give the container a new session keyring, without the caller's Kerberos and AFS tokens"
+    )
+    close_descriptors = Bool("no", "pass only stdin, stdout and stderr of the caller on to the container")
     mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
     join = Choice(
         "auto",

@@ -17,7 +17,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, mounts, namespaces, rootfs
-from enroot_py.runtime.execute import Container
+from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def enter(start: Start) -> Container:
     if not settings.rootfs_writable:
         rootfs.seal(site.mount_point)
     os.close(root)
+    withhold(new_keyring=settings.unshare_keyring)
     switch_root(site.mount_point, inner, nested=nested)
     os.umask(umask)
     recording.phase("mounts")

@@ -145,7 +145,7 @@ def _create_owned(flags: int, created: int, done: int) -> NoReturn:
 def _become_first() -> None:
     """Go on as process 1 of a new PID namespace; the process that waits for it stays outside, and never returns."""
     unshare(linux.CLONE_NEWPID)
-    child = os.fork()
+    child = execute.fork()
     if child:
         hide()
         os._exit(execute.wait(child))

@@ -215,23 +215,30 @@ def of_process(pid: int) -> dict[str, str]:
         return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def join(pid: int) -> tuple[dict[str, str], frozenset[str]]:
+def join(pid: int, settings: Settings) -> tuple[dict[str, str], set[str], bool]:
     """Enter the namespaces and the working directory of ``pid``.
 
-    Returns its environment and the kinds of namespaces entered. Only children of this process will be in a PID
-    namespace. Raises ContainerError.
+    Return the environment of ``pid``, the names of the namespaces, and whether ``pid`` has an empty capability bounding
+    set. Only children of this process are in the PID namespace. Raises ContainerError.
     """
     try:
         environ = of_process(pid)
         cwd = os.readlink(f"/proc/{pid}/cwd")
         spaces = namespaces(pid)
+        confined = _is_bounded(pid)
     except FileNotFoundError as e:
         raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
-    enter(spaces, pid)
+    enter(spaces, pid, new_keyring=settings.unshare_keyring)
     os.chdir(cwd if os.path.isdir(cwd) else "/")
-    return environ, frozenset(spaces)
+    return environ, set(spaces), confined
+
+
+def _is_bounded(pid: int) -> bool:
+    """Return whether the capability bounding set of ``pid`` is empty. Raises OSError."""
+    with open(f"/proc/{pid}/status", errors="surrogateescape") as f:
+        return any(line.startswith("CapBnd:") and not int(line.split()[1], 16) for line in f)
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
@@ -252,9 +259,10 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     return spaces
 
 
-def enter(spaces: dict[str, int], pid: int) -> None:
+def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
+    execute.withhold(new_keyring=new_keyring)
     try:
         for namespace in spaces.values():
             with Fd(namespace):
@@ -266,12 +274,16 @@ def enter(spaces: dict[str, int], pid: int) -> None:
 def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], settings: Settings) -> int:
     """``penroot exec``: run ``command`` in a running container; returns its exit status. Raises PenrootError."""
     given = environ.of_options(env, os.environ)
-    variables, entered = join(find(target, settings))
-    superuser = os.geteuid() == 0 and "user" not in entered
+    variables, joined, confined = join(find(target, settings), settings)
+    is_root, forks = os.geteuid() == 0, "pid" in joined
     variables.update(given)
-    child = os.fork() if "pid" in entered else 0
+    if settings.close_descriptors:
+        execute.close_descriptors(variables)
+    child = execute.fork() if forks else 0
     if child:
         return execute.wait(child)
-    if not superuser:
-        confine(remap_root=os.geteuid() == 0)
+    if forks:
+        linux.prctl(linux.PR_SET_PDEATHSIG, 9)
+    if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
+        confine(remap_root=is_root and not confined)
     execute.execute(command, variables)

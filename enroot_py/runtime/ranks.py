@@ -64,6 +64,7 @@ class Record:
         self._directory = _directory(host) or runtime_path
         self._path = f"{self._directory}/ranks-{launcher}-{_started(launcher)}-{digest}"
         self._members: list[tuple[int, int, list[str]]] = []
+        self._new_keyring = settings.unshare_keyring
         self._alone = settings.join == "auto" and any(self._rank)
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -92,7 +93,7 @@ class Record:
             except OSError:
                 continue  # it ends in this moment
             self._write(space, umask, variables, origins)
-            processes.enter(spaces, pid)
+            processes.enter(spaces, pid, new_keyring=self._new_keyring)
             os.chdir("/")
             os.umask(umask)
             return variables, origins

@@ -606,3 +606,20 @@ def test_apt_stays_root(user: User, rootfs: pathlib.Path) -> None:
     said = user.run("./box.run", "--root", "cat", "/etc/apt/apt.conf.d/enroot").stdout
     assert said == 'APT::Sandbox::User "root";\n'
     user.run("./box.run", "cat", "/etc/apt/apt.conf.d/enroot", status=1)
+
+
+def test_stdin_that_is_a_directory_does_not_reach_the_image(user: User, bundle: pathlib.Path) -> None:
+    out = user.run("sh", "-c", f"exec {bundle} sh -c 'readlink /proc/self/fd/0' < /usr").stdout
+    assert out.endswith("/null\n")
+
+
+def test_root_of_the_container_configures_its_own_namespaces(user: User, bundle: pathlib.Path) -> None:
+    """Though root cannot change the mounts, whose namespace has another owner."""
+    script = """
+        for f in hostname ip; do ln -s busybox /bin/$f; done
+        hostname other && hostname
+        ip link set lo mtu 1400 && ip link show lo
+        umount /etc/hosts 2> /dev/null || echo no
+    """
+    out = run(user, bundle, "--root", "--rw", "--uts", "--net", "sh", "-c", script).stdout
+    assert out.startswith("other\n") and "mtu 1400" in out and out.endswith("no\n")

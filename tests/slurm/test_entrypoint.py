@@ -88,3 +88,30 @@ def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
     with plugin_argument(lab, "execute_entrypoint=1"):
         assert "made" in srun(lab, entry, *SHOW)
         assert "minimal" in srun(lab, entry, "--no-container-entrypoint", *SHOW)
+
+
+USES = {
+    "writes": ('{ echo 12; echo "penroot 34"; echo a line; } >&8; exec "$@"', "ran\n"),
+    "writes the arguments": ('echo "$*" >&8; exec "$@"', "ran\n"),
+    "redirects": ('exec 8> /tmp/log; exec "$@"', "the entrypoint of the image closed descriptor 8"),
+    "locks by 9": (
+        'exec 9> /tmp/lock; exec "$@"',
+        "the command of the image's entrypoint did not wait for descriptor 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
+    """It may write there; one that takes the descriptor away is told so."""
+    script, answer = USES[use]
+    made = f"printf '%s\\n' '#!/bin/sh' '{script}' > /etc/rc; chmod 755 /etc/rc; rm -f /etc/rc.local"
+    srun(lab, IMAGE, "--container-save=uses.sqsh", "--container-writable", *sh(made))
+    try:
+        if answer == "ran\n":
+            assert srun(lab, "--container-image=./uses.sqsh", RUN, "echo", "ran") == answer
+        else:
+            said = refused(lab, "--container-image=./uses.sqsh", RUN, "true")
+            assert answer in said and "leave descriptors 8 and 9 alone" in said
+    finally:
+        lab.run(["rm", "uses.sqsh"])

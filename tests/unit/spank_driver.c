@@ -184,6 +184,8 @@ static int task(int ac, char **av)
 		return 98;
 	if ((unshares && unshare(CLONE_NEWNS)) || setgroups(2, groups) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
 		return 99;
+	/* What another plugin has left open. */
+	int directory = open("/", O_RDONLY), file = open("/dev/null", O_RDONLY);
 	int rc = slurm_spank_task_init(NULL, ac, av);
 	if (rc != 0) {
 		/* What Slurm's child does: the plugin's exit must not finish the step from here. */
@@ -202,6 +204,7 @@ static int task(int ac, char **av)
 	}
 	show("/proc/self/status");
 	printf("%d setuid(0) %d\n", task_id, setuid(0));
+	printf("%d close-on-exec %d %d\n", task_id, fcntl(directory, F_GETFD), fcntl(file, F_GETFD));
 	fflush(stdout);
 	if (*find("KILLED"))
 		kill(getpid(), SIGKILL);

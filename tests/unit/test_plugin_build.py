@@ -421,6 +421,7 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
         assert "CapEff:\t0000000000000000" in lines
         assert "NoNewPrivs:\t1" in lines and "Seccomp:\t2" in lines
         assert "setuid(0) 0" in lines  # the filter's answer; nothing happened
+        assert "close-on-exec 1 0" in lines  # a directory, and a file
     for kind, same in {"user": False, "mnt": False, "cgroup": False, "uts": True}.items():
         found = set(re.findall(rf"ns ({kind}:\S+)", done.stdout))
         assert len(found) == 1

@@ -1,0 +1,113 @@
+"""Check which of the caller's descriptors reach the program of a container."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from tests.kernel.conftest import PREFIX, User
+
+SHOW = 'shown=$(for n in 0 1 2 5 6 7 8; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
+# A program that uses enroot_py as a library.
+LIBRARY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+for number in sys.argv[2]:  # Python does not start with one of these
+    os.dup2(os.open(".", os.O_PATH if number == "2" else os.O_RDONLY), int(number))
+from enroot_py.config.settings import load
+from enroot_py.runtime import namespaces
+from enroot_py.runtime.enter import Start, enter
+from enroot_py.store import containers
+settings = load()
+start = Start(source=containers.find("box", settings), settings=settings, host=dict(os.environ), superuser=False)
+container = enter(start)
+namespaces.confine(remap_root=False)
+container.execute(tuple(sys.argv[3:]))
+"""
+
+
+def opened(user: User, *command: str) -> dict[str, str]:
+    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory and 8 a directory by O_PATH."""
+    (user.home / "place").mkdir(exist_ok=True)
+    user.own(user.home / "place")
+    wrapper = """\
+import os, sys
+os.chdir(sys.argv[1])
+fds = [os.open("report", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), os.pipe()[0], os.open(".", os.O_RDONLY),
+       os.open(".", os.O_PATH)]
+moved = [os.dup2(os.dup(fd), 20 + n) for n, fd in enumerate(fds)]
+for n, fd in enumerate(moved):
+    os.dup2(fd, 5 + n)
+    os.close(fd)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+    user.run("/usr/bin/python3", "-c", wrapper, str(user.home / "place"), *command)
+    text = (user.home / "place/report").read_text()
+    return dict((line.split() + ["closed"])[:2] for line in text.splitlines())
+
+
+def start(*options: str) -> tuple[str, ...]:
+    return "penroot", "start", *options, "box", "sh", "-c", SHOW
+
+
+def library(directories: str) -> tuple[str, ...]:
+    """A program that starts a shell by the library, with directories as the descriptors of these digits."""
+    return "/usr/bin/python3", "-IS", "-c", LIBRARY, f"{PREFIX}/lib/penroot", directories, "sh", "-c"
+
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "start": start(),
+    "root": start("--root"),
+    "pid": start("--pid"),
+    "library": (*library(""), SHOW),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_directories_close_and_files_and_pipes_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
+    found = opened(user, *WAYS[way])
+    assert found["5"].endswith("/report") and found["6"].startswith("pipe:")
+    assert (found["7"], found["8"]) == ("closed", "closed")
+
+
+def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
+    """Reading and writing fail there, as with the directory."""
+    found = opened(user, *library("012"), SHOW)
+    assert all(found[number].endswith("/null") for number in "012")
+    opened(user, *library("01"), "{ cat; echo out; } 2>&5; true")
+    assert (user.home / "place/report").read_text().lower().count("bad file descriptor") == 2
+
+
+@pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids="".join)
+def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
+    """A variable that names a descriptor goes with it."""
+    script = "ls /proc/self/fd; echo ${LISTEN_FDS-unset}${LISTEN_PID-unset}${LISTEN_FDNAMES-unset}"
+    command = ("start", *options, "-e", "LISTEN_FDS", "-e", "LISTEN_PID=1", "-e", "LISTEN_FDNAMES=a", "box", "sh", "-c")
+    listening = {"LISTEN_FDS": "2"}
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    words = user.command(f"{PREFIX}/bin/penroot", *command, script)
+    for setting, numbers, variables in (
+        ("no", {"0", "1", "2", str(read)}, "21a"),
+        ("yes", {"0", "1", "2"}, "unset" * 3),
+    ):
+        env = {**user.environ, **listening, "ENROOT_CLOSE_DESCRIPTORS": setting}
+        done = subprocess.run(words, env=env, pass_fds=(read,), capture_output=True, text=True, check=True)
+        *shown, last = done.stdout.split()
+        assert numbers <= set(shown) and len(shown) == len(numbers) + 1  # ls has /proc/self/fd open
+        assert last == variables
+    os.close(read)
+    os.close(write)
+
+
+def test_setting_refuses_a_rank_that_needs_its_descriptor(user: User, rootfs: pathlib.Path) -> None:
+    environ = {"ENROOT_CLOSE_DESCRIPTORS": "yes", "PMI_FD": "7", "PMI_RANK": "0"}
+    said = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()
+    assert said == [
+        "[ERROR] ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
+        "[HINT] set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
+    ]
+    assert user.start("box", "echo", "ran", env={**environ, "ENROOT_MPI": "no"}) == "ran\n"
