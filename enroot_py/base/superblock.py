@@ -10,6 +10,8 @@ import os
 
 SIZE = 96  # bytes
 _MAGIC = b"hsqs"
+# A metadata block: its size with the bit for "not compressed", and one ID. No program compresses four bytes.
+_ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int) -> tuple[str, str]:
@@ -31,3 +33,12 @@ def fault(fd: int) -> tuple[str, str]:
         return f"is squashfs {major}, not 4", "write it again with a current mksquashfs"
     used = int.from_bytes(block[40:48], "little")
     return (f"is truncated: {size} of {used} bytes", again) if used > size else ("", "")
+
+
+def is_all_root(fd: int) -> bool:
+    """Return whether root owns every file in a squashfs file, user and group. Raises OSError."""
+    block = os.pread(fd, SIZE, 0)
+    if int.from_bytes(block[26:28], "little") != 1:  # the number of different IDs
+        return False
+    index = os.pread(fd, 8, int.from_bytes(block[48:56], "little"))
+    return os.pread(fd, len(_ONLY_ROOT), int.from_bytes(index, "little")) == _ONLY_ROOT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
@@ -68,7 +69,10 @@ def _become_first() -> None:
     child = os.fork()
     if child:
         hide()
-        os._exit(execute.wait(child))
+        status = execute.wait(child)
+        if squashfuse := sys.modules.get("enroot_py.runtime.squashfuse"):
+            squashfuse.report_killed()
+        os._exit(status)
     linux.prctl(linux.PR_SET_PDEATHSIG, 9)
 
 
