@@ -12,7 +12,7 @@ import fcntl
 import os
 import select
 
-from enroot_py.base import linux, log
+from enroot_py.base import capture, linux, log
 from enroot_py.base.errors import CommandError, PenrootError
 from enroot_py.base.fds import Fd
 from pyxis_py.channel import tell
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from enroot_py.base.capture import Capture
     from enroot_py.runtime.execute import Container
 
 _STARTED, _END = 8, 9  # of a shell, one digit
@@ -37,35 +38,39 @@ def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tu
     Returns environment and working directory. Raises CommandError where the
     entrypoint ends without running what it was given.
     """
-    with Fd(os.memfd_create("penroot-entrypoint")) as output:
-        try:
-            return _run(container, output, confine)
-        except CommandError:
-            _show(output, log.error)
-            raise
-        finally:
-            if shown:
-                _show(output, lambda line: tell(f"entrypoint: {line}"))
+    output = capture.shared()
+    try:
+        environ = _run(container, output, confine)
+    except CommandError:
+        _show(output, log.error)
+        raise
+    if shown:
+        _show(output, lambda line: tell(f"entrypoint: {line}"))
+    return environ
 
 
-def _show(output: int, say: Callable[[str], None]) -> None:
-    for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
+def _show(output: Capture, say: Callable[[str], None]) -> None:
+    for line in output.take().splitlines():
         say(line)
 
 
-def _run(container: Container, output: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
+def _run(container: Container, output: Capture, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
     with started, end:
         with say, wait:
             child = os.fork()
             if child == 0:
-                _execute(container, output, say, wait, confine)
+                _execute(container, output.writer, say, wait, confine)
         with Fd(os.pidfd_open(child)) as process:
             poll = select.poll()
             poll.register(started, select.POLLIN)
             poll.register(process, select.POLLIN)
-            poll.poll()
+            poll.register(output.reader, select.POLLIN)
+            ready: set[int] = set()
+            while not ready & {started, process}:
+                ready = {fd for fd, _ in poll.poll()}
+                output.read()
         line = os.read(started, 32) if select.select([started], (), (), 0)[0] else b""
         if not line.strip().isdigit():
             os.kill(child, 9)

@@ -6,12 +6,13 @@ import _signal
 import _socket
 import errno
 import os
+import select
 
-from enroot_py.base import cgroups, linux, log, recording
+from enroot_py.base import capture, cgroups, linux, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
-from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments
+from pyxis_py.channel import SOCKET, Channel, assignments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _PATIENCE = 30  # seconds for the helper of another step, which answers at once
+_OUTPUT = 1 << 16  # bytes that are dropped at once
 _MOMENT = 0.3  # seconds that the server of an image has to end
 
 
@@ -62,6 +64,7 @@ class Held:
         """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
         self.step = step
         self.shared = -1  # its root file system alone, where it is writable
+        self.output = -1  # what processes that hooks or the entrypoint have left behind write: read and dropped
         self._builder = 0
         running = self._running()
         self.attached = running is not None and step.joins_running()
@@ -132,7 +135,7 @@ class Held:
         from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
 
         try:
-            pairs, fds = _built(Channel(ours))
+            pairs, fds = _built(Channel(ours), child)
         except EOFError:
             _, status = os.waitpid(child, 0)
             raise PenrootError(
@@ -154,6 +157,8 @@ class Held:
         chosen |= step.in_file()
         self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
         self.lent.update({name: value for name, value in below.items() if name in chosen})
+        if "output" in single:
+            self.output = fds.pop()
         spaces = zip(_NAMESPACES, fds, strict=False)
         self.spaces = {name: fd for name, fd in spaces if not _is_ours(name, fd)}
         if len(fds) > len(_NAMESPACES):
@@ -200,6 +205,19 @@ class Held:
     def _fds(self) -> tuple[int, ...]:
         return *self.spaces.values(), *((self.shared,) if self.shared >= 0 else ())
 
+    def report_killed(self) -> None:
+        """Warn if the server of the container was killed while its step ran."""
+        if self.served == self.step.job.step:
+            from enroot_py.runtime import squashfuse
+
+            squashfuse.report_killed(self.step.request.image or self.step.name)
+
+    def drop_output(self) -> None:
+        """Read what processes of the container write to nobody, and wait for none."""
+        if not os.read(self.output, _OUTPUT):
+            os.close(self.output)
+            self.output = -1
+
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
@@ -237,12 +255,17 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
     )
 
 
-def _built(channel: Channel) -> tuple[Pairs, list[int]]:
-    """What the child that builds a container says of it. Raises PenrootError, EOFError where it ended without."""
-    pairs, fds = channel.receive_with_fds()
-    while pairs[0][0] == "log":
-        log.sink(pairs[1][1].upper(), pairs[0][1])
-        pairs, fds = channel.receive_with_fds()
+def _built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
+    """Return what ``child`` says of the container that it has built. Raises PenrootError, EOFError if it has ended."""
+    with Fd(os.pidfd_open(child)) as process:
+        while True:
+            # A process that a hook has left behind may hold the socket open.
+            if channel.socket.fileno() not in select.select([channel.socket.fileno(), process], (), ())[0]:
+                raise EOFError
+            pairs, fds = channel.receive_with_fds()
+            if pairs[0][0] != "log":
+                break
+            log.sink(pairs[1][1].upper(), pairs[0][1])
     if pairs[0][0] == "error":
         lines = [value for key, value in pairs if key == "error"]
         raise PenrootError("\n".join(lines), hint=dict(pairs).get("hint", ""))
@@ -252,9 +275,12 @@ def _built(channel: Channel) -> tuple[Pairs, list[int]]:
 def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     log.sink = channel.log
-    # Else the task that waits would not see that the helper was killed.
-    os.close(SOCKET)
-    os.close(CONTROL)
+    # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
+    # the helper's locks.
+    kept = sorted((channel.socket.fileno(), proc, *((source.shared,) if source.shared >= 0 else ())))
+    for low, high in zip((SOCKET - 1, *kept), (*kept, 0xFFFFFFFF), strict=True):
+        if low + 1 < high:
+            linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
     try:
@@ -269,6 +295,9 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
         spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
         if source.upper and step.settings.rootfs_writable:
             spaces.append(_root())
+        if (output := capture.left_open()) >= 0:
+            pairs.append(("output", ""))
+            spaces.append(output)
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)
@@ -289,7 +318,12 @@ def _root() -> int:
 
 
 def _bug(error: BaseException) -> PenrootError:
-    """A bug of ours: where it is goes to the user too."""
+    """Return what a failed system call means, or where our bug is."""
+    if isinstance(error, OSError):
+        from enroot_py.base import filesystems
+
+        message, hint = filesystems.in_words(error)
+        return PenrootError(f"the container could not be built: {message}", hint=hint)
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

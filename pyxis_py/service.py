@@ -45,6 +45,8 @@ class Service:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
             poll.register(self.listener.fileno(), select.POLLIN)
+            if self.container.output >= 0:
+                poll.register(self.container.output, select.POLLIN)
             for fd, client in self.clients.items():
                 poll.register(fd, client.events)
             for fd, _ in poll.poll():
@@ -52,6 +54,8 @@ class Service:
                     self._task()
                 elif fd == self.listener.fileno():
                     self._stranger()
+                elif fd == self.container.output:
+                    self.container.drop_output()
                 elif fd in self.clients and self._attend(self.clients[fd]):
                     self.clients.pop(fd).socket.close()
 
@@ -116,6 +120,7 @@ class Service:
         try:
             if self.container.attached:
                 step.take_back(self.container.spaces)
+            self.container.report_killed()
             leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:
