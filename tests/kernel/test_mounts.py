@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import shlex
+import subprocess
 
 import pytest
 
-from tests.kernel.conftest import User
+from tests.kernel.conftest import User, require
 
 
 def fstab(user: User, text: str) -> None:
@@ -124,3 +127,17 @@ def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path
     fstab(user, "${SHARE} /s none x-create=dir,bind\n${ENROOT_ROOTFS}/etc /copy none x-create=dir,bind\n")
     user.environ["SHARE"] = "/usr/share"
     assert inside(user, "ls -d /s/doc; grep FROM /copy/environment") == "/s/doc\nFROM_IMAGE=yes\n"
+
+
+def test_node_without_dev_shm_starts_containers(user: User, rootfs: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "only root can make another /dev")
+    nodes = "for n in null zero full random urandom tty; do touch /dev/$n; mount --bind /mnt/$n /dev/$n; done"
+    script = f"mount --rbind /dev /mnt && mount -t tmpfs none /dev && mkdir /dev/pts && {nodes}; exec "
+    for options in ((), ("--root",), ("--ipc",)):
+        words = shlex.join(user.command("penroot", "start", *options, "box", "echo", "up"))
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script + words],
+            env=user.environ, cwd=user.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "up\n"), done.stderr
+        assert done.stderr == "[WARN] cannot mount /dev/shm on /dev/shm: No such file or directory\n"
