@@ -39,6 +39,7 @@ def main() -> None:
             sys.stdout.write(getattr(e, "usage", ""))
         of_image = cause(e)
         _say(of_image or e)
+        gc.freeze()  # or Python stumbles over cycles of frames and exceptions as it ends, and says so
         sys.exit((of_image or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -134,28 +135,11 @@ def _say(error: PenrootError) -> None:
 
 
 def _failed(error: OSError) -> None:
-    """Say in one line what no caller had words for: mostly the file system is not as it should be."""
-    import errno
+    """Report a failed system call for which no caller has words."""
+    from enroot_py.base import filesystems, log
 
-    from enroot_py.base import log
-
-    hint = "PENROOT_DEBUG=1 shows where"
-    if error.filename is not None:
-        where = error.filename
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            from enroot_py.base import filesystems
-
-            hint = filesystems.way_out(error, os.fsdecode(where))
-    elif isinstance(error, FileNotFoundError) and os.stat(".").st_nlink == 0:
-        where, hint = "the working directory is gone", "cd to one that exists"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
-        where, hint = "cannot write the output", "what stdout goes to is full, broken or closed"
+    message, hint = filesystems.in_words(error)
+    if message.startswith(filesystems.OUTPUT):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
-    elif error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
-        from enroot_py.base import filesystems
-
-        where, hint = "cannot start a process", filesystems.way_out(error, "/")
-    else:
-        where = "a system call failed"
-    log.error(f"{where}: {error.strerror or error}")
+    log.error(message)
     log.hint(hint)

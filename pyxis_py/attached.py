@@ -154,7 +154,7 @@ def _in_child(act: Callable[[], Answer]) -> Answer:
             os._exit(0)
     theirs.close()
     try:
-        return built(Channel(ours))
+        return built(Channel(ours), child)
     except EOFError:
         raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
     finally:

@@ -10,6 +10,7 @@ import sys
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 from pyxis_py.job import Job
 
 TYPE_CHECKING = False
@@ -95,12 +96,18 @@ class Channel:
         self.send([*lines, *((("hint", log.printable(error.hint)),) if error.hint else ())])
 
 
-def built(channel: Channel) -> tuple[Pairs, list[int]]:
-    """What a child says of the container that it enters. Raises PenrootError, EOFError if it ended without a word."""
-    pairs, fds = channel.receive_with_fds()
-    while pairs[0][0] == "log":
-        log.sink(pairs[1][1].upper(), pairs[0][1])
-        pairs, fds = channel.receive_with_fds()
+def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
+    """Return what ``child`` says of the container that it enters. Raises PenrootError, EOFError if it has ended."""
+    with Fd(os.pidfd_open(child)) as process:
+        while True:
+            # A process that a hook has left behind may hold the socket open.
+            socket = channel.socket.fileno()
+            if socket not in select.select([socket, process], (), ())[0]:
+                raise EOFError
+            pairs, fds = channel.receive_with_fds()
+            if pairs[0][0] != "log":
+                break
+            log.sink(pairs[1][1].upper(), pairs[0][1])
     if pairs[0][0] == "error":
         lines = [value for key, value in pairs if key == "error"]
         raise PenrootError("\n".join(lines), hint=dict(pairs).get("hint", ""))

@@ -12,7 +12,7 @@ import fcntl
 import os
 import select
 
-from enroot_py.base import linux, log
+from enroot_py.base import capture, linux, log
 from enroot_py.base.errors import CommandError, PenrootError
 from enroot_py.base.fds import Fd
 from pyxis_py.channel import tell
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
 
+    from enroot_py.base.capture import Capture
     from enroot_py.runtime.execute import Container
 
 _STARTED, _END = 8, 9  # a shell takes one digit
@@ -37,23 +38,23 @@ def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tu
     Returns environment and working directory. Raises CommandError where the
     entrypoint ends without running what it was given.
     """
-    with Fd(os.memfd_create("penroot-entrypoint")) as output:
-        try:
-            return _run(container, output, confine)
-        except CommandError:
-            _show(output, log.error)
-            raise
-        finally:
-            if shown:
-                _show(output, lambda line: tell(f"entrypoint: {line}"))
+    output = capture.shared()
+    try:
+        environ = _run(container, output, confine)
+    except CommandError:
+        _show(output, log.error)
+        raise
+    if shown:
+        _show(output, lambda line: tell(f"entrypoint: {line}"))
+    return environ
 
 
-def _show(output: int, say: Callable[[str], None]) -> None:
-    for line in os.fsdecode(os.pread(output, 1 << 20, 0)).splitlines():
+def _show(output: Capture, say: Callable[[str], None]) -> None:
+    for line in output.take().splitlines():
         say(line)
 
 
-def _run(container: Container, output: int, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
+def _run(container: Container, output: Capture, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
     mark = f"penroot-{os.urandom(8).hex()}"  # the entrypoint may use the descriptor too
@@ -61,9 +62,9 @@ def _run(container: Container, output: int, confine: Callable[[], None]) -> tupl
         with say, wait:
             child = os.fork()
             if child == 0:
-                _execute(container, mark, (output, say, wait), confine)
+                _execute(container, mark, (output.writer, say, wait), confine)
         with Fd(os.pidfd_open(child)) as process:
-            reports = _reports(started, process, mark)
+            reports = _reports(started, process, output, mark)
             pid = next(reports, "")
             if not pid.isdigit():
                 raise _failure(child, process)
@@ -82,13 +83,19 @@ def _run(container: Container, output: int, confine: Callable[[], None]) -> tupl
         return dict(word.partition("=")[::2] for word in words if "=" in word), workdir
 
 
-def _reports(started: int, process: int, mark: str) -> Iterator[str]:
+def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator[str]:
     """Yield the word of each line that begins with ``mark``, until the pipe or the entrypoint ends."""
     poll = select.poll()
-    poll.register(started, select.POLLIN)
-    poll.register(process, select.POLLIN)
+    for fd in (started, process, output.reader):
+        poll.register(fd, select.POLLIN)
     line = b""
-    while started in dict(poll.poll()):
+    while True:
+        ready = dict(poll.poll())
+        output.read()
+        if started not in ready:
+            if process in ready:
+                return
+            continue
         read = os.read(started, 1 << 12)
         if not read:
             return

@@ -7,7 +7,7 @@ import _socket
 import errno
 import os
 
-from enroot_py.base import cgroups, log, recording
+from enroot_py.base import capture, cgroups, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _PATIENCE = 30  # seconds for the helper of another step, which answers at once
+_OUTPUT = 1 << 16  # bytes that are dropped at once
 _MOMENT = 0.3  # seconds that the server of an image has to end
 
 
@@ -74,6 +75,7 @@ class Held:
         # Its root file system alone, not read-only; and the same if other containers may have it as theirs.
         self.unsealed = self.shared = -1
         self.brought: Brought | None = None
+        self.output = -1  # of processes that hooks or the entrypoint have left behind: read and dropped
         self._builder = 0
         self._lifetime = -1  # of the process that follows the host's files, a pipe
         running = self._running()
@@ -149,7 +151,7 @@ class Held:
         from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
 
         try:
-            pairs, fds = built(Channel(ours))
+            pairs, fds = built(Channel(ours), child)
         except EOFError:
             _, status = os.waitpid(child, 0)
             raise PenrootError(
@@ -171,6 +173,8 @@ class Held:
         chosen |= step.in_file()
         self.lent = {name: value for name, value in self.environ.items() if name not in chosen}
         self.lent.update({name: value for name, value in below.items() if name in chosen})
+        if "output" in single:
+            self.output = fds.pop()
         spaces = zip(_NAMESPACES, fds, strict=False)
         self.spaces = {name: fd for name, fd in spaces if not _is_ours(name, fd)}
         if len(fds) > len(_NAMESPACES):
@@ -239,6 +243,19 @@ class Held:
             pairs.append(("sealed", ""))
         channel.send(pairs, (*self.spaces.values(), *root))
 
+    def report_killed(self) -> None:
+        """Warn if the server of the container was killed while its step ran."""
+        if self.served == self.step.job.step:
+            from enroot_py.runtime import squashfuse
+
+            squashfuse.report_killed(self.step.request.image or self.step.name)
+
+    def drop_output(self) -> None:
+        """Read what processes of the container write to nobody, and wait for none."""
+        if not os.read(self.output, _OUTPUT):
+            os.close(self.output)
+            self.output = -1
+
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
@@ -279,9 +296,12 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
 def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
     log.sink = channel.log
-    # Else the task that waits would not see that the helper was killed.
-    os.close(SOCKET)
-    os.close(CONTROL)
+    # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
+    # the helper's locks.
+    kept = sorted((channel.socket.fileno(), proc, *((source.shared,) if source.shared >= 0 else ())))
+    for low, high in zip((SOCKET - 1, *kept), (*kept, 0xFFFFFFFF), strict=True):
+        if low + 1 < high:
+            linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
     try:
@@ -299,6 +319,9 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             spaces.append(source.shared)
         if not (source.upper and step.settings.rootfs_writable):
             pairs.append(("sealed", ""))
+        if (output := capture.left_open()) >= 0:
+            pairs.append(("output", ""))
+            spaces.append(output)
         channel.send(pairs, tuple(spaces))
         channel.socket.recv(1)
         os._exit(0)
@@ -318,7 +341,12 @@ def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
 
 
 def _bug(error: BaseException) -> PenrootError:
-    """A bug of ours: where it is goes to the user too."""
+    """Return what a failed system call means, or where our bug is."""
+    if isinstance(error, OSError):
+        from enroot_py.base import filesystems
+
+        message, hint = filesystems.in_words(error)
+        return PenrootError(f"the container could not be built: {message}", hint=hint)
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -52,6 +52,11 @@ def main() -> None:
         serve(job, channel)
     except PenrootError as e:
         channel.fail(e)
+    except OSError as e:
+        from enroot_py.base import filesystems
+
+        message, hint = filesystems.in_words(e)
+        channel.fail(PenrootError(message, hint=hint))
     # Not sys.exit: srun waits for this process, and there is nothing to tidy up.
     os._exit(0)
 

@@ -50,6 +50,8 @@ class Service:
             poll.register(self.control.fileno(), select.POLLIN)
             if self.listener.fileno() >= 0:
                 poll.register(self.listener.fileno(), select.POLLIN)
+            if self.container.output >= 0:
+                poll.register(self.container.output, select.POLLIN)
             for fd, client in self.clients.items():
                 poll.register(fd, client.events)
             for fd, _ in poll.poll():
@@ -57,6 +59,8 @@ class Service:
                     self._task()
                 elif fd == self.listener.fileno():
                     self._stranger()
+                elif fd == self.container.output:
+                    self.container.drop_output()
                 elif fd in self.clients and self._attend(self.clients[fd]):
                     self.clients.pop(fd).socket.close()
 
@@ -147,6 +151,7 @@ class Service:
                 from pyxis_py import attached
 
                 attached.finish(step, self.container.spaces, self.container.brought)
+            self.container.report_killed()
             leave.finish(step, **asked.ending)
             asker.send((("ok", ""),))
         except PenrootError as e:

@@ -88,5 +88,22 @@ of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 
 def cause(error: BaseException) -> PenrootError | None:
-    """What is wrong with the image that this process has mounted, if that caused ``error``."""
-    return of_image(error) if of_image else None
+    """Return the reason behind ``error`` that its own words leave out: a limit, or the image that is mounted."""
+    import errno
+
+    reason: BaseException | None = error
+    while reason is not None and not isinstance(reason, OSError):
+        reason = reason.__cause__ or reason.__context__
+    hint = ""
+    if reason is not None and reason.errno in (errno.EMFILE, errno.ENFILE):
+        from enroot_py.base import filesystems
+
+        hint = filesystems.OF_PROCESS[reason.errno]
+    elif reason is not None and reason.errno == errno.ENOTCONN and isinstance(error, CommandError) and not of_image:
+        hint = "squashfuse, which served the image, was killed (out of memory? see dmesg): start the container again"
+    if reason is None or not hint:
+        return of_image(error) if of_image else None
+    message = str(error) if isinstance(error, PenrootError) else f"cannot open a file: {reason.strerror}"
+    named = PenrootError(message, hint=hint)
+    named.exit_code = getattr(error, "exit_code", 1)
+    return named

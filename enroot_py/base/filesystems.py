@@ -68,6 +68,34 @@ def no_process() -> tuple[str, str]:
     return f"the limit of processes is reached (ulimit -u: {number})", OF_PROCESS[errno.EAGAIN]
 
 
+OUTPUT = "cannot write the output"
+
+
+def in_words(error: OSError) -> tuple[str, str]:
+    """Return a message and a hint for an error that no caller expects, mostly of a file system."""
+    hint = "PENROOT_DEBUG=1 shows where"
+    if error.filename is not None:
+        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            hint = way_out(error, where)
+    elif isinstance(error, FileNotFoundError) and _is_gone("."):
+        where, hint = "the working directory is gone", "cd to one that exists"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
+        where, hint = OUTPUT, "what stdout goes to is full, broken or closed"
+    elif error.errno in OF_PROCESS:
+        where, hint = "cannot start a process", OF_PROCESS[error.errno]
+    else:
+        where = "a system call failed"
+    return f"{where}: {error.strerror or error}", hint
+
+
+def _is_gone(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_nlink == 0
+    except OSError:
+        return False
+
+
 def existing(path: str) -> str:
     """``path``, or its nearest parent that exists."""
     while not os.path.exists(path):

@@ -11,6 +11,8 @@ import os
 SIZE = 96  # bytes
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
+# A metadata block: its size with the bit for "not compressed", and one ID. No program compresses four bytes.
+_ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int) -> tuple[str, str]:
@@ -40,3 +42,12 @@ def compression_fault(fd: int) -> tuple[str, str]:
     if 1 <= compression <= _LAST_COMPRESSION:
         return "", ""
     return f"has the unknown compression {compression}", "write it again: mksquashfs -comp lz4"
+
+
+def is_all_root(fd: int) -> bool:
+    """Return whether root owns every file in a squashfs file, user and group. Raises OSError."""
+    block = os.pread(fd, SIZE, 0)
+    if int.from_bytes(block[26:28], "little") != 1:  # the number of different IDs
+        return False
+    index = os.pread(fd, 8, int.from_bytes(block[48:56], "little"))
+    return os.pread(fd, len(_ONLY_ROOT), int.from_bytes(index, "little")) == _ONLY_ROOT

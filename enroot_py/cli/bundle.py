@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from enroot_py import LIBRARY, __version__
-from enroot_py.base import filesystems, log, making, run
+from enroot_py.base import filesystems, log, making, run, superblock
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
@@ -208,12 +208,15 @@ def find(name: str) -> str:
 
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
-    """An image that the helper can unpack: the same file, or a copy of it in zstd."""
+    """An image that the helper can unpack and squashfuse can serve: the same file, or a copy in zstd owned by root."""
     known = run.Program([find("penroot-runfile"), "compressions"]).run().split()
-    if _compression(image) in known:
+    with open(image, "rb") as file:
+        all_root = superblock.is_all_root(file.fileno())
+    if _compression(image) in known and all_root:
         yield image
         return
-    log.info(f"converting {image} from {_compression(image)} to {known[-1]}, for hosts without squashfuse")
+    why = f"from {_compression(image)} to {known[-1]}, for hosts without squashfuse"
+    log.info(f"converting {image}{' ' + why if all_root else ': root must own all files'}")
     making.sweep(settings.temp_path)
     with contextlib.ExitStack() as stack:
         try:

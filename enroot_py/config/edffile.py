@@ -137,11 +137,12 @@ class _Reading:
         """The entries of the bases of a file, then its own. ``above`` are the files that led to it."""
         path = self._find(name, origin)
         self.paths.append(path)
-        if path in above:
+        if any(os.path.realpath(path) == os.path.realpath(each) for each in above):
             raise ConfigError(f"{origin}: {path} is its own base", hint=" is based on ".join((*above, path)))
         if len(above) > _DEEPEST or len(self.paths) > _MOST:
             limit = f"{_DEEPEST} levels" if len(above) > _DEEPEST else f"{_MOST} files"
-            raise ConfigError(f"{origin}: base_environment leads through more than {limit}", hint="write them in one")
+            message = f"{origin}: the environment file has bases in more than {limit}"
+            raise ConfigError(message, hint="merge some of these files: " + " is based on ".join((*above, path)[-3:]))
         own = list(_entries(path))
         for entry in own:
             if entry.key == "base_environment":

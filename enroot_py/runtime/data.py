@@ -12,7 +12,7 @@ import stat
 from enroot_py.base import superblock, trusted
 from enroot_py.base.errors import MountError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounts, squashfuse
 from enroot_py.runtime.squashfuse import Server
 
 TYPE_CHECKING = False
@@ -40,9 +40,9 @@ class _File:
         self._error: PenrootError | None = None
         try:
             with open_file(path) as fd:
-                # Who can read the file can read all that is in it, whatever owners and modes that has. But a
+                # A user who can read the file can read everything in it, whatever owners and modes it has. A
                 # superuser's container has other users too.
-                self._server = Server(path, fd, checks_modes=superuser)
+                self._server = Server(path, fd, superuser=superuser)
         except PenrootError as e:
             self._error = e
 
@@ -61,10 +61,12 @@ class _File:
         return self._place
 
     def _attach(self, server: Server) -> None:
-        server.attach(self._place)
         try:
-            os.stat(self._place)  # squashfuse looks at no directory before somebody else does
-        except OSError as e:
+            server.attach(self._place)
+            os.stat(self._place)  # squashfuse_ll looks at no directory before somebody else does
+        except (OSError, PenrootError) as e:
+            if isinstance(e, PenrootError) and not server.ended or os.sysconf("SC_OPEN_MAX") < squashfuse.FILES:
+                raise
             hint = "make it or copy it again"
             raise MountError(f"{self._path} is damaged: squashfuse cannot read its root directory", hint=hint) from e
 

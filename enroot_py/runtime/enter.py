@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from _collections_abc import Iterable, Mapping
 
 from enroot_py.base import linux, log, paths, recording
@@ -94,6 +95,8 @@ def enter(start: Start) -> Container:
     gc.disable()  # nothing here lives long enough to be garbage; with hooks for devices it would cost a tenth
     settings, own = start.settings, namespaces.own(start.settings)
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
+    if own & linux.CLONE_NEWPID:
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
     scratch = rootfs.make_scratch(settings)
     first = hooks.look_outside(settings, start.host)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
@@ -101,6 +104,7 @@ def enter(start: Start) -> Container:
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
+    await_servers(own)
     inside = (0, 0) if settings.remap_root else (uid, gid)
     if follower:
         os.waitpid(follower, 0)  # its child follows: the program must not get a child that it does not know
@@ -171,7 +175,7 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
-        server = Server(source.image)
+        server = Server(source.image, superuser=start.superuser)
     if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay
@@ -203,6 +207,14 @@ def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
     from enroot_py.runtime import data
 
     data.serve(files, scratch, superuser=start.superuser)
+
+
+def await_servers(own: int) -> None:
+    """Wait for the servers before a new PID namespace, in which they are no children of this process."""
+    squashfuse = sys.modules.get("enroot_py.runtime.squashfuse")
+    if own & linux.CLONE_NEWPID and squashfuse:
+        for server in squashfuse.starting:
+            server.await_start()
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:

@@ -18,6 +18,8 @@ from enroot_py.runtime import mounts, rootfs, squashfuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from enroot_py.runtime.rootfs import Source
     from enroot_py.runtime.squashfuse import Server
 
@@ -54,29 +56,41 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
     with squashfuse.open_device("ENROOT_NATIVE_OVERLAYFS=yes") as fuse:
         name = SOURCE + (source.directory or source.upper or source.label or source.image)
         mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                # A second fork: the container's program must not find a child it never made.
-                if os.fork():
-                    os._exit(0)
-                # What it makes the overlay of is mounted for it alone, and goes with it.
-                linux.unshare(linux.CLONE_NEWNS)
-                rootfs.mount_scratch(scratch)
-                if server is not None:
-                    server.attach(scratch + "/lower")
-                _serve(program, fuse, lowerdirs, upper, work)
-            finally:
-                os._exit(127)
-        os.waitpid(pid, 0)
+        with mount:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    # A second fork: the container's program must not find a child it never made.
+                    if os.fork():
+                        _await_server(fuse, mount)
+                    # What it makes the overlay of is mounted for it alone, and goes with it.
+                    linux.unshare(linux.CLONE_NEWNS)
+                    rootfs.mount_scratch(scratch)
+                    if server is not None:
+                        server.attach(scratch + "/lower")
+                    _serve(program, fuse, lowerdirs, upper, work)
+                finally:
+                    os._exit(127)
+            mount.keep()
     with mount:
         try:
-            os.stat(f"/proc/self/fd/{mount}")  # waits until it serves
-        except OSError as e:
-            raise ContainerError(
-                f"{program} ended at once", hint="see whether it mounts these directories: " + ":".join(lowerdirs)
-            ) from e
+            failure = "ended at once" if squashfuse.wait_for(pid) else ""
+        except TimeoutError as e:
+            failure = str(e)
+        if failure:
+            hint = "see whether it mounts these directories: " + ":".join(lowerdirs)
+            raise ContainerError(f"{program} {failure}", hint=hint)
         return mount.keep()
+
+
+def _await_server(fuse: int, mount: int) -> NoReturn:
+    """Exit with 0 when the server answers, with 1 when it has ended: then nobody has /dev/fuse open."""
+    try:
+        os.close(fuse)
+        os.stat(f"/proc/self/fd/{mount}")
+        os._exit(0)
+    except OSError:
+        os._exit(1)
 
 
 def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work: str) -> None:

@@ -247,11 +247,20 @@ def run(hooks: list[Hook], context: Context, script: Callable[[str], None] | Non
             script(hook.path)
         elif hook.function is not None:
             try:
-                hook.function(context)
+                _call(hook.path, hook.function, context)
             except (PenrootError, KeyboardInterrupt):
                 raise
             except BaseException as e:  # sys.exit(0) too: the container would never start, and nobody would know
                 raise _failure(hook.path, e) from e
+
+
+def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
+    """Call a function of the hook ``path``; one that is not ours may not end this process."""
+    if path.startswith(STANDARD + "/"):
+        return function(*arguments)
+    from enroot_py.runtime import sitehooks
+
+    return sitehooks.call(function, *arguments)
 
 
 def _failure(path: str, error: BaseException) -> HookError:
@@ -265,8 +274,18 @@ def _failure(path: str, error: BaseException) -> HookError:
             line = trace.tb_lineno
         trace = trace.tb_next
     where = f"{path}:{line}" if line else path
+    if path.startswith(STANDARD + "/"):
+        where = path.rpartition("/")[2].removesuffix(".py")
     hint = paths.foreign_group(error) or "PENROOT_DEBUG=1 shows more"
-    return HookError(f"hook {where} failed: {type(error).__name__}: {error}", hint=hint)
+    return HookError(f"hook {where} failed: {_reason(error)}", hint=hint)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the kernel refused in words; of all else, the exception that the author of a hook knows."""
+    if isinstance(error, OSError) and error.strerror:
+        place = error.filename if error.filename2 is None else error.filename2
+        return error.strerror if place is None else f"{place}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_empty(path: str) -> bool:
@@ -290,10 +309,10 @@ def _compile(path: str) -> CodeType:
 def _load(path: str, settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
-        exec(compiled(path) or _compile(path), module)
+        _call(path, exec, compiled(path) or _compile(path), module)
         outside = module.get("outside")
         if callable(outside):
-            return outside(settings, {**settings.passed_on, **host})  # type: ignore[no-any-return]
+            return _call(path, outside, settings, {**settings.passed_on, **host})  # type: ignore[return-value]
     except (PenrootError, KeyboardInterrupt):
         raise
     except BaseException as e:

@@ -30,7 +30,7 @@ tmpfs           /dev/shm        tmpfs   x-create=dir,rw,nosuid,noexec,nodev,mode
 mqueue          /dev/mqueue     mqueue  x-create=dir,rw,nosuid,noexec,nodev,private,nofail,silent
 """
 _HOST_IPC = """\
-/dev/shm        /dev/shm        none    x-create=dir,bind,rw,nosuid,noexec,nodev,rslave
+/dev/shm        /dev/shm        none    x-create=dir,bind,rw,nosuid,noexec,nodev,rslave,nofail
 /dev/mqueue     /dev/mqueue     none    x-create=dir,bind,rw,nosuid,noexec,nodev,rslave,nofail,silent
 """
 _LINKS = {

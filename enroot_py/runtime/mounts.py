@@ -65,7 +65,7 @@ SYSTEM = {
 tmpfs       /tmp        tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
 tmpfs       /var/run    tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
 tmpfs       /var/lock   tmpfs   x-create=dir,rw,nosuid,nodev,mode=755,slave        0   -1
-/dev/shm    /dev/shm    none    x-create=dir,bind,rw,nosuid,nodev,noexec,rslave    0   -1
+/dev/shm    /dev/shm    none    x-create=dir,bind,rw,nosuid,nodev,noexec,rslave,nofail  0   -1
 """,
     "20-config.fstab": """\
 /etc/hosts          /etc/hosts          none    x-create=file,bind,ro,nosuid,nodev,noexec,private                0   -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
@@ -148,7 +149,10 @@ def _become_first() -> None:
     child = execute.fork()
     if child:
         hide()
-        os._exit(execute.wait(child))
+        status = execute.wait(child)
+        if squashfuse := sys.modules.get("enroot_py.runtime.squashfuse"):
+            squashfuse.report_killed()
+        os._exit(status)
     linux.prctl(linux.PR_SET_PDEATHSIG, 9)
 
 

@@ -14,7 +14,6 @@ from errno import ENOEXEC
 from enroot_py import ENROOT_VERSION, LIBRARY
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import ConfigError, HookError
-from enroot_py.base.fds import Fd
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import SETTINGS, check_key
@@ -23,7 +22,6 @@ from enroot_py.runtime import environ, etc, hooks, mounts
 
 _BASH = "/bin/bash"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOLD = 1 << 14  # bytes of what a hook says in a step
 
 
 def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -88,9 +86,11 @@ class Scripts:
         """Run a bash hook. Raises HookError."""
         self._write_environ()
         if log.captured():
-            with Fd(os.memfd_create("penroot-hook")) as captured:
-                _, status = os.waitpid(_spawn([path], self._exported, stderr=captured), 0)
-                _tell(os.fsdecode(os.pread(captured, _TOLD, 0)), failed=status != 0)
+            from enroot_py.base import capture
+
+            output = capture.shared()
+            status = capture.wait(_spawn([path], self._exported, stderr=output.writer), output)
+            capture.show(output.take(capture.SHOWN_BYTES), failed=status != 0)
         else:
             _, status = os.waitpid(_spawn([path], self._exported), 0)
         if status:
@@ -255,16 +255,6 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
     finally:
         os._exit(127)
-
-
-def _tell(text: str, *, failed: bool) -> None:
-    """Pass on what a hook has said where nobody sees its stderr: all of it if it failed, else its warnings."""
-    for line in text.splitlines():
-        level, bracket, message = line.partition("] ")
-        if failed:
-            log.error(message if bracket and level in ("[INFO", "[WARN", "[ERROR") else line)
-        elif bracket and level in ("[WARN", "[ERROR"):
-            log.warn(message)
 
 
 def keep_capabilities() -> None:

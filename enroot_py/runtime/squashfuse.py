@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, sigtimedwait
 
-from enroot_py.base import errors, linux, paths, signals
+from enroot_py.base import errors, linux, log, paths, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, rootfs
 
+_TICK_S = 0.1
+_STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
+_START_S = 60  # a server has this time to start: the image may be on a slow file system
 _WINDOW = 128 << 10  # bytes, the read-ahead window of a FUSE mount
+FILES = 8  # a server needs this many open files
 _AHEAD = 8 << 20  # bytes of a program that are read ahead
 # glibc gives each block that the server decompresses back to the kernel, and takes it anew
 # for the next one, unless told otherwise, mallopt(3): a fifth of the server's time.
@@ -21,8 +26,12 @@ _ENVIRON = {
     "MALLOC_TOP_PAD_": "1048576",
 }
 
+# The kernel asks squashfuse_ll once for a name, and squashfuse again after a second unless told otherwise.
+_KEEP_NAMES = ("-o", "entry_timeout=31536000,attr_timeout=31536000")  # seconds
+
 INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
 
+starting: list[Server] = []  # the servers that this process has started
 _served = ""  # the image that this process has mounted
 
 
@@ -35,36 +44,34 @@ class Server:
     the caller goes on.
     """
 
-    def __init__(self, image: str, opened: int = -1, *, checks_modes: bool = True) -> None:
-        """Raises ImageError where no FUSE server is installed, NamespaceError where /dev/fuse is closed to us.
+    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False) -> None:
+        """Start it. Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
-        Of a file that is no image ``opened`` is the descriptor. Where nobody ``checks_modes``, who mounts it reads all.
+        ``opened`` is the descriptor of a data file, whose modes only a ``superuser`` has to obey. The files keep
+        their owners for a superuser. Everybody else owns all files, as in an image that was unpacked.
         """
         global _served
         self.image = image
+        self.ended = False  # True if the server could not read the file
+        self.failure: ImageError | None = None
         if opened < 0:
             _served = image
             errors.of_image = why
-        program = installed("squashfuse_ll", "squashfuse")
-        if not program:
-            unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
-            raise ImageError(
-                f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
-                hint=f"install the package squashfuse, or unpack {unpack}",
-            )
+        program = _program(image, opened, keeps_owners=superuser)
         device = open_device(INSTEAD)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
-            options = mount_options(fuse, checks_modes=checks_modes)
+            options = mount_options(fuse, checks_modes=superuser or opened < 0)
             self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
-                self._starter = _spawn([program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
+                self._starter = _spawn([*program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
             except OSError as e:
                 from enroot_py.base import filesystems
 
                 raise ImageError(
-                    f"cannot execute {program}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
+                    f"cannot execute {program[0]}: {e.strerror}", hint=filesystems.OF_PROCESS.get(e.errno or 0, "")
                 ) from e
+        starting.append(self)
 
     def attach(self, target: str) -> None:
         """Mount what is served, now that the server runs. Raises ImageError where it does not."""
@@ -72,21 +79,32 @@ class Server:
         rootfs.attach(self._mount, target)
 
     def wait(self) -> None:
-        """Wait until the server runs. Raises ImageError where it does not."""
+        """Wait until the server runs. Raises ImageError if it does not."""
+        self.await_start()
+        if self.failure:
+            raise self.failure
+
+    def await_start(self) -> None:
+        """Wait until the server runs, and keep what failed for ``wait``."""
         starter, self._starter = self._starter, 0
         if not starter:
             return
         try:
-            _, status = os.waitpid(starter, 0)
-        except ChildProcessError:  # a new PID namespace came between: it is our parent's
-            status = 0
+            status = wait_for(starter)
+        except TimeoutError as e:
+            hint = "a process that is stopped goes on with: kill -CONT; or start again"
+            self.failure = ImageError(f"cannot mount {self.image}: squashfuse {e}", hint=hint)
+            return
         if os.WIFSIGNALED(status):
-            raise _killed(self.image)
-        if status:
-            raise ImageError(
-                f"cannot mount {self.image}: squashfuse failed",
-                hint=f"it is damaged, or of a compression that squashfuse does not know: unsquashfs -s {self.image}",
-            )
+            self.failure = _killed(self.image)
+        elif status:
+            self.ended = True
+            hint = f"it is damaged, or of a compression that squashfuse does not know: unsquashfs -s {self.image}"
+            if os.sysconf("SC_OPEN_MAX") < FILES:
+                from enroot_py.base import filesystems
+
+                hint = filesystems.OF_PROCESS[errno.EMFILE]
+            self.failure = ImageError(f"cannot mount {self.image}: squashfuse failed", hint=hint)
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Have it decompress a program that will run, while this process goes on.
@@ -121,6 +139,30 @@ def why(error: BaseException) -> ImageError | None:
     return None
 
 
+def report_killed(image: str = "") -> None:
+    """Warn of each FUSE server that was killed while its container ran.
+
+    The servers are children of this process if it has PR_SET_CHILD_SUBREAPER.
+    """
+    if any(server.failure for server in starting):
+        return  # the container did not start, and an error says why
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        name = _stat(ended.si_pid)[0]
+        _, status = os.waitpid(ended.si_pid, 0)
+        if os.WIFSIGNALED(status) and name in ("squashfuse", "squashfuse_ll", "fuse-overlayfs"):
+            what = image or _served or "the root file system"
+            log.warn(
+                f"{name}, which served {what}, was killed by signal {os.WTERMSIG(status)} while the container ran: "
+                "its programs could read no more files (out of memory? see --mem and dmesg)"
+            )
+
+
 def _loses_names() -> bool:
     """Whether a directory of the container lists what then cannot be found: squashfuse says so of a damaged inode."""
     if not os.listdir("/"):
@@ -146,6 +188,56 @@ def _damaged(image: str) -> ImageError:
     return ImageError(f"the image {image} is damaged: squashfuse cannot read it", hint="import or copy it again")
 
 
+def wait_for(starter: int) -> int:
+    """Wait for a process that starts a FUSE server; return its wait status, SIGKILL if the server was killed.
+
+    libfuse makes the server in a child and waits for the child's word. If the child is killed before that, libfuse
+    waits for ever, since the process holds both ends of the pipe. Raises TimeoutError with the reason, after which
+    neither process is left.
+    """
+    before = pthread_sigmask(SIG_BLOCK, (SIGCHLD,))
+    ticks = stopped = 0
+    try:
+        while True:
+            ended, status = os.waitpid(starter, os.WNOHANG)
+            if ended:
+                return status
+            if sigtimedwait((SIGCHLD,), _TICK_S):
+                continue
+            ticks += 1
+            processes = {pid: _stat(pid)[1] for pid in (starter, *_children(starter))}
+            stopped += "T" in processes.values()
+            reason = "is stopped" if stopped * _TICK_S > _STOPPED_S else ""
+            reason = reason or (f"does not answer for {_START_S} seconds" if ticks * _TICK_S > _START_S else "")
+            killed = "Z" in processes.values()
+            if reason or killed and processes[starter] == "S":
+                for pid in processes:
+                    os.kill(pid, SIGKILL)
+                if reason:
+                    raise TimeoutError(reason)
+                return int(SIGKILL)
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
+
+
+def _children(process: int) -> list[int]:
+    try:
+        with Fd(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            return [int(pid) for pid in fd.content().split()]
+    except OSError:
+        return []
+
+
+def _stat(process: int) -> tuple[str, str]:
+    """Return name and state of a process as in proc_pid_stat(5): T if it is stopped, "" if there is none."""
+    try:
+        with Fd(os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            name, _, rest = os.fsdecode(fd.content()).partition(" (")[2].rpartition(") ")
+            return name, rest[0].upper()
+    except OSError:
+        return "", ""
+
+
 def _spawn(command: list[str], fuse: int, file: int) -> int:
     """Start a FUSE server that becomes a daemon; the process to wait for. ``fuse`` is its 3, and a ``file`` its 4.
 
@@ -156,10 +248,57 @@ def _spawn(command: list[str], fuse: int, file: int) -> int:
     actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in kept]
     actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
-    # Whoever waits for the end of a pipe that we were given shall not wait for the server.
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 + len(kept)]
-    # What ends or stops the container leaves alone what serves it.
-    return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
+    # The server must not keep a pipe of the caller open. POSIX_SPAWN_CLOSE fails for descriptors above the limit of
+    # open files, posix_spawn(3).
+    inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 + len(kept) and _is_inheritable(fd)]
+    for fd in inherited:
+        os.set_inheritable(fd, False)
+    try:
+        # What ends or stops the container leaves alone what serves it.
+        return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
+    finally:
+        for fd in inherited:
+            os.set_inheritable(fd, True)
+
+
+def _is_inheritable(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:  # it was that of the list
+        return False
+
+
+def _program(image: str, opened: int, *, keeps_owners: bool) -> list[str]:
+    """Return the FUSE server for ``image`` with its options. Raises ImageError if none is installed.
+
+    A user namespace of one user has no number for other owners: they would be nobody, whose directories overlayfs
+    does not change, path_resolution(7).
+    """
+    own: list[str] = []
+    if not keeps_owners:
+        try:
+            with Fd(os.open(image, os.O_RDONLY | os.O_CLOEXEC) if opened < 0 else os.dup(opened)) as file:
+                if not superblock.is_all_root(file):
+                    own = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
+        except OSError as e:
+            raise ImageError(f"cannot read {image}: {e.strerror}") from e
+    quick = installed("squashfuse_ll")
+    program = quick if not own or _takes_owner(quick) else installed("squashfuse")
+    if program := program or installed("squashfuse"):
+        return [program, *own, *_KEEP_NAMES] if own and program != quick else [program, *own]
+    unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
+    raise ImageError(
+        f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
+        hint=f"install the package squashfuse, or unpack {unpack}",
+    )
+
+
+def _takes_owner(program: str) -> bool:
+    """Return whether squashfuse_ll has the options uid and gid, as since 0.2.0. libfuse has them for squashfuse."""
+    if not program:
+        return False
+    with Fd(os.open(program, os.O_RDONLY | os.O_CLOEXEC)) as text:
+        return b"uid=%d" in text.content()
 
 
 def installed(*names: str) -> str:

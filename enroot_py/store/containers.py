@@ -260,7 +260,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     real = admit_file(image, settings)
     recorded = Recording("create", settings.events, container=name, image=image)
     with recorded, _New(name, settings, force=force) as temporary:
-        unsquashfs.unpack(real, temporary)
+        unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{records.MARK}"):
             message = f"the image {image} holds a file /{records.MARK}, by which penroot knows its containers"
             raise ContainerError(message, hint=f"penroot start {image} needs no container")

@@ -13,6 +13,7 @@ from typing import Any
 from enroot_py.base import filesystems, memory, run, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.config.settings import Settings
+from enroot_py.runtime import namespaces
 from enroot_py.store.squashfs import check
 
 _TEXT = 16 << 20  # bytes of a file of an image that is read into memory
@@ -46,19 +47,32 @@ def _limit() -> None:
 def unpack(path: str, directory: str, settings: Settings | None = None) -> None:
     """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
 
-    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out.
+    Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out. Root owns all
+    files, unless ``settings`` let root keep its privileges in containers: other IDs are nobody's in a user namespace.
     """
     check(path)
     _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
     command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
     command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
     run_tool(command, path, tolerate=_are_devices, warnings=True)
+    if os.geteuid() == 0 and not (settings and namespaces.privileged(settings)):
+        _take(directory)
     _settle(directory)
 
 
 def _are_devices(status: int, lines: list[str]) -> bool:
     """Whether all that unsquashfs could not make are device nodes, which only root can, and no container needs."""
     return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
+
+
+def _take(directory: str) -> None:
+    """Give a tree to root, as unsquashfs gives it to every other user."""
+    os.chown(directory, 0, 0)
+    for _, directories, names, fd in os.fwalk(directory):
+        for name in (*directories, *names):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if status.st_uid or status.st_gid:
+                os.chown(name, 0, 0, dir_fd=fd, follow_symlinks=False)
 
 
 def _settle(directory: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import shlex
+import subprocess
 
 import pytest
 
-from tests.kernel.conftest import User
+from tests.kernel.conftest import User, require
 
 
 def fstab(user: User, text: str) -> None:
@@ -201,3 +204,17 @@ def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Pa
     """The program was looked up in what covered the container."""
     said = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
     assert "the target is the root directory of the container" in said
+
+
+def test_node_without_dev_shm_starts_containers(user: User, rootfs: pathlib.Path) -> None:
+    require(os.geteuid() == 0, "only root can make another /dev")
+    nodes = "for n in null zero full random urandom tty; do touch /dev/$n; mount --bind /mnt/$n /dev/$n; done"
+    script = f"mount --rbind /dev /mnt && mount -t tmpfs none /dev && mkdir /dev/pts && {nodes}; exec "
+    for options in ((), ("--root",), ("--ipc",)):
+        words = shlex.join(user.command("penroot", "start", *options, "box", "echo", "up"))
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script + words],
+            env=user.environ, cwd=user.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "up\n"), done.stderr
+        assert done.stderr == "[WARN] cannot mount /dev/shm on /dev/shm: No such file or directory\n"

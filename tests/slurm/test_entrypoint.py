@@ -115,3 +115,30 @@ def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
             assert answer in said and "leave descriptors 8 and 9 alone" in said
     finally:
         lab.run(["rm", "uses.sqsh"])
+
+
+LOUD = """
+cat > /entry.sh <<'END'
+#!/bin/sh
+(while :; do echo spam; sleep 0.01; done) &
+echo first words
+yes spam | head -c 200000000
+echo last words
+exec "$@"
+END
+chmod 755 /entry.sh
+sed -i 's|exec |exec /entry.sh |' /etc/rc
+"""
+
+
+def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
+    """What the entrypoint has left behind goes on writing, and neither waits nor dies."""
+    srun(lab, IMAGE, "--container-save=loud.sqsh", "--container-writable", *sh(LOUD))
+    try:
+        script = "sleep 1; ps -o args | grep -c '[s]leep 0.01' || :"
+        words = ("-w", "n1", "--mem=100", "--container-image=./loud.sqsh", RUN, "--container-entrypoint-log")
+        done = lab.run(["srun", *words, *sh(script)])
+        assert "first words" in done.stderr and "last words" in done.stderr
+        assert "bytes of output are left out here" in done.stderr and len(done.stderr) < 20_000_000
+    finally:
+        lab.run(["rm", "loud.sqsh"])

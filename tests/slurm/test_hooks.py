@@ -116,3 +116,55 @@ def test_a_second_step_in_a_running_container_has_its_own_variables(lab: Lab, si
     assert second.strip().isdecimal()
     assert second != out
     clear(lab)
+
+
+FLOOD = 20_000_000  # lines: more than a step of 100 MB may keep in memory
+
+
+def test_output_of_bash_hook_is_bounded(lab: Lab, site: Path) -> None:
+    flood = f"echo first words >&2; seq {FLOOD} >&2; echo last words >&2; exit {{}}\n"
+    bashhooks.write(site, {"50-flood": flood.format(1)})
+    said = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
+    assert "first words" in said and "last words" in said and "failed with status 1" in said
+    assert "bytes of output are left out here" in said and len(said) < 1_000_000
+    bashhooks.write(site, {"50-flood": flood.format(0)})
+    assert srun(lab, *ON_N1, "--mem=100", IMAGE, "echo", "up") == "up\n"
+
+
+def python_hook(site: Path, text: str) -> None:
+    (site / "50-hook.py").write_text(f"import os, sys, time\ndef run(context):\n{text}")
+
+
+def test_output_of_python_hook_is_bounded(lab: Lab, site: Path) -> None:
+    flood = "    for _ in range(20000): sys.stderr.write('x' * 9999 + chr(10))\n"
+    flood += "    sys.stderr.write('last words' + chr(10))\n"
+    python_hook(site, flood)
+    assert srun(lab, *ON_N1, "--mem=100", IMAGE, "echo", "up") == "up\n"
+    python_hook(site, f"{flood}    raise ValueError('broken')\n")
+    said = refused(lab, *ON_N1, "--mem=100", IMAGE, "true")
+    assert "last words" in said and "ValueError: broken" in said and len(said) < 1_000_000
+
+
+def test_python_hook_that_ends_the_process_is_named(lab: Lab, site: Path) -> None:
+    python_hook(site, "    os._exit(0)\n")
+    said = refused(lab, *ON_N1, IMAGE, "true")
+    assert "50-hook.py:3 failed" in said and "return from the hook instead" in said
+
+
+# A daemon has its own stderr, or writes to that of the hook for ever.
+DAEMONS = {
+    "python": "    if os.fork() == 0:\n        os.close(2); time.sleep(600); os._exit(0)\n",
+    "python that writes": "    if os.fork() == 0:\n        while True: os.write(2, b'x' * 50000); time.sleep(0.01)\n",
+}
+
+
+@pytest.mark.parametrize("daemon", [*DAEMONS, "bash"])
+def test_daemon_of_a_hook_is_no_other_step(lab: Lab, site: Path, daemon: str) -> None:
+    """The daemon keeps no lock of the container, so the step ends in silence, and the container is removed."""
+    if daemon == "bash":
+        bashhooks.write(site, {"50-hook": "(while :; do echo spam; sleep 0.01; done) >&2 &\n"})
+    else:
+        python_hook(site, DAEMONS[daemon])
+    done = lab.run(["srun", *ON_N1, "--container-writable", IMAGE, *sh("sleep 1; echo up")])
+    assert done.stdout == "up\n"
+    assert "another step" not in done.stderr and "left to the end of the job" not in done.stderr

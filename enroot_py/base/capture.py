@@ -1,0 +1,94 @@
+"""Output of other programs, of which the first and the last bytes are kept, however much they write.
+
+A program that writes never waits for long and gets no SIGPIPE: the pipe is read until the program ends, and a process
+that lives on can read it for what the program has left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from enroot_py.base import log
+from enroot_py.base.fds import Fd
+
+_PIPE = 1 << 16  # bytes: as much as a pipe holds, pipe(7)
+_KEPT = 1 << 20  # bytes
+SHOWN_BYTES = 1 << 14  # a step shows this much of a hook's output
+
+
+class Capture:
+    """A pipe that keeps the first and the last half megabyte of its data. Processes write to ``writer``."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = map(Fd, os.pipe2(os.O_CLOEXEC))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._head, self._tail, self._size = bytearray(), bytearray(), 0
+
+    def read(self) -> None:
+        """Take what the pipe holds now."""
+        if not select.select([self.reader], (), (), 0)[0]:
+            return
+        data = os.read(self.reader, _PIPE)
+        self._size += len(data)
+        room = _KEPT // 2 - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        del self._tail[: -_KEPT // 2]
+
+    def take(self, limit: int = _KEPT) -> str:
+        """Return what was written, of more than ``limit`` bytes the first and the last ones; and begin anew."""
+        kept, size = bytes(self._head + self._tail), self._size
+        self._begin()
+        if size > limit:
+            left_out = f"\n[INFO] {size - limit} bytes of output are left out here\n".encode()
+            kept = kept[: limit // 2] + left_out + kept[-(limit // 2) :]
+        return os.fsdecode(kept)
+
+
+def wait(child: int, output: Capture) -> int:
+    """Read ``output`` until ``child`` ends, and return the child's wait status.
+
+    Processes that the child leaves behind may still write: nothing waits for them.
+    """
+    with Fd(os.pidfd_open(child)) as process:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.register(output.reader, select.POLLIN)
+        ended = False
+        while not ended:
+            ended = process in {fd for fd, _ in poll.poll()}
+            output.read()
+    return os.waitpid(child, 0)[1]
+
+
+_shared: Capture | None = None
+
+
+def shared() -> Capture:
+    """Return the one pipe for all programs that this process runs on its way into a container."""
+    global _shared
+    _shared = _shared or Capture()
+    return _shared
+
+
+def left_open() -> int:
+    """Return the descriptor of the shared pipe if a process that was left behind may write to it, else -1."""
+    if _shared is None:
+        return -1
+    os.close(_shared.writer)
+    poll = select.poll()
+    poll.register(_shared.reader, 0)
+    return -1 if any(event & select.POLLHUP for _, event in poll.poll(0)) else int(_shared.reader)
+
+
+def show(text: str, *, failed: bool) -> None:
+    """Show the user what a hook wrote where nobody sees stderr: all of it if the hook failed, else its warnings."""
+    for line in text.splitlines():
+        level, bracket, message = line.partition("] ")
+        if failed:
+            log.error(message if bracket and level in ("[INFO", "[WARN", "[ERROR") else line)
+        elif bracket and level in ("[WARN", "[ERROR"):
+            log.warn(message)

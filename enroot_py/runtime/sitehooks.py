@@ -1,0 +1,90 @@
+"""Hooks in Python that a site or a user has written. They run in this process, and may not end it or fill its memory.
+
+Imported only if there is such a hook.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from enroot_py.base import capture, log
+
+T = TypeVar("T")
+
+_TICK_S = 0.0005
+# With these a hook would end the start before the program runs, and the caller would see success.
+_ENDING = ("_exit", "execv", "execve")
+
+
+def call(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function of a hook. Raises SystemExit if the hook ends this process.
+
+    A process that the hook has forked may end as it likes. In a step, where nobody sees stderr, the user is shown what
+    the hook wrote there.
+    """
+    originals = {name: getattr(os, name) for name in _ENDING}
+    try:
+        for name, original in originals.items():
+            setattr(os, name, _guarded(name, original))
+        return _captured(function, *arguments) if log.captured() else function(*arguments)
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of os that ends any process but this one."""
+    process = os.getpid()
+
+    def end(*arguments: object) -> Any:
+        if os.getpid() != process:
+            return original(*arguments)
+        raise SystemExit(f"os.{name}() would end penroot: return from the hook instead")
+
+    return end
+
+
+def _captured(function: Callable[..., T], *arguments: object) -> T:
+    output, failed = capture.shared(), True
+    try:
+        with _Redirected(output):
+            result = function(*arguments)
+        failed = False
+        return result
+    finally:
+        capture.show(output.take(capture.SHOWN_BYTES), failed=failed)
+
+
+class _Redirected:
+    """Descriptor 2 leads into a pipe while this ``with`` lasts, and a thread reads it: nobody who writes waits."""
+
+    def __init__(self, output: capture.Capture) -> None:
+        self._output = output
+
+    def __enter__(self) -> None:
+        self._stderr = os.dup(2)
+        self._end, self._wake = os.pipe2(os.O_CLOEXEC)
+        os.dup2(self._output.writer, 2)
+        _thread.start_new_thread(self._read, ())
+
+    def _read(self) -> None:
+        ready: list[int] = []
+        while self._end not in ready:
+            ready = select.select([self._end, self._output.reader], (), ())[0]
+            self._output.read()
+
+    def __exit__(self, *_: object) -> None:
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        os.write(self._wake, b".")  # a process that the hook has forked has this pipe open too
+        # A process with two threads enters no user namespace, unshare(2).
+        while len(os.listdir("/proc/self/task")) > 1:
+            time.sleep(_TICK_S)
+        for fd in (self._stderr, self._end, self._wake):
+            os.close(fd)

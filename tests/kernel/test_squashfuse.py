@@ -1,0 +1,195 @@
+"""Squashfs images of any owner, and a squashfuse that is killed or stopped while it starts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.kernel.conftest import User, require, squashed
+from tests.waiting import until
+
+# mksquashfs(1) options that set the owners: one user and group, two IDs, root and others.
+OWNERS = {
+    "one": ("-force-uid", "4242", "-force-gid", "4242"),
+    "two": ("-force-uid", "4242", "-force-gid", "4243"),
+    "group": ("-force-uid", "0", "-force-gid", "4243"),
+    "mixed": ("-p", "/bin m 755 7 8", "-p", "/etc m 700 9 0"),
+}
+OPTIONS = [(), ("--root",), ("--rw",), ("--root", "--rw"), ("--pid",)]
+SHOW = "stat -c %u:%g /etc /bin/busybox; touch /etc/mine 2> /dev/null && stat -c %u:%g /etc/mine; cat /etc/private"
+
+
+def owned(user: User, tree: pathlib.Path, owners: str) -> pathlib.Path:
+    """Make a squashfs file of ``tree`` whose files have these owners."""
+    squashed(user, tree)  # checks what is installed, and opens /dev/fuse
+    path = user.home / f"{owners}.sqsh"
+    options = [*OWNERS[owners], "-noappend", "-quiet", "-no-progress"]
+    subprocess.run(["mksquashfs", tree, path, *options], check=True)
+    user.own(path)
+    return path
+
+
+@pytest.fixture
+def tree(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    (rootfs / "etc/private").write_text("private\n")
+    (rootfs / "etc/private").chmod(0o600)
+    return rootfs
+
+
+@pytest.mark.parametrize("owners", OWNERS)
+def test_image_of_other_owners_starts_as_when_unpacked(user: User, tree: pathlib.Path, owners: str) -> None:
+    image = owned(user, tree, owners)
+    user.penroot("create", "-n", "unpacked", str(image))
+    for options in OPTIONS:
+        shown = user.start(*options, str(image), "sh", "-c", SHOW)
+        assert shown == user.start(*options, "unpacked", "sh", "-c", SHOW)
+        me = "0:0" if "--root" in options else f"{user.uid}:{user.uid}"
+        assert shown.split() == [me, me, *([me] if "--rw" in options else []), "private"]
+
+
+def test_image_of_other_owners_under_fuse_overlayfs(user: User, tree: pathlib.Path) -> None:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    image = owned(user, tree, "two")
+    env = {"ENROOT_NATIVE_OVERLAYFS": "no"}
+    me = f"{user.uid}:{user.uid}"
+    assert user.start("--rw", str(image), "sh", "-c", SHOW, env=env).split() == [me, me, me, "private"]
+
+
+def test_container_over_image_of_other_owners_is_exported(user: User, tree: pathlib.Path) -> None:
+    """A changed container over the image is exported with the files that only their owner may read."""
+    image = owned(user, tree, "mixed")
+    user.penroot("create", "-n", "box2", str(image))
+    user.penroot("export", "-o", "out.sqsh", "box2")
+    assert user.start("out.sqsh", "cat", "/etc/private") == "private\n"
+
+
+def test_data_of_other_owners_belong_to_the_caller(user: User, rootfs: pathlib.Path, tree: pathlib.Path) -> None:
+    for owners in ("one", "mixed"):
+        data = owned(user, tree, owners)
+        for options, me in (((), f"{user.uid}:{user.uid}"), (("--root",), "0:0")):
+            words = (*options, "--mount", f"{data}:/mnt:sqsh", "box", "stat", "-c", "%u:%g", "/mnt/etc", "/mnt/bin")
+            assert user.start(*words).split() == [me, me]
+
+
+def test_bundle_of_other_owners_runs(user: User, tree: pathlib.Path) -> None:
+    image = owned(user, tree, "two")
+    user.penroot("bundle", "-o", "own.run", str(image))
+    me = f"{user.uid}:{user.uid}"
+    for options in ((), ("--root",), ("--rw",)):
+        shown = user.run("./own.run", *options, "sh", "-c", "stat -c %u:%g /etc; cat /etc/private").stdout.split()
+        assert shown == ["0:0" if "--root" in options else me, "private"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("unpack", ["no", "yes"])
+def test_root_starts_image_of_other_owners(user: User, tree: pathlib.Path, unpack: str) -> None:
+    image = owned(user, tree, "two")
+    subprocess.run(["chown", "-hR", "0:0", user.home], check=True)
+    environ = {**user.environ, "ENROOT_UNPACK": unpack}
+
+    def start(*options: str, **env: str) -> list[str]:
+        command = ["penroot", "start", *options, str(image), "stat", "-c", "%u:%g", "/etc"]
+        return subprocess.run(
+            command, env={**environ, **env}, cwd=user.home, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert start() == start("--root") == ["0:0"]
+    # Root that keeps its privileges sees the recorded owners.
+    assert start(ENROOT_ALLOW_SUPERUSER="yes", ENROOT_CACHE_PATH=f"{user.home}/other") == ["4242:4243"]
+
+
+def started_under_strace(user: User, inject: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run penroot start; the process of squashfuse that will serve gets a signal before its parent knows of it."""
+    require(shutil.which("strace"), "strace is not installed")
+    return user.run(
+        "strace", "-f", "-qqq", "-o", "/dev/null", f"--inject=setsid:{inject}", "penroot", "start", *words, status=1
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("--pid",), ("--root", "--rw")], ids=" ".join)
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_squashfuse_killed_as_it_starts(user: User, image: pathlib.Path, signal: str, options: tuple[str, ...]) -> None:
+    began = time.monotonic()
+    done = started_under_strace(user, f"signal={signal}", *options, str(image), "true")
+    assert time.monotonic() - began < 10
+    what = "which served it, was killed" if signal == "KILL" else "squashfuse is stopped"
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("[ERROR]") and what in lines[0] and lines[1].startswith("[HINT]")
+    assert_nothing_runs(user)
+    assert user.start(*options, str(image), "echo", "up") == "up\n"
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_server_of_data_killed_as_it_starts(user: User, rootfs: pathlib.Path, image: pathlib.Path, signal: str) -> None:
+    began = time.monotonic()
+    done = started_under_strace(user, f"signal={signal}", "--mount", f"{image}:/mnt:sqsh", "box", "true")
+    assert time.monotonic() - began < 10
+    assert "squashfuse" in done.stderr and "Traceback" not in done.stderr
+    assert_nothing_runs(user)
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_fuse_overlayfs_killed_as_it_starts(user: User, rootfs: pathlib.Path, signal: str) -> None:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    require(shutil.which("strace"), "strace is not installed")
+    env = {"ENROOT_NATIVE_OVERLAYFS": "no"}
+    strace = ("strace", "-f", "-qqq", "-o", "/dev/null", f"--inject=setsid:signal={signal}")
+    began = time.monotonic()
+    done = user.run(*strace, "penroot", "start", "box", "true", env=env, status=1)
+    assert time.monotonic() - began < 10
+    assert f"fuse-overlayfs {'ended at once' if signal == 'KILL' else 'is stopped'}" in done.stderr
+    assert_nothing_runs(user)
+
+
+@pytest.mark.parametrize("options", [("--pid",), ("--pid", "--root")], ids=" ".join)
+def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path, options: tuple[str, ...]) -> None:
+    """The process outside the PID namespace waits for the container and prints the line."""
+    command = user.command("penroot", "start", *options, str(image), "sh", "-c", "echo up; read line; ls /usr; exit 3")
+    run = subprocess.Popen(
+        command, env=user.environ, cwd=user.home, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert run.stdout is not None and run.stdout.readline() == "up\n"
+    subprocess.run(["pkill", "-KILL", "-u", str(user.uid), "squashfuse"], check=True)
+    _, err = run.communicate("go\n", timeout=60)
+    assert run.returncode > 0
+    assert f"which served {image}, was killed by signal 9 while the container ran" in err
+    assert err.count("which served") == 1
+    assert "squashfuse" not in user.penroot("start", *options, str(image), "true").stderr
+
+
+def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
+    command = user.command("penroot", "start", str(image), "sh", "-c", "echo up; read line")
+    with subprocess.Popen(
+        command, env=user.environ, cwd=user.home, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as run:
+        assert run.stdout is not None and run.stdout.readline() == "up\n"
+        subprocess.run(["pkill", "-KILL", "-u", str(user.uid), "squashfuse"], check=True)
+        done = user.penroot("exec", str(run.pid), "/bin/ls", status=126)
+        assert "cannot run /bin/ls: Transport endpoint is not connected" in done.stderr
+        assert "squashfuse, which served the image, was killed" in done.stderr
+        run.kill()
+
+
+def test_image_starts_with_few_open_files(user: User, image: pathlib.Path) -> None:
+    """The caller's own descriptors have numbers above the limit, as those of shells do."""
+    script = 'exec 250< /dev/null; ulimit -n 12; exec "$@"'
+    assert user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "echo", "up").stdout == "up\n"
+    # The program has the descriptor, and the server has not.
+    shown = user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "readlink", "/proc/self/fd/250")
+    assert shown.stdout.strip().endswith("null")
+
+
+def assert_nothing_runs(user: User) -> None:
+    until(lambda: not running(user), "no process of the user is left", 20)
+
+
+def running(user: User) -> list[str]:
+    command = ["ps", "-o", "stat=,args=", "-u", str(user.uid)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [line for line in listed.splitlines() if not line.startswith("Z")]

@@ -1,0 +1,49 @@
+"""A step whose squashfuse dies, and squashfs images of other owners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, end, expect, on_node, sh, srun
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    yield
+    assert_nothing_left(lab, "n1")
+
+
+@pytest.fixture(scope="module")
+def image(lab: Lab) -> Iterator[str]:
+    """A squashfs image whose files belong to several users."""
+    srun(lab, IMAGE, "--container-save=saved.sqsh", "true")
+    lab.run("unsquashfs -quiet -no-progress -dest tree saved.sqsh && chmod -R u+rwX tree")
+    lab.run("mksquashfs tree own.sqsh -quiet -no-progress -p '/etc m 755 7 8'")
+    yield "--container-image=./own.sqsh"
+    lab.run("rm -rf tree own.sqsh saved.sqsh")
+
+
+@pytest.mark.parametrize("options", [(), ("--container-remap-root",), ("--container-writable",)], ids=" ".join)
+def test_image_of_other_owners_runs_in_steps(lab: Lab, image: str, options: tuple[str, ...]) -> None:
+    me = "0" if "--container-remap-root" in options else "2001"
+    assert srun(lab, image, *options, "stat", "-c", "%u", "/etc", "/bin/sh") == f"{me}\n{me}\n"
+
+
+def test_step_names_killed_squashfuse(lab: Lab, image: str) -> None:
+    step = lab.popen(["srun", *ON_N1, image, *sh("echo up; read line; /bin/ls /usr/bin > /dev/null; exit 3")])
+    expect(step, "up")
+    on_node(lab, "pkill -KILL -u alice squashfuse")
+    _, err = end(step)
+    assert step.returncode == 3 or step.returncode > 100
+    assert "squashfuse, which served ./own.sqsh, was killed by signal 9 while the container ran" in err
+    assert err.count("which served") == 1
+
+
+def test_step_says_nothing_of_squashfuse_that_ended(lab: Lab, image: str) -> None:
+    step = lab.popen(["srun", *ON_N1, image, *sh("echo up; read line")])
+    expect(step, "up")
+    _, err = end(step)
+    assert step.returncode == 0 and "squashfuse" not in err
