@@ -7,12 +7,12 @@ import _socket
 import errno
 import os
 
-from enroot_py.base import capture, cgroups, log, recording
+from enroot_py.base import capture, cgroups, linux, log, recording
 from enroot_py.base.errors import ContainerError, PenrootError, cause
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.channel import CONTROL, SOCKET, Channel, assignments, built
+from pyxis_py.channel import SOCKET, Channel, assignments, built
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

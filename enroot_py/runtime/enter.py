@@ -117,13 +117,10 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    # Root's mounts are locked: what follows the host's files could not take away one whose file was deleted.
-    copies = settings.rootfs_writable or (follower or start.in_step) and (settings.remap_root or uid == 0)
-    if copies or any(mount.target.startswith("/etc/") for mount in start.mounts):
+    if copied := host_files_to_copy(start, nested=nested, followed=bool(follower)):
         from enroot_py.runtime import hostfiles
 
-        covered = hostfiles.FILES if copies else [mount.target for mount in start.mounts]
-        system = hostfiles.copied(system, covered, scratch, writable=settings.rootfs_writable)
+        system = hostfiles.copied(system, copied, scratch, writable=settings.rootfs_writable)
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -163,6 +160,18 @@ def follow_host_files(start: Start, own: int) -> int:
     from enroot_py.runtime import hostfiles
 
     return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
+
+
+def host_files_to_copy(start: Start, *, nested: bool, followed: bool) -> Iterable[str]:
+    """Return the targets on which the container gets private copies of files of the host.
+
+    The kernel detaches what lies on a file of the host when the host replaces the file, except a locked mount.
+    """
+    if start.settings.rootfs_writable or nested and (followed or start.in_step):
+        from enroot_py.runtime import hostfiles
+
+        return hostfiles.FILES
+    return [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
