@@ -8,7 +8,7 @@ import os
 import select
 import sys
 
-from enroot_py.base import log
+from enroot_py.base import cgroups, log
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
 from pyxis_py.job import Job
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SOCKET, CONTROL = 3, 4
 _LIMIT = 64 << 20  # bytes in one message
 _FDS = 8
+_LOOK_S, _LOOKS = 1.5, 6  # a child that is stopped at so many looks in a row is given up
 
 
 def tell(text: str) -> None:
@@ -97,12 +98,25 @@ class Channel:
 
 
 def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
-    """Return what ``child`` says of the container that it enters. Raises PenrootError, EOFError if it has ended."""
+    """Return what ``child`` says of the container that it enters.
+
+    Raises PenrootError, also for a child that is stopped, EOFError if it has ended.
+    """
+    stopped = 0
     with Fd(os.pidfd_open(child)) as process:
         while True:
             # A process that a hook has left behind may hold the socket open.
             socket = channel.socket.fileno()
-            if socket not in select.select([socket, process], (), ())[0]:
+            ready = select.select([socket, process], (), (), _LOOK_S)[0]
+            if not ready:
+                stopped = stopped + 1 if cgroups.asleep(child) else 0
+                if stopped < _LOOKS:
+                    continue
+                os.kill(child, 9)
+                raise PenrootError(
+                    "the process that enters the container was stopped", hint="do not stop it: run it again"
+                )
+            if socket not in ready:
                 raise EOFError
             pairs, fds = channel.receive_with_fds()
             if pairs[0][0] != "log":

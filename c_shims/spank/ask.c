@@ -96,6 +96,8 @@ int converse(const struct coprocess *process, struct request *request, struct an
 int explain_silence(const struct coprocess *process)
 {
 	int why = errno;
+	if (why == ETIMEDOUT && process->until == FOREVER)
+		return fail("the helper process of the container is stopped: let it go on with kill -CONT, or end the step");
 	bool said = coprocess_each_log_line(process, print_error);
 	if (why != ECONNRESET && why != EPIPE)
 		return fail("no answer from the helper process of the container: %s", strerror(why));

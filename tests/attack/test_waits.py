@@ -84,6 +84,25 @@ def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
     gone(lab)
 
 
+@pytest.mark.parametrize(
+    ("which", "said"), [("-o", "the helper process of the container is stopped"), ("-n", "stopped")]
+)
+def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, said: str) -> None:
+    """The oldest process is the helper, for which tasks wait; the newest is its child, for which the helper waits."""
+    directory = ".config/enroot/hooks.d"
+    hook = f"{directory}/50-wait.sh"
+    lab.run(f"mkdir -p {directory}; printf '#!/bin/sh\\ntouch $HOME/waits; sleep 20\\n' > {hook}; chmod +x {hook}")
+    step = lab.popen(["srun", *ON_N1, "-n2", IMAGE, "true"])
+    try:
+        until(lambda: on_node(lab, "ls $HOME/waits 2> /dev/null", "alice"), "the hook runs")
+        on_node(lab, f"pkill -STOP {which} -u alice -f {HELPER}", "alice")
+        _, errors = step.communicate(timeout=60)
+        assert step.returncode != 0 and said in errors, errors
+        gone(lab)
+    finally:
+        lab.run(f"rm -f {hook} waits")
+
+
 @pytest.mark.parametrize("how", ["cancel", pytest.param("time limit", marks=pytest.mark.soak)])
 def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None:
     """Line 6: nor a job that is cancelled, or whose time is over, nor its node."""
