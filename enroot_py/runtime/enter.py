@@ -117,10 +117,7 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    if copied := host_files_to_copy(start, nested=nested, followed=bool(follower)):
-        from enroot_py.runtime import hostfiles
-
-        system = hostfiles.copied(system, copied, scratch, writable=settings.rootfs_writable)
+    system = copy_host_files(start, system, scratch, replaceable=nested and (bool(follower) or start.in_step))
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -162,16 +159,19 @@ def follow_host_files(start: Start, own: int) -> int:
     return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
 
 
-def host_files_to_copy(start: Start, *, nested: bool, followed: bool) -> Iterable[str]:
-    """Return the targets on which the container gets private copies of files of the host.
+def copy_host_files(start: Start, system: list[Mount], scratch: str, *, replaceable: bool) -> list[Mount]:
+    """Return the mounts of the system with private copies of some files of the host.
 
-    The kernel detaches what lies on a file of the host when the host replaces the file, except a locked mount.
+    A writable container may change its copies. Copies are also ``replaceable`` where a locked mount of the host's
+    file is not. And the kernel detaches a caller's mount on a file of the host when the host replaces that file.
     """
-    if start.settings.rootfs_writable or nested and (followed or start.in_step):
-        from enroot_py.runtime import hostfiles
+    writable = start.settings.rootfs_writable
+    targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
+    if not (writable or replaceable or targets):
+        return system
+    from enroot_py.runtime import hostfiles
 
-        return hostfiles.FILES
-    return [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
+    return hostfiles.copied(system, hostfiles.FILES if writable or replaceable else targets, scratch, writable=writable)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:

@@ -27,7 +27,7 @@ HANDED_ON = {
     "edffile _variables",
     "guest _ask",
     "guest read",
-    "held _built",
+    "channel built",
     "leave clean_up",
     "mksquashfs check_writing",
     "options _mounts",
