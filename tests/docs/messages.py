@@ -27,7 +27,6 @@ HANDED_ON = {
     "edffile _variables",
     "guest _ask",
     "guest read",
-    "channel built",
     "leave clean_up",
     "mksquashfs check_writing",
     "options _mounts",
