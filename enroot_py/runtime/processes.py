@@ -13,7 +13,7 @@ from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, mounts
+from enroot_py.runtime import environ, execute, mounts, rootfs
 from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
@@ -290,6 +290,7 @@ def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
     execute.withhold(new_keyring=new_keyring)
+    rootfs.import_no_files()
     try:
         for namespace in spaces.values():
             with Fd(namespace):
