@@ -136,8 +136,13 @@ def _say(error: PenrootError) -> None:
 
 def _failed(error: OSError) -> None:
     """Report a failed system call for which no caller has words."""
-    from enroot_py.base import filesystems, log
+    from enroot_py.base import log
 
+    try:
+        from enroot_py.base import filesystems
+    except ImportError:  # in the container: rootfs.import_no_files()
+        log.error(str(error))
+        return
     message, hint = filesystems.in_words(error)
     if message.startswith(filesystems.OUTPUT):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered

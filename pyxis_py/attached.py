@@ -184,6 +184,7 @@ def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], sl
     if slurm is not None:
         mount, tree, add_users = _slurm(slurm)
         trees.append((mount, tree))
+    rootfs.import_no_files()
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     attached: list[tuple[str, str]] = []
@@ -277,6 +278,7 @@ def _take_back(spaces: Mapping[str, int], attached: Iterable[int]) -> Answer:
     # umount2(2) takes a path only. This one leads nowhere but to the mount: what the container has on /proc may lie.
     descriptors = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     _enter_user(spaces)
+    rootfs.import_no_files()
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     os.fchdir(descriptors)
     for mount in attached:

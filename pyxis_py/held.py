@@ -304,6 +304,8 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
+    from pyxis_py import gpus, pytorch  # noqa: F401  # for Step.environ(), while the node's files are there
+
     try:
         environ, below, workdir = step.enter(source)
         _warn_of_missing_paths(step, environ)
@@ -348,8 +350,10 @@ def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
 def _bug(error: BaseException) -> PenrootError:
     """Return what a failed system call means, or where our bug is."""
     if isinstance(error, OSError):
-        from enroot_py.base import filesystems
-
+        try:
+            from enroot_py.base import filesystems
+        except ImportError:  # in the container: rootfs.import_no_files()
+            return PenrootError(f"the container could not be built: {error}")
         message, hint = filesystems.in_words(error)
         return PenrootError(f"the container could not be built: {message}", hint=hint)
     frame = error.__traceback__

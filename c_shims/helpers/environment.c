@@ -127,8 +127,8 @@ static bool has_secret_name(const char *value, const struct secrets *secrets)
 	return false;
 }
 
-/* Whether a text begins with USER:PASSWORD@, or TOKEN@ if `token`. */
-static bool begins_with_login(const char *text, size_t length, bool token)
+/* Whether a text begins with USER:PASSWORD@, or :PASSWORD@ behind a `scheme`, or TOKEN@ if `token`. */
+static bool begins_with_login(const char *text, size_t length, bool scheme, bool token)
 {
 	const char *at = memchr(text, '@', length), *colon, *end = text + length;
 	size_t user, before;
@@ -142,8 +142,8 @@ static bool begins_with_login(const char *text, size_t length, bool token)
 		if (strchr("/?#", text[n]) || isspace((unsigned char)text[n]))
 			return false;
 	}
-	if (!user || !colon)
-		return user && token;
+	if (!colon || (!user && !scheme))
+		return !colon && user && token;
 	for (before = 0; colon + 1 + before < at && !strchr("/?#", colon[1 + before]); before++)
 		port = port && isdigit((unsigned char)colon[1 + before]);
 	if (colon + 1 == at || isspace((unsigned char)colon[1]) || (port && colon + 1 + before < at))
@@ -154,14 +154,15 @@ static bool begins_with_login(const char *text, size_t length, bool token)
 /* environ._has_login() */
 static bool has_login(const char *text, size_t length)
 {
-	bool token = false;
+	bool scheme = false, token = false;
 
 	for (const char *next; length; text = next) {
 		const char *mark = memmem(text, length, "://", 3);
 		size_t piece = mark ? (size_t)(mark - text) : length;
 
-		if (begins_with_login(text, piece, token))
+		if (begins_with_login(text, piece, scheme, token))
 			return true;
+		scheme = piece > 0;
 		token = (piece >= 4 && !memcmp(text + piece - 4, "http", 4)) ||
 			(piece >= 5 && !memcmp(text + piece - 5, "https", 5));
 		next = text + piece + (mark ? 3 : 0);

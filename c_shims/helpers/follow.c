@@ -85,7 +85,8 @@ static bool is_ours(int namespace, const char *name)
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
-/* The child of a process that is in a container; 0 while there is none. */
+/* The child of a process that is in a container, which is in another PID namespace than the servers of its files; 0 while
+ * there is none. */
 static pid_t child_of(pid_t pid)
 {
 	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
@@ -93,9 +94,9 @@ static pid_t child_of(pid_t pid)
 	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
 
 	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
-		AUTO_CLOSE mounts = open_namespace(pid, "mnt");
+		AUTO_CLOSE pids = open_namespace(pid, "pid");
 
-		if (mounts >= 0 && !is_ours(mounts, "mnt"))
+		if (pids >= 0 && !is_ours(pids, "pid"))
 			return pid;
 	}
 	return 0;

@@ -96,8 +96,10 @@ def cause(error: BaseException) -> PenrootError | None:
         reason = reason.__cause__ or reason.__context__
     hint = ""
     if reason is not None and reason.errno in (errno.EMFILE, errno.ENFILE):
-        from enroot_py.base import filesystems
-
+        try:
+            from enroot_py.base import filesystems
+        except ImportError:  # in the container: rootfs.import_no_files()
+            return None
         hint = filesystems.OF_PROCESS[reason.errno]
     elif reason is not None and reason.errno == errno.ENOTCONN and isinstance(error, CommandError) and not of_image:
         hint = "squashfuse, which served the image, was killed (out of memory? see dmesg): start the container again"

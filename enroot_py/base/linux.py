@@ -216,7 +216,9 @@ def explain(path: str) -> str:
     """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
     size = 6 << 12  # PENROOT_WHY of interpreter.h
     why = ffi.new("char[]", size)
-    return os.fsdecode(ffi.string(why)) if lib.penroot_explain(_text(path), why, size) else ""
+    if not lib.penroot_explain(_text(path), why, size):
+        return ""
+    return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
 def withhold_directories() -> None:

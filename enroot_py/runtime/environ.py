@@ -27,7 +27,8 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # The names of secrets. A name consists of words, with "_" between them.
 SECRET_WORDS = frozenset(  # one word of several
-    "AUTH AUTHORIZATION BEARER COOKIE COOKIES CRED CREDS DSN JWT KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS".split()
+    "AUTH AUTHORIZATION BEARER COOKIE COOKIES CRED CREDS DSN JWT KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG "
+    "SIGNATURE".split()
 )
 SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word,
 HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # but of none of these
@@ -136,14 +137,14 @@ def _last_name(text: str) -> str:
 
 
 def _has_login(text: str) -> bool:
-    """Return whether a text holds USER:PASSWORD@ with or without a scheme before it, or http[s]://TOKEN@."""
+    """Return whether a text holds USER:PASSWORD@, SCHEME://:PASSWORD@ or http[s]://TOKEN@."""
     scheme = ""
     for piece in text.split("://"):
         login, at, rest = piece.partition("@")
         user, colon, password = login.partition(":")
         before, path, _ = password.replace("?", "/").replace("#", "/").partition("/")
         is_port = bool(path) and (not before or before.isascii() and before.isdecimal())
-        if at and user and not any(c in "/?#" or c.isspace() for c in user):
+        if at and (user or scheme and colon) and not any(c in "/?#" or c.isspace() for c in user):
             if not colon and scheme.endswith(("http", "https")):
                 return True
             if password and not password[0].isspace() and not is_port and not rest.startswith(_DIGESTS):

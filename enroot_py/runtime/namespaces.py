@@ -179,8 +179,10 @@ def _write(path: str, text: str, directory: int | None) -> None:
 
 
 def _advice(error: OSError) -> str:
-    from enroot_py.runtime import pods
-
+    try:
+        from enroot_py.runtime import pods
+    except ImportError:  # in the container: rootfs.import_no_files()
+        return "see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
     return pods.advice(error)
 
 

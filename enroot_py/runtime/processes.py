@@ -7,18 +7,20 @@ mount says which one it is. Sources: proc(5), namespaces(7).
 from __future__ import annotations
 
 import os
+import sys
 
 from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, mounts
+from enroot_py.runtime import environ, execute, mounts, rootfs
 from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
 # capabilities for the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
+_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2)
 _LOOKS = 100  # at a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
@@ -56,7 +58,7 @@ def running(settings: Settings) -> list[Process]:
         try:
             mntns = inode(int(entry), "mnt")
             name = _container(int(entry), settings) if mntns != ours else None
-            if name is None:
+            if name is None or not _is_own(int(entry)):
                 continue
             process = Process(name, int(entry), mntns)
         except OSError:  # it has gone, or is somebody else's
@@ -138,7 +140,7 @@ def changing(upper: str) -> Process | None:
             if mntns in seen:
                 continue
             seen.add(mntns)
-            root = _root_mount(int(entry))
+            root = _root_mount(int(entry)) if _is_own(int(entry)) else []
             options = mounts.unescape(root[-1]).split(",") if root else []
             if f"upperdir={upper}" in options and _changes(int(entry), upper) or root and root[-2] == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
@@ -230,9 +232,34 @@ def join(pid: int, settings: Settings) -> tuple[dict[str, str], set[str], bool]:
         raise ContainerError(f"no process {pid}", hint="penroot list --fancy shows running containers") from e
     except OSError as e:
         raise ContainerError(f"cannot join process {pid}: {e.strerror}", hint="is it a container of yours?") from e
+    _check_owner(spaces, pid)
     enter(spaces, pid, new_keyring=settings.unshare_keyring)
     os.chdir(cwd if os.path.isdir(cwd) else "/")
     return environ, set(spaces), confined
+
+
+def _owner(space: int) -> int:
+    """Return the user who made an open user namespace."""
+    from fcntl import ioctl
+
+    return int.from_bytes(ioctl(space, _NS_GET_OWNER_UID, bytes(4)), sys.byteorder)
+
+
+def _is_own(pid: int) -> bool:
+    """Return whether the user made the container of a process. Others can name a mount as they like. Raises OSError."""
+    with Fd(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)) as space:
+        return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or _owner(space) == os.geteuid()
+
+
+def _check_owner(spaces: dict[str, int], pid: int) -> None:
+    """Refuse to enter another user's container, as root could. Raises ContainerError.
+
+    Its files would decide what root of the node executes there, and its root could trace that program.
+    """
+    if "user" in spaces and (owner := _owner(spaces["user"])) != os.geteuid():
+        raise ContainerError(
+            f"process {pid} is in a container of user {owner}", hint="run penroot exec as that user: setpriv(1), su(1)"
+        )
 
 
 def _is_bounded(pid: int) -> bool:
@@ -263,6 +290,7 @@ def enter(spaces: dict[str, int], pid: int, *, new_keyring: bool) -> None:
     """Enter the namespaces of ``pid`` and close their descriptors. Raises ContainerError."""
     hide()  # from what runs there
     execute.withhold(new_keyring=new_keyring)
+    rootfs.import_no_files()
     try:
         for namespace in spaces.values():
             with Fd(namespace):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+from _frozen_importlib import BuiltinImporter, FrozenImporter
 
 from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError, NamespaceError
@@ -310,8 +312,17 @@ def switch(root: str) -> None:
         linux.pivot_root(".", ".")
     except PermissionError as e:
         raise _refused("change the root directory", e) from e
+    import_no_files()
     linux.umount2(".", linux.MNT_DETACH)
     os.chdir("/")
+
+
+def import_no_files() -> None:
+    """Import no module from a file any more. Call it before an image's files are in the place of the node's.
+
+    A module of that name in the image would run here, with the node's descriptors, before anything confines it.
+    """
+    sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
 
 
 def _refused(what: str, error: OSError) -> NamespaceError:

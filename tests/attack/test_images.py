@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.images import Image, busybox, directory, entry, index, symlink, write_layout
-from tests.kernel.conftest import User, require, squashed
+from tests.kernel.conftest import PREFIX, User, require, squashed
 
 VOLUME = "${ENROOT_ROOTFS}%s %s none x-create=dir,bind,rw,nosuid,nodev\n"
 HEAD = (
@@ -485,3 +485,17 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
     assert "cannot unmount /away: a link of the image leads to what is mounted under another name" in said
     own = ("--mount", "tmpfs:/away:tmpfs:x-create=dir", "--mount", "none:/away:none:x-detach")
     assert user.start(*own, "box", "grep", "-c", " /opt ", "/proc/mounts", status=1) == "0\n"
+
+
+def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
+    """It would run with the caller's descriptors and before capabilities are dropped, here as the start fails."""
+    library = rootfs / os.path.realpath(f"{PREFIX}/lib/penroot").lstrip("/")
+    for module in ("base/filesystems.py", "runtime/pods.py"):
+        (library / "enroot_py" / module).parent.mkdir(parents=True)
+        (library / "enroot_py" / module).write_text("import os\nos.write(2, b'imported')\n")
+    user.own(rootfs)
+    # The container's first user namespace is the last one that its user may have.
+    script = "echo 1 > /proc/sys/user/max_user_namespaces && exec penroot start --root box true"
+    said = user.run("unshare", "-Urm", "sh", "-c", script, status=1).stderr
+    assert "cannot create a user namespace: No space left on device" in said
+    assert "imported" not in said

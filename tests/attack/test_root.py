@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -45,14 +46,14 @@ UNDO_MOUNTS = """
 
 
 @contextlib.contextmanager
-def running(user: User, *start: str) -> Iterator[None]:
-    """Run a container that waits, while the ``with`` lasts."""
+def running(user: User, *start: str) -> Iterator[int]:
+    """Run a container that waits, while the ``with`` lasts. Yield the process."""
     command = user.command("penroot", "start", *start, "sh", "-c", "echo up; cat")
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=user.environ, cwd=user.home, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        yield
+        yield process.pid
         process.communicate(timeout=60)
 
 
@@ -107,6 +108,32 @@ def test_root_gives_one_device_by_an_option(root: User) -> None:
     said = root.start("-m", f"{node}:/dev/given:none:x-create=file,bind", *read).split()
     assert said[:2] == ["00", "00"]
     assert "kmsg" not in said
+
+
+@pytest.mark.parametrize("remap", [(), ("--root",)])
+def test_root_execs_nothing_in_another_users_container(
+    user: User, rootfs: pathlib.Path, remap: tuple[str, ...]
+) -> None:
+    """The other user would choose the program, and could trace a process of root."""
+    require(os.geteuid() == 0, "only root can enter it")
+    with running(user, *remap, rootfs.name) as pid:
+        root = User(user.home, 0)
+        assert f"is in a container of user {user.uid}\n" in root.penroot("exec", str(pid), "id", status=1).stderr
+        assert user.penroot("exec", str(pid), "id", "-u").stdout == f"{0 if remap else user.uid}\n"
+
+
+def test_root_finds_no_container_that_another_user_names(user: User) -> None:
+    """Anyone may give a mount of their own any source."""
+    require(os.geteuid() == 0, "only root sees the mounts of others")
+    root = User(user.home, 0)
+    forge = f"mount -t tmpfs fuse-overlayfs:{root.data}/box/upper /mnt && cd /mnt && mkdir old && pivot_root . old"
+    command = user.command("unshare", "-Urm", "sh", "-c", f"PATH=/usr/sbin:$PATH; {forge} && echo up && read -r end")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert "no running container box" in root.penroot("exec", "box", "id", status=1).stderr
+        process.communicate("\n", timeout=60)
 
 
 @pytest.mark.parametrize("own", ["", *OWN])

@@ -90,8 +90,10 @@ def shown(process: subprocess.Popen[str]) -> str:
 
 
 def child(parent: int) -> int:
-    """The only child of a process."""
-    return int(pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text())
+    """The only child of a process, but for what follows the host's files."""
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    (inside,) = (pid for pid in children if pathlib.Path(f"/proc/{pid}/comm").read_text() != "penroot-follow\n")
+    return int(inside)
 
 
 def state(pid: int) -> str:

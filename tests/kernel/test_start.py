@@ -326,6 +326,18 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathlib.Path) -> None:
+    program = pathlib.Path("/bin/ls").read_bytes()
+    loader = re.search(rb"/lib[^\0]*/ld-[^\0]*", program)
+    assert loader is not None
+    forged = b"/\n[ERROR] ".ljust(len(loader[0]), b"x")
+    (rootfs / "bin/dynamic").write_bytes(program.replace(loader[0], forged))
+    (rootfs / "bin/dynamic").chmod(0o755)
+    user.own(rootfs)
+    said = user.penroot("start", "box", "dynamic", status=127).stderr
+    assert len(said.splitlines()) == 1, said
+
+
 def test_loader_of_a_program_that_is_missing_is_named(user: User, rootfs: pathlib.Path) -> None:
     shutil.copy("/bin/ls", rootfs / "bin/dynamic")
     user.own(rootfs)

@@ -199,3 +199,4 @@ def test_pytorch_variables(lab: Lab) -> None:
     assert sorted(line[4] for line in lines) == ["0", "0", "1", "1"]
     assert {line[5] for line in lines} == {"7"}
     assert srun(lab, "-n1", IMAGE, *show).strip() == ""
+    assert lab.run(["srun", "-n1", IMAGE, *sh("echo $WORLD_SIZE")], env={"PYTORCH_VERSION": "2"}).stdout == "1\n"
