@@ -304,8 +304,6 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
-    from pyxis_py import gpus, pytorch  # noqa: F401  # for Step.environ(), while the node's files are there
-
     try:
         environ, below, workdir = step.enter(source)
         _warn_of_missing_paths(step, environ)
