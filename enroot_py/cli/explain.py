@@ -10,7 +10,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime.execute import Container, wait
+from enroot_py.runtime.execute import Container, fork, wait
 from enroot_py.runtime.rootfs import Source
 
 _PIPE = 128 + 13  # main() says so of a reader that is gone
@@ -31,7 +31,7 @@ def explain(
         write(f"policy   {path} lets it in\n")
     write(f"rootfs   {source.describe()}{', writable' if settings.rootfs_writable else ''}\n")
     sys.stdout.flush()
-    child = os.fork()
+    child = fork()
     if child:
         status = wait(child)
         if status == _PIPE:

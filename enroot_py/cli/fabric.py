@@ -16,7 +16,7 @@ from enroot_py.devices.edits import Host, shown
 from enroot_py.devices.fabric import LIBFABRIC, PARTS, PLUGINS, UCX, FabricPart, Stock, Want
 from enroot_py.devices.fitting import Fit, Fitting, ImageLibraries
 from enroot_py.runtime import hooks
-from enroot_py.runtime.execute import Container, wait
+from enroot_py.runtime.execute import Container, fork, wait
 from enroot_py.runtime.rootfs import Source
 
 # What a libfabric that needs a library has built in: fi_provider(7); and what modules of Open MPI are for.
@@ -63,7 +63,7 @@ def report(options: start.Options) -> None:
     source = start.find(options.target, settings)
     caller = hooks.caller(host, os.geteuid(), os.getegid())
     sys.stdout.flush()
-    child = os.fork()
+    child = fork()
     if child:
         if status := wait(child):
             why = "asks for what does not fit" if status == _UNFIT else "fails as shown above"

@@ -212,6 +212,8 @@ def _in_files(
         entries = _in_yaml(path, base["XDG_RUNTIME_DIR"]) if path.endswith(".yaml") else _in_conf(path)
         for key, line, text in entries:
             try:
+                if "\0" in text:
+                    raise ValueError("no value holds a NUL byte")
                 text = expand(text, variables, may_be_unset=lambda name: not in_job and name.startswith("SLURM_"))
             except ValueError as e:
                 raise ConfigError(f"{path}:{line}: {key}: {e}") from None

@@ -19,6 +19,9 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
 
+_MAX_DEPTH = 32  # defaults in defaults
+_MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): no longer value is passed on
+
 _caller: tuple[int, int] | None = None
 
 
@@ -26,7 +29,7 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
     """Replace ``${NAME}``, ``$NAME``, ``${NAME:-default}`` and the commands of COMMANDS; no shell is run.
 
     An unset variable is the empty string, as in a shell, if it ``may_be_unset``. Raises ValueError
-    for any other one, and for any other ``$(command)``.
+    for any other one, for any other ``$(command)``, and for a value that is too long or too deep.
     """
 
     if "$" not in text:
@@ -43,6 +46,7 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
 
     out = ""
     while (at := text.find("$")) >= 0:
+        _check_length(out)
         out, text = out + text[:at], text[at + 1 :]
         if text.startswith("("):
             command, close, text = text[1:].partition(")")
@@ -65,7 +69,13 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
                 end += 1
             name, text = text[:end], text[end:]
             out += value(name) if name else "$"
+    _check_length(out)
     return out + text
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _MAX_LENGTH:  # lines that double one another would fill the memory
+        raise ValueError(f"the value is longer than {_MAX_LENGTH} characters")
 
 
 def _closing(text: str) -> int:
@@ -73,6 +83,8 @@ def _closing(text: str) -> int:
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "{") - (character == "}")
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"more than {_MAX_DEPTH} '${{' are in one another")
         if not depth:
             return at
     raise ValueError("'${' without '}'")

@@ -207,6 +207,9 @@ def _parse_local(text: str, scheme: str, cwd: str) -> LocalImage:
     if scheme in ENGINES:
         if not rest or rest[0] in "-./:" or not (_TAG | frozenset("/:@")).issuperset(rest):
             raise ImageReferenceError(f"{text}: bad image name {rest!r}", hint=f"write {scheme}IMAGE[:TAG]")
+        if without_password(rest) != rest:
+            hint = f"log in with the engine: {ENGINES[scheme]} login"
+            raise ImageReferenceError(f"{without_password(text)}: the image name of an engine has no login", hint=hint)
         return LocalImage(scheme, rest)
     path, _, name = rest.partition(":")
     if not path or "\n" in rest:

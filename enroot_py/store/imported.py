@@ -8,12 +8,14 @@ The record is a block of its own behind the file system, which no reader of squa
     crc32 HEX                  of the same
 
 A file that was changed inside, or exported from a container, has none. The checksum finds accidental damage. Nothing
-may trust the digest: whoever can write the file can write any digest.
+may trust the digest: whoever can write the file can write any digest. So fault() rejects a file of another user in a
+sticky directory, as /tmp, where that user may have put it.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
 from enroot_py.base import digests, superblock
 from enroot_py.base.fds import Fd
@@ -46,6 +48,8 @@ def fault(path: str, digest: str) -> str:
         with _opened(path) as fd:
             wrong, _ = superblock.fault(fd)
             record = _record(fd)
+            if stranger := _stranger(fd, path):
+                return f"belongs to uid {stranger}"
             if wrong or not record:
                 return wrong or "does not record which image it is"
             if digest and record["digest"] != digest:
@@ -56,6 +60,12 @@ def fault(path: str, digest: str) -> str:
         return "is missing"
     except OSError as e:
         return f"cannot be read: {e.strerror}"
+
+
+def _stranger(fd: int, path: str) -> int:
+    """The owner of a file that another user may have put where it is; else 0. Raises OSError."""
+    owner, above = os.fstat(fd).st_uid, os.stat(os.path.dirname(path) or ".")
+    return owner if above.st_mode & stat.S_ISVTX and owner not in (os.geteuid(), above.st_uid) else 0
 
 
 def _opened(path: str) -> Fd:

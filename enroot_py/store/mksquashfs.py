@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from enroot_py.base import filesystems, making, memory
 from enroot_py.base.errors import ConfigError, ImageError
+from enroot_py.base.fds import Fd
 from enroot_py.config.words import nearest
 
 TYPE_CHECKING = False
@@ -177,7 +178,7 @@ def destination(output: str) -> str:
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
                 break
-            directory = os.path.dirname(path)
+            directory = _resolved(os.path.dirname(path))
             above = os.stat(directory)
             # As the kernel does in such directories: proc_sys_fs(5), protected_symlinks.
             is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
@@ -185,7 +186,8 @@ def destination(output: str) -> str:
                 raise ImageError(
                     f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
                 )
-            path = os.path.normpath(os.path.join(directory, os.readlink(path)))
+            path = os.path.join(directory, os.readlink(path))
+            path = os.path.join(_resolved(os.path.dirname(path)), os.path.basename(path))
     except OSError:
         return path  # a file that is to be made; or check_output() says what is wrong
     for test, what in _IRREGULAR:
@@ -193,6 +195,12 @@ def destination(output: str) -> str:
             hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
             raise ImageError(f"{path} is {what}", hint=hint)
     return path
+
+
+def _resolved(directory: str) -> str:
+    """Return the path of a directory without links and ``..``, as the kernel follows them. Raises OSError."""
+    with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        return os.readlink(f"/proc/self/fd/{fd}")
 
 
 def cannot_write(output: str, error: OSError) -> ImageError:

@@ -440,6 +440,12 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
     assert not work.exists()
 
 
+def test_explain_of_an_image_file_ends(user: User, image: pathlib.Path) -> None:
+    # It waits for a child, which here is still at work when the waiting begins.
+    done = user.run("timeout", "20", f"{PREFIX}/bin/penroot", "start", "--explain", str(image), "true")
+    assert "run      true" in done.stdout
+
+
 def test_a_reader_of_explain_may_leave(user: User, rootfs: pathlib.Path) -> None:
     script = "mkfifo pipe; : < pipe & exec 3> pipe; wait; exec penroot start --explain box >&3"
     assert user.run("bash", "-c", script, status=141).stderr == ""

@@ -1208,6 +1208,34 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     user.penroot("import", "--ensure", "-o", "-", uri, status=1)
 
 
+@pytest.mark.parametrize("option", ["--ensure", "--force"])
+def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server, option: str) -> None:
+    uri = f"docker://{registry.host}/test/one:1"
+    user.penroot("import", "-o", "x.sqsh", uri)
+    place = user.home / "open"
+    place.mkdir()
+    place.chmod(0o1777)
+    forged = place / "x.sqsh"
+    shutil.copy(user.home / "x.sqsh", forged)  # who forges a file writes the same record
+    os.chown(forged, user.uid + 1, user.uid + 1)
+    done = user.penroot("import", option, "-o", str(forged), uri, status=1)
+    assert "up to date" not in done.stderr and "another process" not in done.stderr
+    if option == "--ensure":
+        assert f"{forged} belongs to uid {user.uid + 1}" in done.stderr
+
+
+def test_import_follows_a_link_as_the_kernel_does(user: User, registry: Server) -> None:
+    for name in ("a/b", "c/b", "c/d"):
+        (user.home / name).mkdir(parents=True)
+    (user.home / "a/link").symlink_to("../c/d")
+    (user.home / "c/d/x.sqsh").symlink_to("../b/y.sqsh")
+    (user.home / "a/b/y.sqsh").write_text("another file")
+    user.own(user.home)
+    user.penroot("import", "--force", "-o", "a/link/x.sqsh", f"docker://{registry.host}/test/one:1")
+    assert (user.home / "a/b/y.sqsh").read_text() == "another file"
+    assert (user.home / "c/b/y.sqsh").is_file() and (user.home / "c/d/x.sqsh").is_symlink()
+
+
 def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     user.penroot("import", "-o", "x.sqsh", uri)

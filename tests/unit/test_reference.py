@@ -160,3 +160,11 @@ def test_images_that_are_here(text: str, canonical: str, filename: str) -> None:
     found = parse(text, "/here")
     assert str(found) == found.uri() == canonical and parse(canonical) == found
     assert found.filename() == filename
+
+
+def test_password_in_the_name_of_an_engine_is_refused_and_not_shown() -> None:
+    for scheme in ("dockerd://", "podman://"):
+        with pytest.raises(ImageReferenceError) as refused:
+            parse(f"{scheme}alice:S3cret@registry.example/x")
+        assert "S3cret" not in f"{refused.value} {refused.value.hint}"
+        assert str(parse(f"{scheme}registry.example:5000/x@sha256:{'a' * 64}")).endswith("a" * 64)

@@ -71,6 +71,21 @@ def test_replace_says_where_from(environ: dict[str, str]) -> None:
     assert changed.origin(SETTINGS["ENROOT_ROOTFS_WRITABLE"]) == "--rw"
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("ENROOT_A " + "${x:-" * 3000 + "}" * 3000, "more than 32"),
+        ("ENROOT_A " + "x" * 999 + "".join(f"\nENROOT_A $ENROOT_A$ENROOT_A # {i}" for i in range(40)), "longer than"),
+        ("ENROOT_DATA_PATH /a\0b", "NUL"),
+    ],
+    ids=["nested", "doubling", "nul"],
+)
+def test_conf_with_a_monstrous_value_is_refused(environ: dict[str, str], lines: str, words: str) -> None:
+    conf(environ, lines)
+    with pytest.raises(ConfigError, match=words):
+        settings.load(environ)
+
+
 def test_expand_leaves_other_dollars() -> None:
     assert expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
 
