@@ -171,7 +171,7 @@ def destination(output: str) -> str:
 
     Raises ImageError for what is no regular file, and for a link that another user could have put there.
     """
-    path = os.path.abspath(output)
+    path = _placed(output)
     try:
         for _ in range(_MAX_LINKS):
             status = os.lstat(path)
@@ -185,7 +185,7 @@ def destination(output: str) -> str:
                 raise ImageError(
                     f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
                 )
-            path = os.path.normpath(os.path.join(directory, os.readlink(path)))
+            path = _placed(os.path.join(directory, os.readlink(path)))
     except OSError:
         return path  # a file that is to be made; or check_output() says what is wrong
     for test, what in _IRREGULAR:
@@ -193,6 +193,12 @@ def destination(output: str) -> str:
             hint = "name the file: --output FILE" if test is stat.S_ISDIR else "write to stdout instead: --output -"
             raise ImageError(f"{path} is {what}", hint=hint)
     return path
+
+
+def _placed(path: str) -> str:
+    """Return ``path`` with its parent directory resolved as the kernel does: "link/.." is not this directory."""
+    directory, name = os.path.split(path.rstrip("/") or "/")
+    return os.path.realpath(path) if name in ("", ".", "..") else os.path.join(os.path.realpath(directory), name)
 
 
 def cannot_write(output: str, error: OSError) -> ImageError:
