@@ -1162,7 +1162,7 @@ def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, 
             done = user.penroot("import", "-o", "x.sqsh", uri)
         finally:
             os.killpg(first.pid, signal.SIGCONT)
-        assert f"process {first.pid} (penroot, stopped) does not go on making {user.home}/x.sqsh" in done.stderr
+        assert f"process {first.pid} (penroot, stopped) makes no progress making {user.home}/x.sqsh" in done.stderr
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0 and "another process has made it" in errors, errors
 
@@ -1196,8 +1196,8 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     whole = path.read_bytes()
     for damage, words in {
         whole[: len(whole) // 2]: "is truncated",
-        whole[:-4096]: "does not record which image it is",
-        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: it has not the checksum",
+        whole[:-4096]: "has no image record",
+        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: checksum mismatch",
         b"no image": "is no squashfs file",
     }.items():
         path.write_bytes(damage)
