@@ -793,6 +793,14 @@ def test_login_that_expires_is_named_with_its_file(
         assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
 
 
+def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Image) -> None:
+    with faulty(registry.host, login=Login({"me": "secret"}, True, uses=1, ends=True)) as front:
+        uri = f"docker://me:secret@{front.host}#test/transfer:1"
+        said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
+        assert "the login of 'me' from the command line has expired" in said
+        assert "[HINT] give the current password" in said and "secret" not in said
+
+
 @pytest.mark.parametrize("status", EXPIRED)
 def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, status: int) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
