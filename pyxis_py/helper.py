@@ -76,7 +76,7 @@ def check(job: Job, channel: Channel) -> None:
         return
     answer.append(("later", "" if submit.learns_later(job) else "wait"))
     channel.send(answer)
-    log.sink = _nowhere
+    log.sink = log.silent
     if not isinstance(wish, submit.Wish):
         from pyxis_py import sent
 
@@ -144,7 +144,7 @@ def hold(job: Job, channel: Channel) -> None:
         _signal.signal(number, _signal.SIG_IGN)
     container.answer(channel, job)
     container.reap()  # not before: the first task waits
-    log.sink = _nowhere
+    log.sink = log.silent
     gc.freeze()  # or it looks for garbage among all that has been loaded, while the first program starts
     gc.enable()
     from pyxis_py.service import Service
@@ -206,7 +206,3 @@ def _own_group() -> None:
 
 def _cancel(number: int, frame: object) -> None:
     raise PenrootError("cancelled while the container was being set up")
-
-
-def _nowhere(level: str, text: str) -> None:
-    """Nobody listens between two tasks."""

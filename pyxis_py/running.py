@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NEW = ".new"  # behind the name of a socket that does not listen yet
 _TICK = 0.02  # seconds
-_SOON = 1  # seconds; most containers are there in less, and whoever waits longer looks why, again and again
+_SOON = 1  # seconds; most containers are there in less, and whoever waits longer watches the holder
 
 
 class BusyError(PenrootError):
@@ -100,22 +100,6 @@ def _connect(directory: int, name: str) -> _socket.socket:
     return socket
 
 
-def _check_holder(fd: int, name: str) -> None:
-    """Raises BusyError where who has the lock of the container ``name`` does nothing for now."""
-    from enroot_py.base import cgroups  # not for every step
-
-    status = os.fstat(fd)
-    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with open("/proc/locks") as f:
-        lines = [line.split() for line in f]
-    for pid in (int(words[4]) for words in lines if words[1] == "FLOCK" and words[5] == file):
-        if why := cgroups.asleep(pid):
-            raise BusyError(
-                f"another step is making or removing the container {name}, and its process {pid} does nothing: {why}",
-                hint="see squeue: scontrol resume lets a suspended job go on, scancel ends it",
-            )
-
-
 class RunningContainers:
     """The containers of one user that run on this node. A step is named JOB.STEP."""
 
@@ -125,9 +109,9 @@ class RunningContainers:
     def lock(self, name: str, seconds: float | None = None) -> Fd:
         """Wait until no other step makes, starts or removes the container ``name``; closing the descriptor ends that.
 
-        Raises PenrootError; BusyError where that takes longer than ``seconds``, or who has it does nothing for now.
+        Raises PenrootError; BusyError if that takes longer than ``seconds``, or the holder makes no progress.
         """
-        began = looked = time.monotonic()
+        began = time.monotonic()
         directory = f"{self.path}/{name}"
         watch = None
         while True:
@@ -138,9 +122,7 @@ class RunningContainers:
                         now = time.monotonic()
                         if seconds is not None and now - began >= seconds:
                             raise BusyError(f"another step has held {directory} for {seconds:.0f} s")
-                        if now - looked >= _SOON:
-                            looked = now
-                            _check_holder(fd, name)
+                        if now - began >= _SOON:
                             from enroot_py.base import waits  # not for every step
 
                             watch = watch or waits.Watch(fd, f"making or removing the container {name}")

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 _CLIENTS = 64  # who may be connected and silent at once
 
 
-def _nowhere(level: str, text: str) -> None:
-    """Nobody listens between two requests."""
-
-
 class Service:
     """Answers tasks and other steps, until slurmstepd is gone or asks it to finish the step.
 
@@ -140,7 +136,7 @@ class Service:
             sys.excepthook(*sys.exc_info())
             asker.fail(PenrootError("the container could not be saved", hint=repr(sys.exc_info()[1])))
         finally:
-            log.sink = _nowhere
+            log.sink = log.silent
 
     def _finish(self, asked: Job, client: Client) -> NoReturn:
         """Finish the step for slurmstepd, which waits for the end of this process too."""

@@ -9,16 +9,12 @@ import os
 NONE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 
 
-def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until its descriptors are closed; False where others have it and there is no ``wait``.
-
-    Raises OSError.
-    """
+def flock(fd: int, *, shared: bool = False) -> bool:
+    """Lock an open file until its descriptors are closed. Return False if others have the lock. Raises OSError."""
     import fcntl  # not for every start
 
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(fd, how if wait else how | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -41,6 +41,10 @@ def rewrite(text: str) -> None:
     sys.stderr.flush()
 
 
+def silent(level: str, text: str) -> None:
+    """Drop a line: a ``sink`` for a process that nobody listens to."""
+
+
 # Where lines go; the SPANK helper sends them through slurmstepd instead.
 sink: Callable[[str, str], None] = _stderr
 

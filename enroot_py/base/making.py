@@ -1,10 +1,10 @@
 """Files and directories in the making or being removed, under hidden names; and removal of what killed processes left.
 
 ``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete;
-``.NAME.NODE.PID-RANDOM.trash`` was NAME until it began to be deleted. Whoever works on one holds
+``.NAME.NODE.PID-RANDOM.trash`` was NAME until it began to be deleted. The process that works on one holds
 its flock(2). The lock of a killed process is free at once, and the next process that makes something
-there removes what was left. A file system that nodes share need not share its locks: there each
-node removes its own.
+there removes the rest. A file system that nodes share need not share its locks: there each node removes
+its own, and those of other nodes after a day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ MAKING, TRASH = "making", "trash"
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ROOM = 100  # bytes of a name
 _ABANDONED_AFTER_S = 86400.0
-_lock = locks.attempt
 
 
 def hidden(path: str, kind: str) -> str:
@@ -31,7 +30,7 @@ def hidden(path: str, kind: str) -> str:
 
 
 def shortened(name: str) -> str:
-    """As much of a name as leaves room for more."""
+    """Shorten a name so that a suffix fits."""
     return os.fsdecode(os.fsencode(name)[:_ROOM])
 
 
@@ -112,7 +111,7 @@ class File:
         except OSError:
             self._create_hidden()
         else:
-            _lock(self.fd)
+            locks.attempt(self.fd)
         return self
 
     def _create_hidden(self) -> None:
@@ -172,7 +171,7 @@ def hold(path: str) -> Fd | None:
         raise
     except OSError:
         return None  # it is a symbolic link, or nothing of ours: it goes without
-    _lock(fd)
+    locks.attempt(fd)
     return fd
 
 
@@ -189,11 +188,11 @@ def _open_whatever_its_modes(path: str, flags: int) -> Fd:
 
 def _is_ours(fd: int, path: str) -> bool:
     """Lock what was just made. False where sweep() of another process had it before it was locked. Raises OSError."""
-    return _lock(fd) is not False and locks.is_at(fd, path)
+    return locks.attempt(fd) is not False and locks.is_at(fd, path)
 
 
 def discard(path: str, node: str, pid: int) -> None:
-    """Remove what the process ``pid`` of another node, which has ended, made under hidden names for ``path``."""
+    """Remove hidden files that the ended process ``pid`` of ``node`` made for ``path``."""
     directory, name = os.path.split(path)
     begin = f".{shortened(name)}.{shortened(node)}.{pid}-"
     for name in os.listdir(directory) if node else ():
@@ -235,7 +234,7 @@ def _remove_if_left(place: str, name: str, *, shared: bool) -> None:
         return
     # To lock a file of NFS it must be open for writing.
     with _open_whatever_its_modes(path, os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_RDWR) as fd:
-        free = _lock(fd)
+        free = locks.attempt(fd)
         if free is None:
             free = ours and not os.path.exists(f"/proc/{pid}")
         if not free or not locks.is_at(fd, path):

@@ -37,7 +37,7 @@ class Program:
     timeout: float | None = None  # seconds after which it is killed
     tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status and these lines are a success
     warnings: bool = False  # show what it wrote to stderr where it succeeds
-    expected: str = "\n"  # but no line that begins so
+    expected: str = "\n"  # do not show stderr lines with this prefix
 
     def run(self) -> str:
         """Run it to its end, or ours, and return its stdout unless that is elsewhere.

@@ -37,7 +37,10 @@ def fault(fd: int) -> tuple[str, str]:
 
 
 def compression_fault(fd: int) -> tuple[str, str]:
-    """The same for a compression that no reader of squashfs 4 knows. Raises OSError."""
+    """Return what is wrong with the compression of a squashfs file, and the fix; both empty if known.
+
+    Raises OSError.
+    """
     compression = int.from_bytes(os.pread(fd, 2, 20), "little")
     if 1 <= compression <= _LAST_COMPRESSION:
         return "", ""

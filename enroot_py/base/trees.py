@@ -15,8 +15,8 @@ _DEPTH = 64  # directories that are open at a time
 def make(path: str, mode: int) -> None:
     """Make a directory in the caller's group and without an ACL, whatever its parent hands on. Raises OSError.
 
-    A user namespace has no other group and user. Overlayfs makes nothing in a directory whose group is not there, and
-    copies no ACL that names one.
+    The container's user namespace maps only the caller's user and group. Overlayfs makes nothing in a directory whose
+    group is not there, and copies no ACL that names one.
     """
     os.mkdir(path, mode)
     try:

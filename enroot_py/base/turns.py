@@ -81,26 +81,25 @@ class Turn:
         """Wait until the turn is free. Return why the wait was given up, or ""."""
         if (owner := os.fstat(fd).st_uid) != os.geteuid():
             return f"uid {owner} is making {self._target}"
-        node, _, pid = _holder(fd)
         watch = waits.Watch(fd, f"making {self._target}", _EXPIRED_AFTER_S)
         began = signed = time.monotonic()
         sign, noticed = 0, False
         while locks.is_at(fd, self._path):
             now = time.monotonic()
+            node, _, pid = _holder(fd)  # empty at first
             if (latest := os.fstat(fd).st_mtime_ns) != sign:
                 sign, signed = latest, now
             if _is_dead(fd, expired=now - signed >= _EXPIRED_AFTER_S):
                 making.discard(self._target, node, pid)
-                if locks.is_at(fd, self._path):
-                    os.unlink(self._path)
+                _remove(fd, self._path)
                 return ""
             if now - began >= _NOTICE_AFTER_S:
                 if node == os.uname().nodename:
                     if why := watch.look():
                         return why
-                elif not noticed:
+                elif node and not noticed:
                     noticed = True
-                    log.info(f"waiting for process {pid} on {node or 'another node'}, which is making {self._target}")
+                    log.info(f"waiting for process {pid} on {node}, which is making {self._target}")
             time.sleep(_POLL_S)
         return ""
 
@@ -110,8 +109,26 @@ class Turn:
         _signal.setitimer(_signal.ITIMER_REAL, 0)
         _signal.signal(_signal.SIGALRM, self._before or _signal.SIG_DFL)
         with self._fd as fd:
-            if locks.is_at(fd, self._path):
-                os.unlink(self._path)
+            try:
+                _remove(fd, self._path)
+            except OSError as e:
+                log.debug(f"cannot remove {self._path}: {e.strerror}")
+
+
+def _remove(fd: int, path: str) -> None:
+    """Remove the turn that is open, but not a successor's turn at the same path. Raises OSError."""
+    if not locks.is_at(fd, path):
+        return
+    trash = making.hidden(path, making.TRASH)
+    try:
+        os.rename(path, trash)
+        try:
+            if not locks.is_at(fd, trash):  # a process of another node has taken the turn in this moment
+                os.link(trash, path)
+        finally:
+            os.unlink(trash)
+    except (FileNotFoundError, FileExistsError):
+        return  # another process has removed the turn, or has taken it
 
 
 def sweep(directory: str) -> None:
@@ -126,8 +143,8 @@ def sweep(directory: str) -> None:
             with Fd(os.open(path, _OPEN)) as fd:
                 status = os.fstat(fd)
                 ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if ours and _is_dead(fd, expired=False) and locks.is_at(fd, path):
-                    os.unlink(path)
+                if ours and _is_dead(fd, expired=False):
+                    _remove(fd, path)
         except OSError as e:
             log.debug(f"cannot remove {path}: {e.strerror}")
 
@@ -143,9 +160,7 @@ def _is_dead(fd: int, *, expired: bool) -> bool:
     node, boot, pid = _holder(fd)
     if node != os.uname().nodename:
         return expired
-    if boot != linux.boot_id():
-        return True
-    free = locks.attempt(fd)
+    free = locks.attempt(fd)  # held until fd is closed, so that two processes do not remove one turn and its successor
     if free is None:  # no locks here
-        return not os.path.exists(f"/proc/{pid}")
+        return boot != linux.boot_id() or not os.path.exists(f"/proc/{pid}")
     return free

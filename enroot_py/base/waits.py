@@ -1,22 +1,28 @@
-"""Waits for a lock of another process: print who holds the lock, and give up when the holder does not go on.
+"""Waits for a lock of another process: print who holds the lock, and give up when the holder makes no progress.
 
 Sources: proc_locks(5), proc_pid_stat(5), proc_pid_task(5).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from enroot_py.base import cgroups, locks, log
 from enroot_py.base.errors import PenrootError
+from enroot_py.base.fds import Fd
 
 NOTICE_AFTER_S = 2.0
 STALLED_AFTER_S = 600.0
-HINT = "let that process go on (kill -CONT PID, scontrol resume JOB), or end it: kill PID"
+HINT = "let that process go on (kill -CONT PID, scontrol resume JOB), or end it: kill -KILL PID, scancel JOB"
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LOOK_S = 0.5
+_MAX_GAP_S = 2.0  # between looks: while this process is stopped, so may be the holder
 _ASLEEP_LOOKS = 2  # in a row: after a suspended job is resumed, its processes go on one after the other
 _WORK_S = 0.1  # seconds of processor time that count as progress; a process that only polls uses less in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
@@ -37,19 +43,41 @@ def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = ST
     return why
 
 
+@contextmanager
+def changing(path: str) -> Iterator[None]:
+    """Let one process at a time change the file ``path``. Raises PenrootError, OSError.
+
+    The lock is a private file beside it: other users may open and so lock the directory, or the file itself.
+    """
+    directory, name = os.path.split(path)
+    lock_path = f"{directory}/.{name}.lock"
+    while True:
+        with Fd(os.open(lock_path, _OPEN, 0o600)) as fd:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise PermissionError(errno.EPERM, f"the lock file {lock_path} is open to other users: remove it")
+            queue(fd, path)
+            if locks.is_at(fd, lock_path):
+                try:
+                    yield
+                finally:
+                    os.unlink(lock_path)
+                return
+
+
 def queue(fd: int, path: str) -> None:
-    """Lock what is open at ``path`` when other processes are done with it; at once on a file system without locks.
+    """Wait for the lock ``fd`` of the file ``path``; not on a file system without locks.
 
     Raises PenrootError if the holder is stopped or makes no progress, OSError.
     """
     try:
-        why = lock(fd, f"changing a file in {path}")
+        why = lock(fd, f"changing {path}")
     except OSError as e:
         if e.errno not in locks.NONE:
             raise
         return
     if why:
-        raise PenrootError(f"cannot change a file in {path}: {why}", hint=HINT)
+        raise PenrootError(f"cannot change {path}: {why}", hint=HINT)
 
 
 class Watch:
@@ -59,12 +87,12 @@ class Watch:
         self._fd = fd
         self._doing = doing
         self._stalled_after = stalled_after
-        self._looked = 0.0
-        self._asleep = self._stalled = 0  # looks in a row
+        self._looked = self._idle_s = 0.0
+        self._asleep = 0  # looks in a row
         self._sign: tuple[int, float] = (0, 0.0)  # of life: the time of the locked file, and processor time
 
     def look(self) -> str:
-        """Return why it is no use to wait on, "" while it is. Looks every half second, however often it is called.
+        """Return the reason to stop waiting, or "". Looks every half second, however often it is called.
 
         The first look prints who holds the lock.
         """
@@ -75,14 +103,14 @@ class Watch:
         who = " and ".join(map(described, pids)) or "a process of another node or PID namespace"
         if not self._looked:
             log.info(f"waiting for {who}, which is {self._doing}")
-        self._looked = now
+        gap, self._looked = min(now - self._looked, _MAX_GAP_S), now
         family = [*families(pids)]
         self._asleep = self._asleep + 1 if any(map(cgroups.asleep, family)) else 0
         if self._asleep >= _ASLEEP_LOOKS:
-            return f"{who} does not go on {self._doing}"
-        self._stalled = 0 if self._goes_on(family) else self._stalled + 1
-        if self._stalled * _LOOK_S >= self._stalled_after:
-            return f"{who} has not gone on {self._doing} for {self._stalled_after:.0f} s"
+            return f"{who} makes no progress {self._doing}"
+        self._idle_s = 0 if self._goes_on(family) else self._idle_s + gap
+        if self._idle_s >= self._stalled_after:
+            return f"{who} made no progress {self._doing} for {self._stalled_after:.0f} s"
         return ""
 
     def _goes_on(self, family: list[int]) -> bool:
@@ -112,16 +140,9 @@ def holders(fd: int) -> list[int]:
 
 def described(pid: int) -> str:
     """A process in words: its number, program, state and job."""
-    name = "?"
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as f:
-            text = f.read()
-        name = text[text.index("(") + 1 : text.rindex(")")]
-        letter = text.rpartition(")")[2].split()[0]
-        asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
-        state = asleep or _STATES.get(letter, letter)
-    except (OSError, ValueError):
-        state = "gone"
+    name, fields = _stat(pid)
+    asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
+    state = asleep or _STATES.get(fields[0], fields[0]) if fields else "gone"
     job = _job(pid)
     return log.printable(f"process {pid} ({name}, {state}){f' of job {job}' if job else ''}")
 
@@ -157,18 +178,19 @@ def families(pids: Iterable[int]) -> Iterator[int]:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process."""
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as f:
-            return f.read().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    return _stat(pid)[1][:1] in (["T"], ["t"])
 
 
 def _processor_time(pid: int) -> float:
     """Seconds that a process and its ended children have used. 0 for a process that is gone."""
+    return sum(map(int, _stat(pid)[1][11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    """Return the name of a process, and the fields of /proc/PID/stat from its state on; ("?", []) if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as f:
-            fields = f.read().rpartition(")")[2].split()
+            name, _, rest = f.read().partition("(")[2].rpartition(")")
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return "?", []
+    return name, rest.split()

@@ -25,12 +25,11 @@ _TICK = 0.2  # seconds
 _LOOK_S = 1.0
 _STOPPED_AFTER_S = 60.0
 _PIPE = 1 << 16  # bytes that fit in one before somebody reads: pipe(7)
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Get this signal when the parent ends. Entering a user namespace undoes it: prctl(2)."""
-    linux.prctl(_PR_SET_PDEATHSIG, number)
+    linux.prctl(linux.PR_SET_PDEATHSIG, number)
 
 
 def processors(most: int = 0) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from enroot_py.base import digests, log, making, paths, turns
+from enroot_py.base import digests, log, paths, turns
 from enroot_py.base.errors import ImageError, Unreachable, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.turns import Turn
@@ -37,29 +37,24 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     path = mksquashfs.destination(path)
     if ensure:
         settings = settings.replace("--ensure", force_override=True)
-    there = _state(path)
-    is_new = there is not None and there[1] >= _began()  # another process, which began with this one, has made it
-    if not is_new:
-        mksquashfs.check_writing(path, settings)  # before minutes of work, not after
-    making.sweep(os.path.dirname(path))
     turns.sweep(os.path.dirname(path))
-    verifies = ensure or is_new
+    there = _state(path)
+    # Perhaps another process, which began with this one, has made the file.
+    verifies = ensure or there is not None and there[1] >= _began()
     while True:
-        if verifies:
-            if _is_there(path, reference, settings, arch, reports=ensure):
-                return
-            mksquashfs.check_writing(path, settings)
-        there = _state(path)
+        if verifies and _is_there(path, reference, settings, arch, reports=ensure):
+            return
+        mksquashfs.check_writing(path, settings)  # before minutes of work, not after
         with Turn(path):
-            if _state(path) != there:
-                verifies = True  # when others may have the turn: that takes its time
+            if (now := _state(path)) != there:
+                there, verifies = now, True  # without the turn: that takes its time
                 continue
             image = pull.pull(reference, settings, arch=arch)
             try:
                 _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
                 # Perhaps this process was stopped, and another one has not waited for it.
-                if _state(path) == there or imported.fault(path, image.digest):
+                if _state(path) == there or imported.check(path) != (image.digest, ""):
                     raise
                 log.info(f"{path}: another process has made it, {image.digest}")
             return
@@ -70,7 +65,7 @@ def _report(name: str, size: int, digest: str) -> None:
 
 
 def _state(path: str) -> tuple[int, float] | None:
-    """What tells a file from another of its name: inode, and when it got that name; None without a file."""
+    """Identify a file: inode and ctime, or None."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -87,18 +82,18 @@ def _began() -> float:
 def _is_there(
     path: str, reference: Reference | LocalImage, settings: Settings, arch: str | None, *, reports: bool
 ) -> bool:
-    """Whether a squashfs file is the whole image that a reference means now. Raises PenrootError."""
-    why = imported.fault(path, "")
+    """Check that a file is undamaged and holds the image that the reference resolves to. Raises PenrootError."""
+    digest, why = imported.check(path)
     if not why:
         try:
             wanted = pull.digest(reference, settings, arch)
         except Unreachable as e:
             log.warn(f"{e}; keeping {path}")
             return True
-        why = imported.fault(path, wanted)
-        if not why:
+        if digest == wanted:
             log.info(f"{path}: {'up to date' if reports else 'another process has made it'}, {wanted}")
             return True
+        why = f"is {digest}, not {wanted}"
     if reports:
         log.info(f"{path} {why}: importing {reference}")
     return False

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 import click
 
 from enroot_py.base import log, making, waits
 from enroot_py.base.errors import ConfigError, PenrootError
-from enroot_py.base.fds import Fd
 from enroot_py.cli.commands import CONTEXT, synopsis, there
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -42,26 +39,16 @@ def lock(check: bool, file: str, images: tuple[str, ...]) -> None:
         _check(locked, _ask(locked, wanted))
         return
     found = _ask(locked, wanted)
-    with _alone(os.path.dirname(path)):
-        text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
-        for name, (image, digest) in found.items():
-            old = locked.digest(name)
-            if old != digest:
-                click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
-        _write(path, text, _changed(text, locked, found))
-
-
-@contextlib.contextmanager
-def _alone(directory: str) -> Iterator[None]:
-    """One after the other where several write a file of a directory at once: nothing that they add is lost."""
     try:
-        opened = Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    except OSError:
-        yield  # nobody can write there, or not in this way: who writes says so
-        return
-    with opened as fd:
-        waits.queue(fd, directory)
-        yield
+        with waits.changing(path):
+            text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
+            _write(path, text, _changed(text, locked, found))
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}", hint="may you write to its directory?") from e
+    for name, (image, digest) in found.items():
+        old = locked.digest(name)
+        if old != digest:
+            click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
@@ -100,20 +87,17 @@ def _changed(text: str, locked: LockFile, found: _Found) -> str:
 
 
 def _write(path: str, before: str, text: str) -> None:
-    """Let a file say ``text``, at once for who reads it. Raises ConfigError."""
+    """Let a file say ``text``, at once for who reads it. Raises ConfigError, OSError."""
     lockfile.parse(path, text)
     exists = os.path.exists(path)
     if text == before and exists:
         log.info(f"{path} is up to date")
         return
-    try:
-        with making.File(path) as file:
-            if exists:
-                os.fchmod(file.fd, os.stat(path).st_mode & 0o777)
-            file.write(text.encode())
-            file.publish(replace=True)
-    except OSError as e:
-        raise ConfigError(f"cannot write {path}: {e.strerror}", hint="may you write to its directory?") from e
+    with making.File(path) as file:
+        if exists:
+            os.fchmod(file.fd, os.stat(path).st_mode & 0o777)
+        file.write(text.encode())
+        file.publish(replace=True)
 
 
 def _check(locked: LockFile, found: _Found) -> None:

@@ -163,8 +163,7 @@ def _create_from(uri: str, name: str | None, options: Settings, arch: str | None
     ref = reference.of_command_line(uri)
     name = name or ref.filename().removesuffix(".sqsh")
     force = options.force_override
-    if not force:
-        containers.refuse_taken(name, options)  # before it is fetched
+    containers.refuse_taken(name, options, force=force)  # before the pull
     containers.create(name, pull.pull(ref, options, arch=arch).path, options, str(ref), force=force)
 
 

@@ -156,7 +156,12 @@ class Response:
 
     def refuse_page(self, host: str, document: bytes | None = None) -> None:
         """Raise WebPage if ``host`` has sent a web page instead of a ``document`` or a blob: see is_page."""
-        if self.is_page(document):
+        try:
+            is_page = self.is_page(document)
+        except BaseException:
+            self.close()
+            raise
+        if is_page:
             self.close()
             raise WebPage(
                 f"{host} answered with a web page ({self.address})",

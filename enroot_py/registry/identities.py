@@ -52,11 +52,11 @@ def read(text: str) -> DockerName:
 def scopes(name: DockerName) -> list[str]:
     """The scopes of a policy that an image is in, the narrowest first: containers-policy.json(5), docker."""
     found = []
-    for repository in _same_places(name.repository):
-        found.append(str(DockerName(repository, name.tag, name.digest)))
-        while repository:
-            found.append(repository)
-            repository = repository.rpartition("/")[0]
+    places = _same_places(name.repository)
+    found += [str(DockerName(place, name.tag, name.digest)) for place in places]
+    while all(places):
+        found += places
+        places = [place.rpartition("/")[0] for place in places]
     host = name.repository.partition("/")[0].partition(":")[0]
     while "." in host:
         host = host.partition(".")[2]

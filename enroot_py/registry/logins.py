@@ -7,7 +7,6 @@ Sources: docker-login(1), "Credential helper protocol"; containers-auth.json(5);
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import os
 import stat
@@ -15,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from enroot_py.base import locks, making, trusted, waits
+from enroot_py.base import making, trusted, waits
 from enroot_py.base.errors import ConfigError, ImageReferenceError, RefusedError, UsageError
-from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.registry import credentials, refusals
 from enroot_py.registry.authorization import Authorization
@@ -26,7 +24,6 @@ from enroot_py.registry.http import HttpClient, Patience, Response
 from enroot_py.registry.reference import Reference, parse
 
 _MAX_ANSWER_BYTES = 1 << 16
-_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ASKED = "/v2/"  # what a registry lets in only whom it knows
 
 
@@ -125,7 +122,7 @@ class AuthFile:
         before = os.umask(0o077)  # nobody else may open it while it is empty
         try:
             _make(directory)
-            with _locked(self.path):  # two logins at once: neither is lost
+            with waits.changing(self.path):  # two logins at once: neither is lost
                 config = credentials.config(self.path)
                 unchanged = json.dumps(config)
                 yield config
@@ -140,28 +137,6 @@ class AuthFile:
             ) from e
         finally:
             os.umask(before)
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold the lock of a file with secrets. Raises OSError.
-
-    The lock is a file of its own: others may open the directory, and flock(2) needs no more.
-    """
-    directory, name = os.path.split(path)
-    lock = f"{directory}/.{name}.lock"
-    while True:
-        with Fd(os.open(lock, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)) as fd:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise PermissionError(errno.EPERM, f"others can hold its lock {lock}: remove that file")
-            waits.queue(fd, lock)
-            if locks.is_at(fd, lock):
-                try:
-                    yield
-                finally:
-                    os.unlink(lock)
-                return
 
 
 def _make(directory: str) -> None:

@@ -128,7 +128,7 @@ class Policy:
             for scope, node in transport.members(f"the transport {name}").items():
                 scope = _checked_scope(name, scope, node.where)
                 if (name, scope) in self._rules:
-                    raise ConfigError(f"{node.where}: the scope {scope} of {name} is there already", hint="merge them")
+                    raise ConfigError(f"{node.where}: duplicate scope {scope} of {name}", hint="merge them")
                 words = f"{name}: {scope}" if scope else f"{name}: all"
                 self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
 

@@ -134,7 +134,7 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     parsed = _parse_remote(text)
     if parsed.secret:
         raise ImageReferenceError(
-            f"{without_password(text)}: a password in a reference would be kept, and seen by others",
+            f"{without_password(text)}: passwords are not accepted here, because this reference is stored and shown",
             hint=f"leave it out, and first: penroot login --username USER {parsed.registry}; or write it into the file "
             ".credentials, see enroot-import(1)",
         )
@@ -242,7 +242,7 @@ def _split_digest(text: str, rest: str) -> tuple[str, str]:
 
 
 def _split_login(text: str, rest: str) -> tuple[str, str, str]:
-    """What follows USER[:PASSWORD]@, the user and the password, which curl(1) of enroot takes as they are."""
+    """Split off USER[:PASSWORD]@. Return the rest, the user and the password, undecoded as enroot does."""
     login, at, rest = rest.rpartition("@")
     user, _, password = login.partition(":")
     port, path, _ = password.partition("/")

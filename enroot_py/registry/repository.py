@@ -195,7 +195,7 @@ class Repository:
             response.discard()
             authorization.answer(response.header("WWW-Authenticate"))
             response = ask()
-        elif has_ended:  # some say 400 or 403, and not what they want
+        elif has_ended:  # some registries answer 400 or 403 without a challenge
             response.discard()
             response = authorization.renew(ask)
         if response.status == 401:

@@ -198,7 +198,7 @@ def _signed_document(data: bytes) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(document := dict(pairs)) != len(pairs):
-            raise ValueError("a key is there twice")
+            raise ValueError("duplicate key")
         return document
 
     return json.loads(data, object_pairs_hook=unique)

@@ -99,7 +99,9 @@ def _ends_within(seconds: float, pipe: BufferedReader) -> bool:
     """Whether a pipe has something to read, or its end, within some seconds."""
     import select
 
-    return bool(select.select([pipe], (), (), seconds)[0])
+    readable = select.poll()  # select(2) takes no descriptor above 1023
+    readable.register(pipe, select.POLLIN)
+    return bool(readable.poll(seconds * 1000))
 
 
 def _answer(

@@ -267,9 +267,13 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
     return open_container(name, settings)
 
 
-def refuse_taken(name: str, settings: Settings) -> None:
-    """Raises ContainerError where there is something of that name."""
-    if os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
+def refuse_taken(name: str, settings: Settings, *, force: bool) -> None:
+    """Raises ContainerError if the name is taken: with ``force`` only by a container that is running."""
+    if not os.path.lexists(f"{settings.data_path}/{check_name(name)}"):
+        return
+    if force:
+        refuse_running(name, settings)
+    else:
         hint = f"use --force, another --name, or: penroot remove {name}"
         raise ContainerError(f"container already exists: {name}", hint=hint)
 
@@ -282,10 +286,7 @@ class _New:
         self._path = f"{settings.data_path}/{check_name(name)}"
 
     def __enter__(self) -> str:
-        if not self._force:
-            refuse_taken(self._name, self._settings)
-        elif os.path.lexists(self._path):
-            refuse_running(self._name, self._settings)
+        refuse_taken(self._name, self._settings, force=self._force)
         from enroot_py.base import making
 
         place = self._settings.data_path
@@ -321,8 +322,8 @@ class _New:
 
     def _publish(self) -> None:
         """Give the directory its name. What had the name is deleted afterwards."""
-        if self._force and os.path.lexists(self._path):
-            refuse_running(self._name, self._settings)
+        if self._force:
+            refuse_taken(self._name, self._settings, force=True)
         old = set_aside(self._name, self._settings.data_path, self._directory.replace) if self._force else None
         if old:
             old.delete()
@@ -360,7 +361,9 @@ def refuse_running(name: str, settings: Settings) -> None:
     for process in processes.running(settings):
         if process.name == name:
             what = f"process {process.pid} ({process.comm}) runs in the container {name}"
-            raise ContainerError(what, hint=f"end it first: kill {process.pid}, or scancel its job")
+            # Process 1 of a PID namespace ignores SIGTERM.
+            hint = f"end it first: kill {process.pid}, or kill -KILL {process.pid}, or scancel its job"
+            raise ContainerError(what, hint=hint)
     if (holder := claims.holder(name, settings.data_path)) not in ("", node):
         raise ContainerError(f"a step on node {holder} uses the container {name}", hint=f"squeue --nodelist={holder}")
 

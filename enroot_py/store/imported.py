@@ -42,8 +42,8 @@ def digest_of(path: str) -> str:
         return _record(fd).get("digest", "")
 
 
-def fault(path: str, digest: str) -> str:
-    """Why a file is not the whole image ``digest``, or any image for "": "is missing", say. "" for a good file."""
+def check(path: str) -> tuple[str, str]:
+    """Return the image digest that a squashfs file records, and what is wrong with the file: "is missing", or ""."""
     try:
         with _opened(path) as fd:
             wrong, _ = superblock.fault(fd)
@@ -51,15 +51,13 @@ def fault(path: str, digest: str) -> str:
             if stranger := _stranger(fd, path):
                 return f"belongs to uid {stranger}"
             if wrong or not record:
-                return wrong or "does not record which image it is"
-            if digest and record["digest"] != digest:
-                return f"is {record['digest']}, not {digest}"
+                return "", wrong or "has no image record"
             is_whole = _checksum(fd, int(record["size"])) == int(record["crc32"], 16)
-            return "" if is_whole else "is damaged: it has not the checksum that it records"
+            return record["digest"], "" if is_whole else "is damaged: checksum mismatch"
     except FileNotFoundError:
-        return "is missing"
+        return "", "is missing"
     except OSError as e:
-        return f"cannot be read: {e.strerror}"
+        return "", f"cannot be read: {e.strerror}"
 
 
 def _stranger(fd: int, path: str) -> int:

@@ -174,11 +174,12 @@ def destination(output: str) -> str:
     """
     path = os.path.abspath(output)
     try:
+        path = _placed(output)
         for _ in range(_MAX_LINKS):
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
                 break
-            directory = _resolved(os.path.dirname(path))
+            directory = os.path.dirname(path)
             above = os.stat(directory)
             # As the kernel does in such directories: proc_sys_fs(5), protected_symlinks.
             is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
@@ -186,8 +187,7 @@ def destination(output: str) -> str:
                 raise ImageError(
                     f"{path} is a link of uid {status.st_uid}", hint="name another file, or remove the link"
                 )
-            path = os.path.join(directory, os.readlink(path))
-            path = os.path.join(_resolved(os.path.dirname(path)), os.path.basename(path))
+            path = _placed(os.path.join(directory, os.readlink(path)))
     except OSError:
         return path  # a file that is to be made; or check_output() says what is wrong
     for test, what in _IRREGULAR:
@@ -197,10 +197,16 @@ def destination(output: str) -> str:
     return path
 
 
-def _resolved(directory: str) -> str:
-    """Return the path of a directory without links and ``..``, as the kernel follows them. Raises OSError."""
-    with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-        return os.readlink(f"/proc/self/fd/{fd}")
+def _placed(path: str) -> str:
+    """Return ``path`` with its parent directory resolved by the kernel: "link/.." is not this directory.
+
+    Raises OSError, also for a link on the way that the kernel does not follow: proc_sys_fs(5), protected_symlinks.
+    """
+    directory, name = os.path.split(path.rstrip("/") or "/")
+    if name in ("", ".", ".."):
+        directory, name = path, ""
+    with Fd(os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        return os.path.join(os.readlink(f"/proc/self/fd/{fd}"), name).rstrip("/") or "/"
 
 
 def cannot_write(output: str, error: OSError) -> ImageError:

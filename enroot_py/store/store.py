@@ -366,7 +366,7 @@ class Build:
                 try:
                     crash.keep_or_drop(self.target, f"{self.path}/damaged")
                 except FileNotFoundError:
-                    pass  # a maker who was stopped has done so
+                    pass  # a maker that was stopped meanwhile removed it
             if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
@@ -382,7 +382,10 @@ class Build:
         now = time.monotonic()
         if self._fd is not None and now - self._signed > _SIGN_S:
             self._signed = now
-            os.utime(self._fd)
+            try:
+                os.utime(self._fd)
+            except OSError:
+                return  # the next call tries again
 
     def publish(self) -> None:
         """Rename it into place: from here on it is in the store, whole."""
@@ -392,9 +395,10 @@ class Build:
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not crash.is_whole(self.target):
                 raise cannot_write(f"publish {self.target}", self._root, e) from e
-            trees.remove(self.path)  # another process has not waited for this one
+            trees.remove(self.path)  # another process published it first
         if self._fd is not None:
-            flock(self._fd, shared=True)  # for those who use it from now on, should this process be stopped
+            # Share the lock, so that users of the image do not wait for this process if it is stopped.
+            flock(self._fd, shared=True)
         self.done = True
 
     def __exit__(self, *_: object) -> None:

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _nowhere(level: str, text: str) -> None:
-    """Nobody listens: what the helper says goes by a socket that is not ours."""
-
-
 def apart(work: Callable[[], None]) -> None:
     """Let a process of its own do something, which ends with this one and says nothing in its name. Raises OSError."""
     parent = os.getpid()
@@ -24,7 +20,7 @@ def apart(work: Callable[[], None]) -> None:
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, _signal.SIGKILL)
         if os.getppid() == parent:
-            log.sink = _nowhere
+            log.sink = log.silent
             work()
     except BaseException as e:  # noqa: BLE001 - the end of a process
         log.debug(f"swarm: {type(e).__name__}: {e}")

@@ -256,7 +256,7 @@ class Connection:
         self.ready: Callable[[], None] = _nothing
         self.heard: Callable[[Mapping[str, object]], None] = _nothing
         self.gone: Callable[[str], None] = _nothing
-        self.claims: Callable[[int], None] = _nothing  # the other end has proved once to have the key: its node
+        self.claims: Callable[[int], None] = _nothing  # called with the node number after the first proof
         self.claimed = -1  # that node
         self.neighbourhood = ""  # of a stranger
         self.more: Callable[[], bool] = _no_more  # something else to be sent now, if there is

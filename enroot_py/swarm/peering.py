@@ -52,7 +52,7 @@ class Peering:
         """``rate``: bytes a second that others are given at most."""
         self._loop, self._tracker, self._spool, self._source = loop, tracker, spool, source
         others = listener(loop.ports)
-        loop.listen(TO_PEER, others, self._accept, most=2)  # a new one, and one whose end is on its way
+        loop.listen(TO_PEER, others, self._accept, most=2)  # a new connection, and an old one that is closing
         self._peer = peer.Part(self._joined(others), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []

@@ -2,8 +2,8 @@
 
 Both ends of a connection have the key of the swarm. The connecting end says who it is, draws a nonce, and proves by
 HMAC-SHA256 (RFC 2104) over this that it has the key: so a stranger is known by its first message. Anyone who hears
-that message can repeat it. So the other end draws a nonce too, and both prove the key over both nonces. Of the same
-come two keys of the session, one for each direction. A message is its length (32 bits, most significant byte first),
+that message can repeat it. So the other end draws a nonce too, and both prove the key over both nonces. Both nonces
+also yield two session keys, one for each direction. A message is its length (32 bits, most significant byte first),
 its JSON, and an HMAC of 16 bytes over the number that it has in its direction and the JSON.
 If both have said that they can, all that follows the proofs goes by TLS, with a third key: see tls.py.
 """

@@ -106,6 +106,9 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
         assert f"kill {running.pid}" in done.stderr
         done = user.penroot("create", "-f", "-n", "box", str(image), status=1)
         assert f"process {running.pid} (sh) runs in the container box" in done.stderr
+        for verb in ("create", "load"):  # before the pull
+            done = user.penroot(verb, "-f", "-n", "box", "docker://127.0.0.1:1/x", status=1)
+            assert f"process {running.pid} (sh) runs in the container box" in done.stderr
         out, _ = running.communicate("\n", timeout=60)
         assert "FROM_IMAGE=yes" in out
     finally:

@@ -793,6 +793,14 @@ def test_login_that_expires_is_named_with_its_file(
         assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
 
 
+def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Image) -> None:
+    with faulty(registry.host, login=Login({"me": "secret"}, True, uses=1, ends=True)) as front:
+        uri = f"docker://me:secret@{front.host}#test/transfer:1"
+        said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
+        assert "the login of 'me' from the command line has expired" in said
+        assert "[HINT] give the current password" in said and "secret" not in said
+
+
 @pytest.mark.parametrize("status", EXPIRED)
 def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, status: int) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
@@ -1162,7 +1170,7 @@ def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, 
             done = user.penroot("import", "-o", "x.sqsh", uri)
         finally:
             os.killpg(first.pid, signal.SIGCONT)
-        assert f"process {first.pid} (penroot, stopped) does not go on making {user.home}/x.sqsh" in done.stderr
+        assert f"process {first.pid} (penroot, stopped) makes no progress making {user.home}/x.sqsh" in done.stderr
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0 and "another process has made it" in errors, errors
 
@@ -1196,8 +1204,8 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     whole = path.read_bytes()
     for damage, words in {
         whole[: len(whole) // 2]: "is truncated",
-        whole[:-4096]: "does not record which image it is",
-        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: it has not the checksum",
+        whole[:-4096]: "has no image record",
+        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]: "is damaged: checksum mismatch",
         b"no image": "is no squashfs file",
     }.items():
         path.write_bytes(damage)

@@ -117,14 +117,13 @@ def test_several_at_once_lose_nothing(locks: Locks) -> None:
 
 
 def test_who_waits_for_another_says_so(locks: Locks) -> None:
-    """Whoever can read the directory can lock it."""
     image = f"{locks.registry.host}#lock/waits:1"
     digest = locks.push("lock/waits", 1)
     waits = f"{PREFIX}/bin/penroot lock team.lock {image} 2> said & until grep -q waiting said; do sleep 0.02; done"
     ends = f"until grep -q {digest} team.lock; do sleep 0.02; done"
-    locks.user.run("sh", "-c", f"flock --close . sh -c '{waits}'; {ends}")
+    locks.user.run("sh", "-c", f"umask 077; flock --close .team.lock.lock sh -c '{waits}'; {ends}")
     said = (locks.user.home / "said").read_text()
-    assert re.search(rf"\[INFO\] waiting for process \d+ \(.+\), which is changing a file in {locks.user.home}\n", said)
+    assert re.search(rf"\[INFO\] waiting for process \d+ \(.+\), which is changing {locks.path}\n", said)
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:

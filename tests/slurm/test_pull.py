@@ -372,7 +372,7 @@ def test_password_in_an_image_is_kept_by_no_job(lab: Lab, command: str) -> None:
     words = {"sbatch": ["--wrap", "true"], "salloc": ["true"]}.get(command, ["true"])
     done = lab.run([command, image, *words], check=False)
     assert done.returncode != 0
-    assert "a password in a reference would be kept, and seen by others" in done.stderr
+    assert "passwords are not accepted here, because this reference is stored and shown" in done.stderr
     assert "penroot login --username USER registry:5000" in done.stderr
     assert "hunter2" not in done.stdout + done.stderr
     assert lab.run("squeue -h -u alice").stdout == ""

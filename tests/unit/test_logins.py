@@ -167,7 +167,7 @@ def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
     file.add(registry("reg.io"), LOGIN)
     assert said(file) == {"auths": {"reg.io": AUTH}} and not lock.exists()
     lock.touch(0o644)  # others could hold this one
-    with pytest.raises(ConfigError, match="remove that file"):
+    with pytest.raises(ConfigError, match="is open to other users: remove it"):
         file.add(registry("reg.io"), LOGIN)
 
 

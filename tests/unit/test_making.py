@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.base import making
+from enroot_py.base import locks, making
 from enroot_py.base.fds import Fd
 
 
@@ -99,7 +99,7 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
 ) -> None:
     """Between mkdir(2) or open(2) and flock(2) it looks as if a killed process had left it."""
     swept: list[Fd] = []
-    lock = making._lock
+    lock = locks.attempt
 
     def late(fd: int) -> bool | None:
         if not swept:  # another process holds it, and will remove it when this one goes on
@@ -108,7 +108,7 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
             assert lock(swept[0])
         return lock(fd)
 
-    monkeypatch.setattr(making, "_lock", late)
+    monkeypatch.setattr(locks, "attempt", late)
     target = str(tmp_path / "made")
     if directory:
         with making.Directory(target, 0o755) as new:

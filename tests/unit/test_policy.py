@@ -239,8 +239,17 @@ def test_scope_without_a_port_and_with_port_80_are_one() -> None:
         assert rule(document, f"docker://{image}#app:1").refusal("x") is None
 
 
+def test_narrower_scope_counts_in_either_spelling() -> None:
+    for wide, narrow in (("reg.site:80", "reg.site"), ("reg.site", "reg.site:80")):
+        scopes = {wide: [ACCEPT], f"{narrow}/secure": [REJECT]}
+        document = {"default": [ACCEPT], "transports": {"docker": scopes}}
+        for image in (wide, narrow):
+            assert rule(document, f"docker://{image}#secure/x:1").refusal("x")
+            assert rule(document, f"docker://{image}#other/x:1").refusal("x") is None
+
+
 def test_scope_in_two_spellings_is_a_slip() -> None:
-    with pytest.raises(ConfigError, match="P:.*the scope reg.site of docker is there already"):
+    with pytest.raises(ConfigError, match="P:.*duplicate scope reg.site of docker"):
         read({"default": [ACCEPT], "transports": {"docker": {"reg.site": [REJECT], "reg.site:443": [ACCEPT]}}})
     with pytest.raises(ConfigError, match="no image is in the scope '010.0.0.1'") as caught:
         read({"default": [ACCEPT], "transports": {"docker": {"010.0.0.1": [REJECT]}}})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ImageError
-from enroot_py.store import squashfs, unsquashfs
+from enroot_py.store import mksquashfs, squashfs, unsquashfs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -85,3 +85,20 @@ def test_checking_imports_next_to_nothing() -> None:
     command = [sys.executable, "-IS", "-c", code, str(ROOT)]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"re", "typing", "json", "subprocess", "dataclasses", "shutil", "signal"} & set(modules)
+
+
+def test_destination_is_the_file_that_the_kernel_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a/real").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/dir").symlink_to("../a/real")
+    (tmp_path / "a/real/out").symlink_to("../x.sqsh")
+    monkeypatch.chdir(tmp_path / "b")
+    for output in ("dir/out", "dir/../x.sqsh", "dir/../real/out", str(tmp_path / "b/dir/out")):
+        assert mksquashfs.destination(output) == str(tmp_path / "a/x.sqsh")
+        Path(output).write_text(output)
+        assert (tmp_path / "a/x.sqsh").read_text() == output
+        (tmp_path / "a/x.sqsh").unlink()
+    assert mksquashfs.destination("y.sqsh") == str(tmp_path / "b/y.sqsh")
+    for output in ("dir/", "..", "/"):
+        with pytest.raises(ImageError, match="is a directory"):
+            mksquashfs.destination(output)

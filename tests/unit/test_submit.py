@@ -78,7 +78,7 @@ def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [(), (("arg", "importer=/bin/true"),)])
 def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[str, str], ...]) -> None:
     """Slurm keeps the options of a job, and shows them."""
-    with pytest.raises(UsageError, match="a password in a reference would be kept") as caught:
+    with pytest.raises(UsageError, match="passwords are not accepted here") as caught:
         submit.check(job("docker://me:hunter2@reg.io#a/b:1", *arguments, context=context))
     assert "hunter2" not in f"{caught.value}{caught.value.hint}"
     assert "penroot login --username USER reg.io" in caught.value.hint

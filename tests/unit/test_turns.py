@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enroot_py.base import linux, turns
+from enroot_py.base import linux, locks, turns
 from enroot_py.base.turns import Turn
 from tests.kernel.conftest import small_filesystem
 from tests.waiting import until
@@ -62,6 +62,47 @@ def test_stopped_maker_is_not_waited_for_by_the_next(target: Path, first: subpro
     first.send_signal(signal.SIGSTOP)
     out, errors = maker(target).communicate(timeout=60)
     assert out == "without\n" and f"process {first.pid} (" in errors and "not waiting for it" in errors
+
+
+def test_maker_that_stops_after_it_named_itself_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
+    """The second process sees the turn between open(2) and write(2) of the first one."""
+    turn = target.parent / ".x.sqsh.turn"
+    text = turn.read_text()
+    turn.write_text("")
+    second = maker(target)
+    until(lambda: descriptor_of(second.pid, turn), "the second maker waits")
+    time.sleep(0.3)
+    turn.write_text(text)
+    first.send_signal(signal.SIGSTOP)
+    out, errors = second.communicate(timeout=60)
+    assert out == "without\n" and f"process {first.pid} (" in errors and "not waiting for it" in errors
+
+
+def descriptor_of(pid: int, path: Path) -> bool:
+    try:
+        return any(os.path.realpath(fd) == str(path) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def test_turn_of_a_successor_is_not_removed(target: Path) -> None:
+    """Another node took the turn between the check and the removal."""
+    turn = target.parent / ".x.sqsh.turn"
+    with Turn(str(target)) as old:
+        assert old._fd is not None
+        is_at = locks.is_at
+
+        def late(fd: int, path: str) -> bool:
+            here = is_at(fd, path)
+            if path == str(turn):
+                turn.unlink()
+                turn.write_text("n2 boot 77\n")
+            return here
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(locks, "is_at", late)
+            turns._remove(old._fd, str(turn))
+    assert turn.read_text() == "n2 boot 77\n" and os.listdir(target.parent) == [turn.name]
 
 
 def test_turn_of_a_killed_maker_is_swept(target: Path, first: subprocess.Popen[str]) -> None:

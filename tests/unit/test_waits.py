@@ -78,11 +78,29 @@ def test_holder_is_named_with_its_job(holder: Holder, fd: int, capfd: pytest.Cap
 def test_stopped_holder_ends_the_wait(holder: Holder, fd: int) -> None:
     holder.stop()
     why = waits.lock(fd, "doing something")
-    assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 does not go on" in why
+    assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
 
 
 def test_holder_without_progress_ends_the_wait(holder: Holder, fd: int) -> None:
-    assert "has not gone on doing something for 1 s" in waits.lock(fd, "doing something", stalled_after=1)
+    assert "made no progress doing something for 1 s" in waits.lock(fd, "doing something", stalled_after=1)
+
+
+def test_seconds_without_progress_count_however_rare_the_looks(holder: Holder, fd: int) -> None:
+    watch = waits.Watch(fd, "doing something", 2)
+    whys = []
+    for _ in range(3):
+        whys.append(watch.look())
+        time.sleep(1.05)
+    assert whys[:2] == ["", ""] and "made no progress doing something for 2 s" in whys[2]
+
+
+def test_stop_of_the_waiting_process_does_not_count(holder: Holder, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a job is resumed, a waiting process may go on before the holder."""
+    watch = waits.Watch(fd, "doing something", 10)
+    assert watch.look() == ""
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert watch.look() == ""
 
 
 def test_holder_that_touches_its_file_is_waited_for(holder: Holder, file: Path, fd: int) -> None:
@@ -155,7 +173,7 @@ def test_stopped_start_of_a_container_is_an_error(tmp_path: Path) -> None:
     other = Holder(claim)
     other.stop()
     try:
-        with pytest.raises(ContainerError, match=f"process {other.pid} .* does not go on starting the container box"):
+        with pytest.raises(ContainerError, match=f"process {other.pid} .* makes no progress starting the container"):
             claims.change_alone(Source("box", image="x", changes=str(data / "box")))
     finally:
         other.end()
@@ -163,7 +181,7 @@ def test_stopped_start_of_a_container_is_an_error(tmp_path: Path) -> None:
 
 def test_queue_behind_a_stopped_process_is_an_error(holder: Holder, file: Path, fd: int) -> None:
     holder.stop()
-    with pytest.raises(PenrootError, match=f"process {holder.pid} .* does not go on changing a file in {file}"):
+    with pytest.raises(PenrootError, match=f"process {holder.pid} .* makes no progress changing {file}"):
         waits.queue(fd, str(file))
 
 
