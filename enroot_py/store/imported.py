@@ -49,7 +49,7 @@ def check(path: str) -> tuple[str, str]:
             wrong, _ = superblock.fault(fd)
             record = _record(fd)
             if stranger := _stranger(fd, path):
-                return f"belongs to uid {stranger}"
+                return "", f"belongs to uid {stranger}"
             if wrong or not record:
                 return "", wrong or "has no image record"
             is_whole = _checksum(fd, int(record["size"])) == int(record["crc32"], 16)
