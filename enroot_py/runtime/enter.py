@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from _collections_abc import Iterable, Mapping
 
 from enroot_py.base import linux, log, paths, recording
@@ -220,9 +219,9 @@ def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
 
 def await_servers(own: int) -> None:
     """Wait for the servers before a new PID namespace, in which they are no children of this process."""
-    squashfuse = sys.modules.get("enroot_py.runtime.squashfuse")
-    if own & linux.CLONE_NEWPID and squashfuse:
-        for server in squashfuse.starting:
+    servers = namespaces.servers()
+    if own & linux.CLONE_NEWPID and servers:
+        for server in servers.starting:
             server.await_start()
 
 
