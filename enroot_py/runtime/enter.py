@@ -106,7 +106,7 @@ def enter(start: Start) -> Container:
     await_servers(own)
     inside = (0, 0) if settings.remap_root else (uid, gid)
     if follower:
-        os.waitpid(follower, 0)  # its child follows: the program must not get a child that it does not know
+        os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
     inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
@@ -116,10 +116,7 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    if copied := host_files_to_copy(start, nested=nested, followed=bool(follower)):
-        from enroot_py.runtime import hostfiles
-
-        system = hostfiles.copied(system, copied, scratch, writable=settings.rootfs_writable)
+    system = copy_host_files(start, system, scratch, all_files=nested and (bool(follower) or start.in_step))
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -161,16 +158,19 @@ def follow_host_files(start: Start, own: int) -> int:
     return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
 
 
-def host_files_to_copy(start: Start, *, nested: bool, followed: bool) -> Iterable[str]:
-    """Return the targets on which the container gets private copies of files of the host.
+def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
+    """Return the mounts of the system with private copies of host files that the container writes to or covers.
 
-    The kernel detaches what lies on a file of the host when the host replaces the file, except a locked mount.
+    The kernel detaches a mount on a host file when the host replaces the file, except a locked mount.
+    With ``all_files``, the mounts are locked and a process follows the host files: the container gets copies of all.
     """
-    if start.settings.rootfs_writable or nested and (followed or start.in_step):
-        from enroot_py.runtime import hostfiles
+    writable = start.settings.rootfs_writable
+    targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
+    if not (writable or all_files or targets):
+        return system
+    from enroot_py.runtime import hostfiles
 
-        return hostfiles.FILES
-    return [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
+    return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
