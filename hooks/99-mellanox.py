@@ -20,8 +20,8 @@ SHARING = ("/dev/knem", "/dev/xpmem")  # need no choice: they give what cross-me
 
 def run(context: Context) -> None:
     settings = context.settings
-    private_by_default = settings.restrict_dev and settings.origin(SETTINGS["ENROOT_RESTRICT_DEV"]) == "default"
-    visible = context.value("MELLANOX_VISIBLE_DEVICES") or ("all" if private_by_default else "")
+    is_auto = settings.origin(SETTINGS["ENROOT_RESTRICT_DEV"]).startswith("auto,")
+    visible = context.value("MELLANOX_VISIBLE_DEVICES") or ("all" if settings.restrict_dev and is_auto else "")
     if visible in ("void", "none"):
         visible = ""
     root = context.host.get("PENROOT_HOST_ROOT", "")

@@ -320,8 +320,13 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
 
 
 def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
-    """In the container: name the paths in the tasks' environment that it lacks. One node of the step does."""
+    """In the container: name the paths in the tasks' environment that it lacks. One node of the step does.
+
+    Nothing can be imported here. So this does without Step.environ(), whose other variables name no paths.
+    """
     if step.job.tasks <= 1 or step.job.is_first_of_several_tasks:
-        assign, drop = step.environ(inside, step.job, remap_root=step.settings.remap_root)
-        tasks = {**step.job.environ, **assign}
-        warn_of_missing_paths({name: value for name, value in tasks.items() if name not in drop})
+        chosen = step.chosen()
+        tasks = {**step.job.environ, **inside, **chosen}
+        for name in step.in_file() - inside.keys() - chosen.keys():
+            tasks.pop(name, None)  # the environment file unsets it
+        warn_of_missing_paths(tasks)

@@ -111,7 +111,7 @@ def load(
     private, origin = values["restrict_dev"]
     if private == "auto":  # root could open the host's disks; with allow_superuser, root asks for that
         superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
-        values["restrict_dev"] = ("yes" if os.geteuid() == 0 and not superuser else "no", origin)
+        values["restrict_dev"] = "yes" if os.geteuid() == 0 and not superuser else "no", f"auto, {origin}"
     passed_on = {key: value for key, value in in_files.items() if key not in SETTINGS and key not in UNUSED}
     return Settings(values, passed_on, _policies(places, environ))
 

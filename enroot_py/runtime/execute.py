@@ -180,10 +180,12 @@ def fork() -> int:
 
 
 def wait(child: int) -> int:
-    """Wait for the ``child`` of fork() and forward all signals to it; return its exit status as a shell reports it.
+    """Wait for ``child`` and forward all signals to it; return its exit status as a shell reports it.
 
-    If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
+    If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both. A signal that
+    comes before the wait ends this process, unless fork() has blocked it.
     """
+    pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)  # else the end of the child could go unnoticed
     signals.restore()  # the kernel drops a signal that is ignored
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)

@@ -340,10 +340,11 @@ def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.
     user.uid = 0
     user.own(user.home)
     show = ("box", "sh", "-c", "ls /dev; ls /dev/infiniband")
-    said = user.start(*show).split()
-    assert "rdma_cm" in said
-    assert {f"uverbs{n}" for n in range(10)} <= set(said)
-    assert not any(name.startswith(("umad", "issm", "nvidia0")) for name in said)
+    for setting in ({}, {"ENROOT_RESTRICT_DEV": "auto"}):
+        said = user.start(*show, env=setting).split()
+        assert "rdma_cm" in said
+        assert {f"uverbs{n}" for n in range(10)} <= set(said)
+        assert not any(name.startswith(("umad", "issm", "nvidia0")) for name in said)
     for chosen in ({"MELLANOX_VISIBLE_DEVICES": "void"}, {"ENROOT_RESTRICT_DEV": "yes"}):
         assert "infiniband" not in user.start("box", "ls", "/dev", env=chosen).split()
 
