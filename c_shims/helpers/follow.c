@@ -85,7 +85,7 @@ static bool is_ours(int namespace, const char *name)
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
-/* The child of a process that is in a container; 0 while there is none. */
+/* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
 	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
@@ -93,9 +93,9 @@ static pid_t child_of(pid_t pid)
 	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
 
 	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
-		AUTO_CLOSE mounts = open_namespace(pid, "mnt");
+		AUTO_CLOSE processes = open_namespace(pid, "pid");
 
-		if (mounts >= 0 && !is_ours(mounts, "mnt"))
+		if (processes >= 0 && !is_ours(processes, "pid"))
 			return pid;
 	}
 	return 0;
@@ -264,7 +264,7 @@ int main(int argc, char **argv)
 		end = linux_pidfd_open(pid);
 		if (end < 0 || getppid() != pid || fork() != 0) /* no child of the program that the parent becomes */
 			return EXIT_SUCCESS;
-		setsid();
+		(void)setpgid(0, 0);
 	}
 	for (int signal_ = 1; signal_ < NSIG; signal_++)
 		if (signal_ != SIGCHLD)

@@ -247,7 +247,7 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
 
 
 def caller_sysfs(own: int) -> Mount | None:
-    """Mount /sys of a network namespace that the caller has entered, if nothing has. Only root of one may do that."""
+    """Return a mount of /sys for a network namespace that the caller has entered as root, or None if it needs none."""
     if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
         return None
     from enroot_py.runtime import sysfs
@@ -256,7 +256,7 @@ def caller_sysfs(own: int) -> Mount | None:
 
 
 def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
-    """Return the mounts of the system for a container with its ``own`` namespaces and the caller's ``sysfs``."""
+    """Adapt the mounts of the system to a container with its ``own`` namespaces and the caller's ``sysfs``."""
     if sysfs:
         system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:

@@ -160,7 +160,7 @@ def close_descriptors(environ: dict[str, str]) -> None:
 def fork() -> int:
     """fork(2) a child for wait(). No signal ends the parent from here on, and the child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
-    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # the parent keeps ``held`` open until it ends
     try:
         child = os.fork()
     finally:

@@ -1,7 +1,7 @@
 """Namespaces of a container. Its user namespace maps one user, to the same number or to root: user_namespaces(7).
 
-A program that is root in the container runs in a second user namespace within the first, so that it cannot undo
-the mounts that it was given: nest().
+A program that is root in the container runs in a second user namespace within the first. There it cannot undo the
+container's mounts: nest().
 """
 
 from __future__ import annotations
