@@ -91,8 +91,11 @@ def shown(process: subprocess.Popen[str]) -> str:
 
 
 def child(parent: int) -> int:
-    """The only child of a process."""
-    return int(pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text())
+    """The only child of a process in another PID namespace: penroot-follow may be a child too."""
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    ours = os.readlink(f"/proc/{parent}/ns/pid")
+    (pid,) = (int(pid) for pid in children if os.readlink(f"/proc/{pid}/ns/pid") != ours)
+    return pid
 
 
 def state(pid: int) -> str:
