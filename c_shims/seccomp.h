@@ -30,7 +30,8 @@ static const uint32_t penroot_architectures[PENROOT_ARCHITECTURES] = {AUDIT_ARCH
 static const uint16_t penroot_ioctl[PENROOT_ARCHITECTURES] = {16, 54, 29, 54};
 enum { PENROOT_X32_BIT = 0x40000000, PENROOT_X32_IOCTL = 514 };
 
-/* Numbers, not SYS_ names: one object serves the 32-bit calls of its architecture too. 0: there is none. */
+/* Numbers, not SYS_ names: one object serves the 32-bit calls of its architecture too. 0: there is none. For 32-bit ARM
+ * the filter checks ioctl(2) only. */
 static const uint16_t penroot_calls[PENROOT_CALLS][PENROOT_ARCHITECTURES] = {
 	{92, 182, 0},    /* chown */
 	{0, 212, 0},     /* chown32 */

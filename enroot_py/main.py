@@ -39,7 +39,6 @@ def main() -> None:
             sys.stdout.write(getattr(e, "usage", ""))
         of_image = cause(e)
         _say(of_image or e)
-        gc.freeze()  # or Python stumbles over cycles of frames and exceptions as it ends, and says so
         sys.exit((of_image or e).exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -136,6 +135,8 @@ def _say(error: PenrootError) -> None:
 
 def _failed(error: OSError) -> None:
     """Report a failed system call for which no caller has words."""
+    import errno
+
     from enroot_py.base import log
 
     try:
@@ -144,7 +145,9 @@ def _failed(error: OSError) -> None:
         log.error(str(error))
         return
     message, hint = filesystems.in_words(error)
-    if message.startswith(filesystems.OUTPUT):
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the exit fails with what is still buffered
+        message = f"cannot write the output: {error.strerror}"
+        hint = "what stdout goes to is full, broken or closed"
     log.error(message)
-    log.hint(hint)
+    log.hint(hint or "PENROOT_DEBUG=1 shows where")

@@ -60,7 +60,7 @@ def entry(name: str, *fields: object) -> str:
 def home(directory: str) -> str:
     """Return the home directory as passwd(5) can hold it. Programs find any other by HOME alone."""
     if ":" in directory or "\n" in directory:
-        log.warn(f"no line of /etc/passwd can hold the home directory {directory!r}: it has / there, and HOME is right")
+        log.warn(f"/etc/passwd cannot hold the home directory {directory!r} and has / instead; HOME is correct")
         return "/"
     return directory
 

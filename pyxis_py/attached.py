@@ -7,10 +7,8 @@ detached by the descriptor of that mount.
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
-import sys
 
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ContainerError, PenrootError
@@ -19,7 +17,7 @@ from enroot_py.config.settings import BIN, HERE
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import mounts, namespaces, pmix, rootfs
 from enroot_py.runtime.mounts import Mount
-from pyxis_py.channel import Channel, built
+from pyxis_py.channel import Channel, built, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,28 +135,18 @@ def take_back(spaces: Mapping[str, int], brought: Brought) -> None:
 
 def _in_child(act: Callable[[], Answer]) -> Answer:
     """Return what ``act`` returns in a child. Raises PenrootError."""
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        channel = Channel(theirs)
-        log.sink = channel.log
-        try:
-            pairs, fds = act()
-            channel.send([("ok", ""), *pairs], tuple(fds))
-        except (PenrootError, OSError) as e:
-            channel.fail(e if isinstance(e, PenrootError) else PenrootError(f"{e.strerror}: {e.filename or ''}"))
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(0)
-    theirs.close()
+
+    def answer(channel: Channel) -> None:
+        pairs, fds = act()
+        channel.send([("ok", ""), *pairs], tuple(fds))
+
+    channel, child = forked(answer, "")
     try:
-        return built(Channel(ours), child)
+        return built(channel, child)
     except EOFError:
         raise PenrootError("the process that enters the container was killed", hint="see --mem and dmesg") from None
     finally:
-        ours.close()
+        channel.socket.close()
         os.waitpid(child, 0)
 
 

@@ -9,13 +9,13 @@ import select
 import sys
 
 from enroot_py.base import cgroups, log
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import PenrootError, cause
 from enroot_py.base.fds import Fd
 from pyxis_py.job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     Pairs = list[tuple[str, str]]
 
@@ -97,17 +97,53 @@ class Channel:
         self.send([*lines, *((("hint", log.printable(error.hint)),) if error.hint else ())])
 
 
+def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int]:
+    """Let a child call ``act`` with one end of a channel; return the other end and the child.
+
+    ``failure`` begins the message about an unexpected exception.
+    """
+    from enroot_py.base import filesystems  # noqa: F401  # for unexpected(): the child enters the container's files
+
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ours.close()
+            channel = Channel(theirs)
+            log.sink = channel.log
+            act(channel)
+            status = 0
+        except BaseException as e:
+            channel.fail(cause(e) or (e if isinstance(e, PenrootError) else unexpected(e, failure)))
+        finally:
+            os._exit(status)
+    theirs.close()
+    return Channel(ours), child
+
+
+def unexpected(error: BaseException, failure: str = "") -> PenrootError:
+    """Return what a failed system call means, or where our bug is. ``failure`` begins the message."""
+    from enroot_py.base import filesystems
+
+    place = filesystems.place(error)
+    if isinstance(error, OSError):
+        message, hint = filesystems.in_words(error)
+        return PenrootError(failure + message, hint=hint or place)
+    return PenrootError(f"{failure}{error!r}", hint=f"a bug in penroot, {place}")
+
+
 def built(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
     """Return what ``child`` says of the container that it enters.
 
     Raises PenrootError, also for a child that is stopped, EOFError if it has ended.
     """
-    stopped = 0
+    stopped, socket, poll = 0, channel.socket.fileno(), select.poll()
     with Fd(os.pidfd_open(child)) as process:
+        poll.register(process, select.POLLIN)  # a process that a hook has left behind may hold the socket open
+        poll.register(socket, select.POLLIN)
         while True:
-            # A process that a hook has left behind may hold the socket open.
-            socket = channel.socket.fileno()
-            ready = select.select([socket, process], (), (), _LOOK_S)[0]
+            ready = [fd for fd, _ in poll.poll(_LOOK_S * 1000)]
             if not ready:
                 stopped = stopped + 1 if cgroups.asleep(child) else 0
                 if stopped < _LOOKS:

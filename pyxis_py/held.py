@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import _signal
-import _socket
 import errno
 import os
 
-from enroot_py.base import capture, cgroups, linux, log, recording
-from enroot_py.base.errors import ContainerError, PenrootError, cause
+from enroot_py.base import capture, cgroups, linux, recording
+from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import mounts, processes
 from enroot_py.runtime.environ import warn_of_missing_paths
-from pyxis_py.channel import SOCKET, Channel, assignments, built
+from pyxis_py.channel import SOCKET, Channel, assignments, built, forked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NoReturn
 
     from enroot_py.runtime.rootfs import Source
     from pyxis_py.attached import Brought
@@ -141,17 +139,14 @@ class Held:
         recording.phase("image")
         self.remap_root = step.settings.remap_root
         source.shared = shared if step.settings.rootfs_writable else -1
-        theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         with Fd(os.open("/proc", os.O_PATH | os.O_CLOEXEC)) as proc:
-            child = os.fork()
-            if child == 0:
-                ours.close()
-                _enter(step, source, Channel(theirs), proc)
-        theirs.close()
+            channel, child = forked(
+                lambda channel: _enter(step, source, channel, proc), "the container could not be built: "
+            )
         from pyxis_py import service  # noqa: F401  # not while a program of the step wants this processor
 
         try:
-            pairs, fds = built(Channel(ours), child)
+            pairs, fds = built(channel, child)
         except EOFError:
             _, status = os.waitpid(child, 0)
             raise PenrootError(
@@ -159,7 +154,7 @@ class Held:
                 hint="killed for memory? see --mem and dmesg" if os.WIFSIGNALED(status) else "",
             ) from None
         finally:
-            ours.close()
+            channel.socket.close()
         self._builder = child  # it ends now
         if recording.event is not None:
             for name, seconds in assignments(pairs, "phase").items():
@@ -293,9 +288,8 @@ def _imposter(step: Step, other: str, why: str) -> PenrootError:
     )
 
 
-def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
+def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
     """In the child: enter a new container, say what it is like, and wait until it is held."""
-    log.sink = channel.log
     # The task that waits must see it if the helper is killed, and a process that a hook leaves behind must not keep
     # the helper's locks.
     kept = sorted((channel.socket.fileno(), proc, *((source.shared,) if source.shared >= 0 else ())))
@@ -304,32 +298,25 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> NoReturn:
             linux.close_range(low + 1, high - 1, 0)
     if recording.event is not None:
         recording.event.again()
-    try:
-        environ, below, workdir = step.enter(source)
-        _warn_of_missing_paths(step, environ)
-        pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
-        pairs += [("below", f"{name}={value}") for name, value in below.items()]
-        if recording.event is not None:
-            pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
-        if source.image or mounts.served:
-            pairs.append(("served", ""))
-        # By the node's /proc, as an image may have none; nobody else may look at this process.
-        spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
-        if source.shared >= 0:
-            spaces.append(source.shared)
-        if not (source.upper and step.settings.rootfs_writable):
-            pairs.append(("sealed", ""))
-        if (output := capture.left_open()) >= 0:
-            pairs.append(("output", ""))
-            spaces.append(output)
-        channel.send(pairs, tuple(spaces))
-        channel.socket.recv(1)
-        os._exit(0)
-    except BaseException as e:
-        try:
-            channel.fail(cause(e) or (e if isinstance(e, PenrootError) else _bug(e)))
-        finally:
-            os._exit(1)
+    environ, below, workdir = step.enter(source)
+    _warn_of_missing_paths(step, environ)
+    pairs = [("workdir", workdir), *(("environ", f"{name}={value}") for name, value in environ.items())]
+    pairs += [("below", f"{name}={value}") for name, value in below.items()]
+    if recording.event is not None:
+        pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
+    if source.image or mounts.served:
+        pairs.append(("served", ""))
+    # By the node's /proc, as an image may have none; nobody else may look at this process.
+    spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]
+    if source.shared >= 0:
+        spaces.append(source.shared)
+    if not (source.upper and step.settings.rootfs_writable):
+        pairs.append(("sealed", ""))
+    if (output := capture.left_open()) >= 0:
+        pairs.append(("output", ""))
+        spaces.append(output)
+    channel.send(pairs, tuple(spaces))
+    channel.socket.recv(1)
 
 
 def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
@@ -343,19 +330,3 @@ def _warn_of_missing_paths(step: Step, inside: Mapping[str, str]) -> None:
         for name in step.in_file() - inside.keys() - chosen.keys():
             tasks.pop(name, None)  # the environment file unsets it
         warn_of_missing_paths(tasks)
-
-
-def _bug(error: BaseException) -> PenrootError:
-    """Return what a failed system call means, or where our bug is."""
-    if isinstance(error, OSError):
-        try:
-            from enroot_py.base import filesystems
-        except ImportError:  # in the container: rootfs.import_no_files()
-            return PenrootError(f"the container could not be built: {error}")
-        message, hint = filesystems.in_words(error)
-        return PenrootError(f"the container could not be built: {message}", hint=hint)
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else ""
-    return PenrootError(f"the container could not be built: {error!r}", hint=f"a bug in penroot, {where}")

@@ -18,7 +18,7 @@ import sys
 from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
-from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell
+from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
 from pyxis_py.job import PROTOCOL, REFUSED, Job
 
 _OFFER = 3.0  # seconds
@@ -53,10 +53,7 @@ def main() -> None:
     except PenrootError as e:
         channel.fail(e)
     except OSError as e:
-        from enroot_py.base import filesystems
-
-        message, hint = filesystems.in_words(e)
-        channel.fail(PenrootError(message, hint=hint))
+        channel.fail(unexpected(e))
     # Not sys.exit: srun waits for this process, and there is nothing to tidy up.
     os._exit(0)
 

@@ -64,7 +64,7 @@ def remove(name: str, settings: Settings) -> None:
 
 def save(step: Step) -> None:
     """Save the container for the last task of a step, once. Raises PenrootError."""
-    step.saved = True
+    step.save_attempted = True
     if not step.goes_with_steps:
         Save(step).write()
         return
@@ -85,7 +85,7 @@ def finish(step: Step, *, failed: bool, killed: bool) -> None:
         _leave(step, failed, killed)
         return
     # Others may have attached to it by JOB.STEP: the last one removes it, and not while it is being saved.
-    saves = step.request.save and not step.saved and not failed and not killed
+    saves = step.request.save and not step.save_attempted and not failed and not killed
     try:
         lock = step.running.lock(step.name, None if saves else _PATIENCE)
     except BusyError as e:
@@ -106,7 +106,7 @@ def finish(step: Step, *, failed: bool, killed: bool) -> None:
 
 def _leave(step: Step, failed: bool, killed: bool) -> None:
     try:
-        if step.request.save and not step.saved and not failed:
+        if step.request.save and not step.save_attempted and not failed:
             late = Save(step)
             if killed:
                 hint = "it is saved when the last task ends by itself"

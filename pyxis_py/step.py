@@ -66,7 +66,7 @@ class Step:
         self.notes = Notes(self.plugin.runtime_path, job.uid)
         scope = f"{job.jobid}_" if self.plugin.container_scope == "job" else ""
         self._takes_over = False  # from a helper of this step that was killed
-        self.saved = False  # or at least tried
+        self.save_attempted = False
         self.used = ""  # the image of a registry that it runs, with its digest
         self.name = f"pyxis_{scope}" + (self.request.name or job.step)
         # Its directory, which other nodes see too where homes are shared.

@@ -29,7 +29,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { USER = 3, MOUNTS = 4, MAX_FILES = 8 };
+enum { USER = 3, MOUNTS = 4, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
 
@@ -85,8 +85,7 @@ static bool is_ours(int namespace, const char *name)
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
-/* The child of a process that is in a container, which is in another PID namespace than the servers of its files; 0 while
- * there is none. */
+/* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
 	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
@@ -94,17 +93,17 @@ static pid_t child_of(pid_t pid)
 	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
 
 	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
-		AUTO_CLOSE pids = open_namespace(pid, "pid");
+		AUTO_CLOSE processes = open_namespace(pid, "pid");
 
-		if (pids >= 0 && !is_ours(pids, "pid"))
+		if (processes >= 0 && !is_ours(processes, "pid"))
 			return pid;
 	}
 	return 0;
 }
 
-/* Enter the container; false if there is none to enter. The host's files are opened on the way, in a mount namespace
+/* Enter the container; return 0, or 1 if there is none to enter yet, -1 on failure. The host's files are opened on the way, in a mount namespace
  * that the container's user namespace owns: open_tree(2) wants that. */
-static bool enter(pid_t pid)
+static int enter(pid_t pid)
 {
 	int user = USER, mounts = MOUNTS;
 
@@ -114,15 +113,15 @@ static bool enter(pid_t pid)
 		user = open_namespace(pid, "user");
 	}
 	if (user < 0 || mounts < 0 || is_ours(mounts, "mnt"))
-		return false;
+		return 1;
 	if ((!is_ours(user, "user") && setns(user, CLONE_NEWUSER) < 0) || unshare(CLONE_NEWNS) < 0)
-		return false;
+		return -1;
 	for (size_t i = 0; i < count; i++) {
 		files[i].tree = linux_open_tree(AT_FDCWD, files[i].path, TREE_CLONE | O_CLOEXEC);
 		if (files[i].tree >= 0 && linux_mount_setattr(files[i].tree, "", AT_EMPTY_PATH, ATTRIBUTES, 0, MS_PRIVATE) < 0)
 			close_fd(&files[i].tree);
 	}
-	return setns(mounts, CLONE_NEWNS) == 0;
+	return setns(mounts, CLONE_NEWNS);
 }
 
 /* Whether a container that may not write to a file sees this text in it. */
@@ -156,21 +155,26 @@ static void uncover(int root, const char *path)
 		(void)umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW);
 }
 
-/* In a child: bind the new files where the container shows the old texts. */
-static void show(pid_t pid)
+/* In a child: bind the new files where the container shows the old texts. Return a bit for each file that failed. */
+static int show(pid_t pid)
 {
-	AUTO_CLOSE root = -1;
+	int status = enter(pid), failed = 0;
+	AUTO_CLOSE root = status == 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 
-	if (!enter(pid) || (root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
-		return;
+	if (root < 0)
+		return status == 1 ? 0 : ALL_FAILED; /* a container that begins later binds the new files itself */
 	for (size_t i = 0; i < count; i++) {
-		if (files[i].tree < 0 || is_same(&files[i].shown, &files[i].now) || !shows(root, files[i].path, &files[i].shown))
+		if (is_same(&files[i].shown, &files[i].now) || !shows(root, files[i].path, &files[i].shown))
 			continue;
-		if (cover(root, files[i].path, files[i].tree) < 0 && errno == ENOENT) {
+		int covered = cover(root, files[i].path, files[i].tree);
+
+		if (covered < 0 && errno == ENOENT && files[i].tree >= 0) {
 			uncover(root, files[i].path);
-			(void)cover(root, files[i].path, files[i].tree);
+			covered = cover(root, files[i].path, files[i].tree);
 		}
+		failed |= (covered < 0) << i;
 	}
+	return failed;
 }
 
 /* Watch the directories in which the files and the files that they link to may be replaced. */
@@ -206,15 +210,18 @@ static bool has_changed(void)
 static void update(pid_t pid)
 {
 	pid_t child = fork();
+	int status = -1;
 
-	if (child == 0) {
-		show(pid);
-		_exit(EXIT_SUCCESS);
-	}
-	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
+	if (child == 0)
+		_exit(show(pid));
+	while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
-	for (size_t i = 0; child > 0 && i < count; i++)
-		files[i].shown = files[i].now;
+	int failed = WIFEXITED(status) ? WEXITSTATUS(status) : ALL_FAILED;
+
+	for (size_t i = 0; i < count; i++) {
+		if (!(failed & 1 << i)) /* else the next change in the directory tries again */
+			files[i].shown = files[i].now;
+	}
 }
 
 static void follow(pid_t pid, int end)
@@ -257,7 +264,7 @@ int main(int argc, char **argv)
 		end = linux_pidfd_open(pid);
 		if (end < 0 || getppid() != pid || fork() != 0) /* no child of the program that the parent becomes */
 			return EXIT_SUCCESS;
-		setsid();
+		(void)setpgid(0, 0);
 	}
 	for (int signal_ = 1; signal_ < NSIG; signal_++)
 		if (signal_ != SIGCHLD)

@@ -1,6 +1,5 @@
-/* A task of a step that saves its container. Slurm takes no status from a callback after the last task, so the save is done
- * by the last task: a process that waits for the user's program, outside of the container, and ends as that program did or
- * with what the save came to. */
+/* Each task is two processes. The outer one waits for the user's program. The last outer process saves the container, and
+ * fails if the save fails. Slurm takes no status from a callback after the last task. */
 #define _GNU_SOURCE
 #include "plugin.h"
 
@@ -55,8 +54,8 @@ static _Noreturn void end_like(int status)
 	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE);
 }
 
-/* Wait for the end of a process, and pass signals on: those of Slurm, which knows this process alone, and others that are not
- * for the whole process group. */
+/* Wait for the end of a process. Forward signals from Slurm, which knows only this process. Do not forward a signal that the
+ * whole process group received. The sender is 0 if it is in an outer PID namespace. */
 static int await_end(pid_t child)
 {
 	int status = 0;
@@ -66,7 +65,8 @@ static int await_end(pid_t child)
 	(void)sigfillset(&all);
 	while (waitpid(child, &status, WNOHANG) == 0) {
 		int number = sigwaitinfo(&all, &info);
-		if (number > 0 && number != SIGCHLD && info.si_code <= 0 && getpgid(info.si_pid) != getpgrp())
+		if (number > 0 && number != SIGCHLD && info.si_code <= 0 &&
+		    (info.si_pid == 0 || getpgid(info.si_pid) != getpgrp()))
 			(void)kill(child, number);
 	}
 	return status;
@@ -84,6 +84,8 @@ static _Noreturn void await(pid_t child)
 	end_like(status);
 }
 
+static pid_t outer;
+
 /* Go on in a child, which becomes the user's program. */
 int go_on_in_child(void)
 {
@@ -92,6 +94,7 @@ int go_on_in_child(void)
 	(void)sigfillset(&all);
 	if (signal(SIGCHLD, SIG_DFL) == SIG_ERR || sigprocmask(SIG_BLOCK, &all, &before) < 0)
 		return fail("cannot block signals: %s", strerror(errno));
+	outer = getpid();
 	pid_t child = fork();
 	if (child < 0)
 		return fail("cannot fork: %s", strerror(errno));
@@ -104,4 +107,6 @@ int go_on_in_child(void)
 void end_with_parent(void)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != outer) /* the parent has ended before */
+		(void)raise(SIGKILL);
 }

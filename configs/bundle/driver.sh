@@ -249,6 +249,7 @@ done
 [ -n "$ipc" ] || ! true_word "${ENROOT_UNSHARE_IPC-}" || ipc=y
 [ -n "$uts" ] || ! true_word "${ENROOT_UNSHARE_UTS-}" || uts=y
 home='' login='' devices=''
+[ "${ENROOT_RESTRICT_DEV-}" != auto ] || ENROOT_RESTRICT_DEV=''
 ! true_word "${ENROOT_MOUNT_HOME-}" || home=y
 ! true_word "${ENROOT_LOGIN_SHELL-}" || login=--login
 ! true_word "${ENROOT_RESTRICT_DEV-}" || devices=y

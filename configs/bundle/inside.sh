@@ -164,16 +164,19 @@ do_mounts() {
 
 # Keep root of the node from changing the kernel through /proc, as enroot_py/runtime/masks.py does.
 cover_proc() {
-    flags=ro,nosuid,nodev,noexec,nofail,silent
+    flags=ro,nosuid,nodev,noexec
     field "$container"
     {
         for path in /proc/sys /proc/sysrq-trigger /proc/irq /proc/bus /proc/fs; do
+            [ -e "$container$path" ] || continue
             printf '%s %s none rbind,%s\n' "$field$path" "$path" "$flags"
         done
-        # One of the two fails: a directory, or a file.
         for path in acpi kcore keys latency_stats sched_debug scsi timer_list; do
-            printf '/dev/null /proc/%s none bind,%s\n' "$path" "$flags"
-            printf 'tmpfs /proc/%s tmpfs %s,mode=755,size=4k\n' "$path" "$flags"
+            if [ -d "$container/proc/$path" ]; then
+                printf 'tmpfs /proc/%s tmpfs %s,mode=755,size=4k\n' "$path" "$flags"
+            elif [ -e "$container/proc/$path" ]; then
+                printf '/dev/null /proc/%s none bind,%s\n' "$path" "$flags"
+            fi
         done
     } | "$mount" --root "$container" -
 }

@@ -1,4 +1,4 @@
-"""Output of other programs, of which the first and the last bytes are kept, however much they write.
+"""Capture a program's output and keep only its first and last bytes.
 
 A program that writes never waits for long and gets no SIGPIPE: the pipe is read until the program ends, and a process
 that lives on can read it for what the program has left behind.
@@ -29,7 +29,9 @@ class Capture:
 
     def read(self) -> None:
         """Take what the pipe holds now."""
-        if not select.select([self.reader], (), (), 0)[0]:
+        poll = select.poll()
+        poll.register(self.reader, select.POLLIN)
+        if not poll.poll(0):
             return
         data = os.read(self.reader, _PIPE)
         self._size += len(data)
@@ -39,7 +41,7 @@ class Capture:
         del self._tail[: -_KEPT // 2]
 
     def take(self, limit: int = _KEPT) -> str:
-        """Return what was written, of more than ``limit`` bytes the first and the last ones; and begin anew."""
+        """Return the output and reset. If it exceeds ``limit`` bytes, cut the middle."""
         kept, size = bytes(self._head + self._tail), self._size
         self._begin()
         if size > limit:

@@ -68,25 +68,28 @@ def no_process() -> tuple[str, str]:
     return f"the limit of processes is reached (ulimit -u: {number})", OF_PROCESS[errno.EAGAIN]
 
 
-OUTPUT = "cannot write the output"
-
-
 def in_words(error: OSError) -> tuple[str, str]:
-    """Return a message and a hint for an error that no caller expects, mostly of a file system."""
-    hint = "PENROOT_DEBUG=1 shows where"
+    """Return a message for an error that no caller expects, mostly of a file system, and a hint or ""."""
+    hint = ""
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             hint = way_out(error, where)
     elif isinstance(error, FileNotFoundError) and _is_gone("."):
         where, hint = "the working directory is gone", "cd to one that exists"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
-        where, hint = OUTPUT, "what stdout goes to is full, broken or closed"
     elif error.errno in OF_PROCESS:
         where, hint = "cannot start a process", OF_PROCESS[error.errno]
     else:
         where = "a system call failed"
     return f"{where}: {error.strerror or error}", hint
+
+
+def place(error: BaseException) -> str:
+    """Return the file and the line that raised ``error``."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else ""
 
 
 def _is_gone(directory: str) -> bool:

@@ -58,7 +58,9 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
             end = _closing(text)
             inner, text = text[1:end], text[end + 1 :]
             name, dash, default = inner.partition("-")
-            bare = name.removesuffix(":")
+            bare = name.removesuffix(":") if dash else name
+            if not bare.replace("_", "a").isalnum():
+                raise ValueError(f"${{{inner}}}: only ${{NAME}}, ${{NAME-default}} and ${{NAME:-default}} are known")
             if dash and (bare not in variables or not variables[bare] and bare != name):
                 out += expand(default, variables, may_be_unset=may_be_unset)
             else:

@@ -248,6 +248,8 @@ def _split_login(text: str, rest: str) -> tuple[str, str, str]:
     port, path, _ = password.partition("/")
     if at and not user or any(c in user for c in " /#\t\n") or path and port.isdecimal():
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
+    if "#" in password and "@" in password:  # USER:PASSWORD@REGISTRY#IMAGE@TAG: "REGISTRY" would get the password
+        raise ImageReferenceError("the reference has two '@'", hint=f"a tag follows a colon: {_FORM}")
     if not password.isprintable():
         raise ImageReferenceError(f"{text}: the password has control characters", hint=_FORM)
     return rest, user, password

@@ -65,7 +65,8 @@ class _File:
             server.attach(self._place)
             os.stat(self._place)  # squashfuse_ll looks at no directory before somebody else does
         except (OSError, PenrootError) as e:
-            if isinstance(e, PenrootError) and not server.ended or os.sysconf("SC_OPEN_MAX") < squashfuse.FILES:
+            is_damaged = server.ended or isinstance(e, OSError)
+            if not is_damaged or os.sysconf("SC_OPEN_MAX") < squashfuse.FILES:
                 raise
             hint = "make it or copy it again"
             raise MountError(f"{self._path} is damaged: squashfuse cannot read its root directory", hint=hint) from e

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from _collections_abc import Iterable, Mapping
 
 from enroot_py.base import linux, log, paths, recording
@@ -107,7 +106,7 @@ def enter(start: Start) -> Container:
     await_servers(own)
     inside = (0, 0) if settings.remap_root else (uid, gid)
     if follower:
-        os.waitpid(follower, 0)  # its child follows: the program must not get a child that it does not know
+        os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
     inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
@@ -117,7 +116,7 @@ def enter(start: Start) -> Container:
     context = hooks.Context(root, site.mount_point, settings, variables.values, site.caller)
     scripts = run_conf(start, context, site, scratch)
     system = own_mounts(site.mounts, own, sysfs)
-    system = copy_host_files(start, system, scratch, replaceable=nested and (bool(follower) or start.in_step))
+    system = copy_host_files(start, system, scratch, all_files=nested and (bool(follower) or start.in_step))
     fstab = [*image_mounts(root, settings, site.variables), *system]
     mount_all([*fstab, *start.mounts], root, before_hooks=True)
     furnish(root, own, from_root=uid == 0)
@@ -159,19 +158,19 @@ def follow_host_files(start: Start, own: int) -> int:
     return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
 
 
-def copy_host_files(start: Start, system: list[Mount], scratch: str, *, replaceable: bool) -> list[Mount]:
-    """Return the mounts of the system with private copies of some files of the host.
+def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
+    """Return the mounts of the system with private copies of host files that the container writes to or covers.
 
-    A writable container may change its copies. Copies are also ``replaceable`` where a locked mount of the host's
-    file is not. And the kernel detaches a caller's mount on a file of the host when the host replaces that file.
+    The kernel detaches a mount on a host file when the host replaces the file, except a locked mount.
+    With ``all_files``, the mounts are locked and a process follows the host files: the container gets copies of all.
     """
     writable = start.settings.rootfs_writable
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
-    if not (writable or replaceable or targets):
+    if not (writable or all_files or targets):
         return system
     from enroot_py.runtime import hostfiles
 
-    return hostfiles.copied(system, hostfiles.FILES if writable or replaceable else targets, scratch, writable=writable)
+    return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
 def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
@@ -220,9 +219,9 @@ def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
 
 def await_servers(own: int) -> None:
     """Wait for the servers before a new PID namespace, in which they are no children of this process."""
-    squashfuse = sys.modules.get("enroot_py.runtime.squashfuse")
-    if own & linux.CLONE_NEWPID and squashfuse:
-        for server in squashfuse.starting:
+    servers = namespaces.servers()
+    if own & linux.CLONE_NEWPID and servers:
+        for server in servers.starting:
             server.await_start()
 
 
@@ -248,7 +247,7 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
 
 
 def caller_sysfs(own: int) -> Mount | None:
-    """Mount /sys of a network namespace that the caller has entered, if nothing has. Only root of one may do that."""
+    """Return a mount of /sys for a network namespace that the caller has entered as root, or None if it needs none."""
     if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
         return None
     from enroot_py.runtime import sysfs
@@ -257,7 +256,7 @@ def caller_sysfs(own: int) -> Mount | None:
 
 
 def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
-    """Return the mounts of the system for a container with its ``own`` namespaces and the caller's ``sysfs``."""
+    """Adapt the mounts of the system to a container with its ``own`` namespaces and the caller's ``sysfs``."""
     if sysfs:
         system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:

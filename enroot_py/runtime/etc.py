@@ -102,9 +102,9 @@ def write_digest(digest: str) -> str:
 
 
 def image_digest(rc_local: str) -> str:
-    """The digest that write_digest() was given; "" without such a line."""
-    at = rc_local.find(_DIGEST)
-    digest = rc_local[at + len(_DIGEST) :].partition("\n")[0] if at >= 0 else ""
+    """Return the digest of the last line that write_digest() has made, or ""."""
+    lines = [line for line in rc_local.split("\n") if line.startswith(_DIGEST)]
+    digest = lines[-1].removeprefix(_DIGEST) if lines else ""
     return digest if digests.is_digest(digest) else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGSTOP, pthread_sigmask, sigwaitinfo
+from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, SIGSTOP, pthread_sigmask, sigwaitinfo
 
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
@@ -158,13 +158,24 @@ def close_descriptors(environ: dict[str, str]) -> None:
 
 
 def fork() -> int:
-    """fork(2) a child for wait(). No signal ends the parent from here on."""
+    """fork(2) a child for wait(). No signal ends the parent from here on, and the child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
+    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # the parent keeps ``held`` open until it ends
     try:
         child = os.fork()
     finally:
         if not child:
             pthread_sigmask(SIG_SETMASK, mask)
+    if not child:
+        os.close(held)
+        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
+        # The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
+        try:
+            os.read(lifetime, 1)
+            os._exit(128 + SIGKILL)
+        except BlockingIOError:
+            pass
+    os.close(lifetime)
     return child
 
 

@@ -281,7 +281,7 @@ def _failure(path: str, error: BaseException) -> HookError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the kernel refused in words; of all else, the exception that the author of a hook knows."""
+    """Return the system error in words, or the exception's type and text."""
     if isinstance(error, OSError) and error.strerror:
         place = error.filename if error.filename2 is None else error.filename2
         return error.strerror if place is None else f"{place}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""Files of the host that a container shows, as /etc/resolv.conf: a private copy, and who follows their changes.
+"""Host files in a container: copy them, or follow their changes.
 
 Not on the start path of a read-only container over layers, which has the files bound and no process beside it.
 """
@@ -9,6 +9,7 @@ import os
 
 from enroot_py import LIBRARY
 from enroot_py.base import signals
+from enroot_py.base.fds import Fd
 from enroot_py.runtime.mounts import Mount
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ _PROGRAM = "penroot-follow"
 def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, writable: bool) -> list[Mount]:
     """Return the mounts of the system with a private copy of those of FILES that are mounted on ``targets``.
 
-    The container may write to copies that are ``writable``. They lie in ``scratch``, a tmpfs of the container. A later
+    With ``writable``, the container may change the copies. They lie in ``scratch``, a tmpfs of the container. A later
     mount on a copy stays. The kernel would detach a mount on a file of the host when the host replaces the file.
     """
     wanted = {target for target in targets if target in FILES}
@@ -31,9 +32,10 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
         if mount.binds and mount.source == mount.target and mount.source in wanted:
             copy = f"{scratch}/{os.path.basename(mount.source)}"
             try:
-                with open(mount.source, "rb") as original, open(copy, "wb") as f:
-                    f.write(original.read())
-            except OSError:  # the mount says what is wrong, or may fail
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the start
+                with Fd(os.open(mount.source, flags)) as original, open(copy, "wb") as f:
+                    f.write(original.content())
+            except OSError:  # the mount reports the error, unless it has nofail
                 mounts.append(mount)
                 continue
             os.chmod(copy, 0o644)
@@ -52,7 +54,7 @@ def follow(*, child: bool) -> int:
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
-    """Do so for the container with these namespaces, by a child of this process, until the pipe ``lifetime`` ends."""
+    """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes."""
     if "user" not in spaces:
         return  # root that keeps its privileges
     import fcntl

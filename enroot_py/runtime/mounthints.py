@@ -26,14 +26,14 @@ def _fix(mount: Mount, error: OSError) -> str:
         name = f"{mount.target.rstrip('/')}/{os.path.basename(mount.source)}"
         named = f"name the file: {_spelled(mount, name, _options_for_file(mount))}"
         if mount.source.endswith((".sqsh", ".squashfs")):
-            return f"what is in it: {_spelled(mount, mount.target, '', mount.SQUASHFS)}; {named}"
+            return f"to mount its content: {_spelled(mount, mount.target, '', mount.SQUASHFS)}; {named}"
         return named
     if isinstance(error, NotADirectoryError):
         return "a directory mounts on a directory, a file on a file"
     if error.errno == errno.ENODEV:
         return _fix_type(mount)
     if error.errno == errno.EROFS:
-        return f"what is read-only there has no {mount.target}, and nobody can make it: take another target"
+        return f"{mount.target} does not exist on a read-only file system: choose another target"
     if error.errno == errno.EINVAL and "remount" in mount.words:
         return f"remount changes a mount of the container, and nothing is mounted on {mount.target}"
     if error.errno == errno.EPERM and mount.fstype == "proc":

@@ -222,11 +222,13 @@ class Mount:
         if "remount" in self.words or not self.creates:
             self._change(root)
             return
-        if not (self.confined or self.target.strip("/.")):  # it would cover all mounts made before
-            raise OSError(errno.EBUSY, "the target is the root directory of the container")
+        if not self.confined and os.path.normpath("/" + self.target.lstrip("/")) == "/":
+            raise _root_as_target()
         with self._create(root) as mount, self._open_target(root, mount) as target:
             if self.confined:
                 self._check_confined(root, target)
+            elif os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
+                raise _root_as_target()  # by a link; fstat(2) could ask a FUSE server
             attach(mount, target)
             _attached[self.target] = paths.inode(mount)
 
@@ -325,6 +327,11 @@ class Mount:
             return stat.S_ISDIR(os.stat(self.source).st_mode)
         with paths.open_in(root, self.inside) as source:
             return stat.S_ISDIR(os.fstat(source).st_mode)
+
+
+def _root_as_target() -> OSError:
+    """Return the error of a mount that would cover all mounts made before."""
+    return OSError(errno.EBUSY, "the target is the root directory of the container")
 
 
 def attach(mount: int, target: int) -> None:

@@ -1,7 +1,7 @@
 """Namespaces of a container. Its user namespace maps one user, to the same number or to root: user_namespaces(7).
 
-A program that is root in the container runs in a second user namespace within the first, so that it cannot undo
-the mounts that it was given: nest().
+A program that is root in the container runs in a second user namespace within the first. There it cannot undo the
+container's mounts: nest().
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from enroot_py.runtime import execute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import NoReturn
 
     from enroot_py.config.settings import Settings
@@ -150,10 +151,14 @@ def _become_first() -> None:
     if child:
         hide()
         status = execute.wait(child)
-        if squashfuse := sys.modules.get("enroot_py.runtime.squashfuse"):
-            squashfuse.report_killed()
+        if module := servers():
+            module.report_killed()
         os._exit(status)
-    linux.prctl(linux.PR_SET_PDEATHSIG, 9)
+
+
+def servers() -> ModuleType | None:
+    """Return the module squashfuse if this process has started a FUSE server."""
+    return sys.modules.get("enroot_py.runtime.squashfuse")
 
 
 def hide() -> None:

@@ -310,8 +310,6 @@ def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], sett
     child = execute.fork() if forks else 0
     if child:
         return execute.wait(child)
-    if forks:
-        linux.prctl(linux.PR_SET_PDEATHSIG, 9)
     if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
         confine(remap_root=is_root and not confined)
     execute.execute(command, variables)

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from enroot_py.base import capture, log
+from enroot_py.base.errors import HookError
 
 T = TypeVar("T")
 
 _TICK_S = 0.0005
+_THREADS_S = 1  # a thread of a hook has this time to end
 # With these a hook would end the start before the program runs, and the caller would see success.
 _ENDING = ("_exit", "execv", "execve")
 
@@ -39,7 +41,7 @@ def call(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of os that ends any process but this one."""
+    """Wrap a function of os so that it cannot end this process."""
     process = os.getpid()
 
     def end(*arguments: object) -> Any:
@@ -74,17 +76,25 @@ class _Redirected:
         _thread.start_new_thread(self._read, ())
 
     def _read(self) -> None:
-        ready: list[int] = []
-        while self._end not in ready:
-            ready = select.select([self._end, self._output.reader], (), ())[0]
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        poll.register(self._output.reader, select.POLLIN)
+        try:
+            while self._end not in {fd for fd, _ in poll.poll()}:
+                self._output.read()
             self._output.read()
+        finally:
+            os.dup2(self._stderr, 2)  # nobody reads the pipe any more
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
         os.write(self._wake, b".")  # a process that the hook has forked has this pipe open too
         # A process with two threads enters no user namespace, unshare(2).
-        while len(os.listdir("/proc/self/task")) > 1:
+        deadline = time.monotonic() + _THREADS_S
+        while (count := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
             time.sleep(_TICK_S)
         for fd in (self._stderr, self._end, self._wake):
             os.close(fd)
+        if count > 1 and not failure:
+            raise HookError("the hook leaves a thread running", hint="join the thread before run() returns")

@@ -92,7 +92,7 @@ class Server:
         try:
             status = wait_for(starter)
         except TimeoutError as e:
-            hint = "a process that is stopped goes on with: kill -CONT; or start again"
+            hint = "penroot ended the server; start again"
             self.failure = ImageError(f"cannot mount {self.image}: squashfuse {e}", hint=hint)
             return
         if os.WIFSIGNALED(status):
@@ -212,7 +212,10 @@ def wait_for(starter: int) -> int:
             killed = "Z" in processes.values()
             if reason or killed and processes[starter] == "S":
                 for pid in processes:
-                    os.kill(pid, SIGKILL)
+                    try:
+                        os.kill(pid, SIGKILL)
+                    except ProcessLookupError:
+                        continue
                 if reason:
                     raise TimeoutError(reason)
                 return int(SIGKILL)

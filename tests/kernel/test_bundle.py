@@ -623,3 +623,25 @@ def test_root_of_the_container_configures_its_own_namespaces(user: User, bundle:
     """
     out = run(user, bundle, "--root", "--rw", "--uts", "--net", "sh", "-c", script).stdout
     assert out.startswith("other\n") and "mtu 1400" in out and out.endswith("no\n")
+
+
+@pytest.mark.parametrize("setting", ["", "auto", "no"])
+def test_root_gets_private_dev_and_covered_proc(user: User, bundle: pathlib.Path, setting: str) -> None:
+    require(os.geteuid() == 0, "root starts this container")
+    user.uid = 0
+    user.own(user.home)
+    script = """
+        (: > /proc/sys/vm/swappiness) 2> /dev/null && echo writable
+        grep -o ' /proc/[a-z_-]* [a-z]* ro,' /proc/mounts | cut -d/ -f3 | cut -d' ' -f1 | tr '\\n' ,
+        echo; ls /dev
+    """
+    environ = {"ENROOT_RESTRICT_DEV": setting} if setting else {}
+    covered, *devices = run(user, bundle, "sh", "-c", script, env=environ).stdout.split()
+    known = {"sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "kcore", "keys", "timer_list"}
+    assert {name for name in known if os.path.exists(f"/proc/{name}")} <= {*covered.split(",")}
+    assert (set(os.listdir("/dev")) <= set(devices)) == (setting == "no")
+
+
+def test_auto_is_the_host_dev_for_a_user(user: User, bundle: pathlib.Path) -> None:
+    devices = run(user, bundle, "ls", "/dev", env={"ENROOT_RESTRICT_DEV": "auto"}).stdout.split()
+    assert set(os.listdir("/dev")) <= set(devices)

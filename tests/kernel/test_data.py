@@ -56,7 +56,7 @@ def test_a_mount_within_needs_a_directory_that_is_there(user: User, rootfs: path
     assert inside(user, "cat /data/within/file", *words, "data.sqsh:/data/within:sqsh") == "of data\n"
     said = user.penroot("start", *words, "data.sqsh:/data/none:sqsh", "box", "true", status=1).stderr
     assert "cannot mount data.sqsh on /data/none: Read-only file system" in said
-    assert "what is read-only there has no /data/none, and nobody can make it: take another target; asked for" in said
+    assert "/data/none does not exist on a read-only file system: choose another target; asked for" in said
 
 
 def inside(user: User, script: str, *options: str, **more: object) -> str:
@@ -161,7 +161,7 @@ def test_what_cannot_be_mounted_is_an_error(
 
 def test_a_file_named_by_a_directory_says_both_ways(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     hint = user.penroot("start", "--mount", f"{data}:/etc", "box", "true", status=1).stderr.splitlines()[-1]
-    assert f"what is in it: {data}:/etc:sqsh" in hint
+    assert f"to mount its content: {data}:/etc:sqsh" in hint
 
 
 def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:

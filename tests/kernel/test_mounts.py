@@ -199,11 +199,16 @@ def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path
     assert inside(user, "ls -d /s/doc; grep FROM /copy/environment") == "/s/doc\nFROM_IMAGE=yes\n"
 
 
-@pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../."])
+@pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../.", "/etc:/link"])
 def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Path, mount: str) -> None:
     """The program was looked up in what covered the container."""
+    (rootfs / "link").symlink_to("/")
     said = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
     assert "the target is the root directory of the container" in said
+
+
+def test_mount_target_of_three_dots_is_a_directory(user: User, rootfs: pathlib.Path) -> None:
+    assert user.start("--mount", "/usr/share:/...", "box", "ls", "-d", "/.../doc") == "/.../doc\n"
 
 
 def test_node_without_dev_shm_starts_containers(user: User, rootfs: pathlib.Path) -> None:

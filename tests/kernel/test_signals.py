@@ -11,6 +11,7 @@ import shlex
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import Iterator
 from typing import TextIO
@@ -90,10 +91,10 @@ def shown(process: subprocess.Popen[str]) -> str:
 
 
 def child(parent: int) -> int:
-    """The only child of a process, but for what follows the host's files."""
+    """The only child of a process besides penroot-follow."""
     children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (inside,) = (pid for pid in children if pathlib.Path(f"/proc/{pid}/comm").read_text() != "penroot-follow\n")
-    return int(inside)
+    (pid,) = (int(pid) for pid in children if pathlib.Path(f"/proc/{pid}/comm").read_text() != "penroot-follow\n")
+    return pid
 
 
 def state(pid: int) -> str:
@@ -184,3 +185,24 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
         assert shown(process) == f"got {int(signal.SIGIO)}\n"
         os.close(read)
         os.close(write)
+
+
+# The parent is killed before its child can ask to end with it.
+ORPHAN = """
+import os, time
+from enroot_py.runtime import execute
+
+def wait_for_the_end():
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+parent = os.getpid()
+os.register_at_fork(after_in_child=wait_for_the_end, after_in_parent=lambda: os.kill(parent, 9))
+execute.fork()
+print("went on", flush=True)
+"""
+
+
+def test_child_of_a_killed_parent_does_not_go_on() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "", "")

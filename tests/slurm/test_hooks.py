@@ -151,6 +151,12 @@ def test_python_hook_that_ends_the_process_is_named(lab: Lab, site: Path) -> Non
     assert "50-hook.py:3 failed" in said and "return from the hook instead" in said
 
 
+def test_python_hook_that_leaves_a_thread_is_named(lab: Lab, site: Path) -> None:
+    python_hook(site, "    import _thread\n    _thread.start_new_thread(time.sleep, (600,))\n")
+    said = refused(lab, *ON_N1, IMAGE, "true")
+    assert "leaves a thread running" in said and "join the thread before run() returns" in said
+
+
 # A daemon has its own stderr, or writes to that of the hook for ever.
 DAEMONS = {
     "python": "    if os.fork() == 0:\n        os.close(2); time.sleep(600); os._exit(0)\n",

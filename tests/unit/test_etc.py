@@ -119,3 +119,10 @@ def test_commands_in_rc_local_need_a_shell() -> None:
 
 def test_nothing_is_no_script() -> None:
     assert etc.read_rc("", "") is None
+
+
+def test_digest_is_that_of_the_last_whole_line() -> None:
+    old, new = ("sha256:" + digit * 64 for digit in "12")
+    lines = etc.write_digest(old) + etc.write_digest(new) + "echo " + etc.write_digest(old)
+    assert etc.image_digest(lines) == new
+    assert etc.image_digest("echo " + etc.write_digest(old)) == ""

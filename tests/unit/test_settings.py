@@ -255,6 +255,13 @@ def test_defaults_of_variables_are_those_of_a_shell(text: str, value: str) -> No
     assert expand(text, {"A": "a", "EMPTY": ""}, may_be_unset=lambda _: False) == value
 
 
+@pytest.mark.parametrize("text", ["${A:?err}", "${A%x}", "${A%x-y}", "${#A}", "${A:}", "${A:=b}", "${}"])
+def test_other_expansion_of_a_shell_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="are known") as caught:
+        expand(text, {"A": "a"})
+    assert str(caught.value).startswith(f"{text}: only ${{NAME}}, ")
+
+
 def test_user_is_known_without_its_variable() -> None:
     assert expand("$USER", {}, may_be_unset=lambda _: False) == expand("$(id -un)", {})
 
