@@ -32,7 +32,6 @@ HANDED_ON = {
     "options _mounts",
     "options _resolved",
     "reach run",
-    "settings _in_files",
     "startfile _mounts",
     "startfile target",
     "submit _check_policy",
