@@ -254,7 +254,7 @@ static const char *unquoted(char *value)
 {
 	size_t n = stripped(value);
 
-	if (n < 2 || value[0] != value[n - 1] || !strchr("\"'", value[0]))
+	if (n < 2 || !strchr("\"'", value[0]) || !strchr("\"'", value[n - 1]))
 		return value;
 	value[n - 1] = '\0';
 	return value + 1;
@@ -295,11 +295,8 @@ void print_environment(char *text, const struct secrets *secrets)
 
 		if (!strncmp(variable.name, "ENROOT_", strlen("ENROOT_")))
 			continue;
-		if (!secrets) {
-			if (variable.name[name_length(variable.name)])
-				continue;
-			variable.value[stripped(variable.value)] = '\0';
-		}
+		if (!secrets && variable.name[name_length(variable.name)])
+			continue;
 		if (!variable.exact)
 			value = replaced(variable.value, secrets);
 		print_variable(variable.name, value ? unquoted(value) : variable.value);

@@ -342,15 +342,15 @@ environ.d and mounts.d.
   []
   $ printf 'A=no\n' > ../etc/environ.d/50-a.env; chmod 0 ../etc/environ.d/50-a.env; enroot start box sh -c 'echo "[$A]"'; rm -f ../etc/environ.d/50-a.env
   [no]
-  ~ what is no file in `environ.d`
+  ~ directories and dangling links in `environ.d`
   $ mkdir -p ../.config/enroot/environ.d ../.config/enroot/mounts.d ../.config/enroot/hooks.d; echo A=user > ../.config/enroot/environ.d/a.env; enroot start box sh -c 'echo "[$A]"'
   [user]
   $ mkdir ../etc/environ.d/dir.env; enroot start box sh -c 'echo "[$A]"'; rmdir ../etc/environ.d/dir.env
   [user]
-  ~ what is no file in `environ.d`
+  ~ directories and dangling links in `environ.d`
   $ ln -s gone ../etc/environ.d/gone.env; enroot start box sh -c 'echo "[$A]"'; rm ../etc/environ.d/gone.env
   [user]
-  ~ what is no file in `environ.d`
+  ~ directories and dangling links in `environ.d`
   $ echo '${HOME}/work /mnt none x-create=dir,bind' > ../.config/enroot/mounts.d/m.fstab; enroot start box ls /mnt/box.sqsh
   /mnt/box.sqsh
   $ printf '# comment\n\n  \n%s /mnt none x-create=dir,bind\n' $HOME/work > ../.config/enroot/mounts.d/m.fstab; enroot start box ls /mnt/box.sqsh

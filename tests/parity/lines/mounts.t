@@ -178,3 +178,4 @@ The home directory, and what is always there.
   [1]
   $ enroot start --rw box sh -c 'echo x > /etc/hosts' 2> /dev/null
   [1]
+  ~ with `--rw` they are private copies
