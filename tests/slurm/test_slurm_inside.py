@@ -190,10 +190,10 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
     clear(lab)
 
 
-def test_who_is_root_in_it_is_told(lab: Lab) -> None:
+def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
-    assert "srun and sbatch do not work for who is root in it" in done.stderr
+    assert "srun and sbatch do not work for root in it" in done.stderr
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
