@@ -1286,6 +1286,10 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
         ("create", "-f", "-n", "y", "few.sqsh"),
         ("start", "-r", stored, "cat", "/few"),
     ):
+        # A process that has ended counts until it is reaped, and execve(2) fails beyond the limit.
+        until(
+            lambda: subprocess.run(["pgrep", "-u", str(user.uid)], stdout=subprocess.DEVNULL).returncode, "no process"
+        )
         command = ["prlimit", f"--nproc={most}", *user.command(f"{PREFIX}/bin/penroot", *words)]
         done = subprocess.run(
             command, env=user.environ, cwd=user.home, stdin=subprocess.DEVNULL,
