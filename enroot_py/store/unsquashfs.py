@@ -55,9 +55,7 @@ def unpack(path: str, directory: str, settings: Settings | None = None) -> None:
     command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
     command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
     run_tool(command, path, tolerate=_are_devices, warnings=True)
-    if os.geteuid() == 0 and not (settings and namespaces.privileged(settings)):
-        _take(directory)
-    _settle(directory)
+    _settle(directory, take=os.geteuid() == 0 and not (settings and namespaces.privileged(settings)))
 
 
 def _are_devices(status: int, lines: list[str]) -> bool:
@@ -65,27 +63,25 @@ def _are_devices(status: int, lines: list[str]) -> bool:
     return status == 2 and bool(lines) and all(" device " in line and "superuser" in line for line in lines)
 
 
-def _take(directory: str) -> None:
-    """Give a tree to root, as unsquashfs gives it to every other user."""
-    os.chown(directory, 0, 0)
-    for _, directories, names, fd in os.fwalk(directory):
-        for name in (*directories, *names):
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if status.st_uid or status.st_gid:
-                os.chown(name, 0, 0, dir_fd=fd, follow_symlinks=False)
+def _settle(directory: str, *, take: bool) -> None:
+    """Remove what an image's modes must not do to the owner, or to others on the host.
 
-
-def _settle(directory: str) -> None:
-    """What an image's modes may not do to its owner, or to others on the host."""
+    With ``take``, give all files to root, as unsquashfs gives them to every other user.
+    """
     pending = [directory]
     while pending:
         here = pending.pop()
+        if take:
+            os.chown(here, 0, 0)
         os.chmod(here, os.stat(here).st_mode & 0o1777 | 0o700)
         with os.scandir(here) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
-                elif os.geteuid() == 0 and not entry.is_symlink():
+                    continue
+                if take:
+                    os.chown(entry.path, 0, 0, follow_symlinks=False)
+                if os.geteuid() == 0 and not entry.is_symlink():
                     mode = entry.stat(follow_symlinks=False).st_mode
                     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                         os.unlink(entry.path)
