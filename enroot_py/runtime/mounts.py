@@ -227,8 +227,8 @@ class Mount:
         with self._create(root) as mount, self._open_target(root, mount) as target:
             if self.confined:
                 self._check_confined(root, target)
-            elif os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
-                raise _root_as_target()  # by a link; fstat(2) could ask a FUSE server
+            elif self.passno >= 0 and os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
+                raise _root_as_target()  # by a link; fstat(2) could ask a FUSE server. Each system mount would pay too
             attach(mount, target)
             _attached[self.target] = paths.inode(mount)
 
