@@ -9,11 +9,9 @@
 
 #include <errno.h>
 #include <linux/capability.h>
-#include <linux/nsfs.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -93,11 +91,6 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 		fd = (int)syscall(NR_openat2, dirfd, path, &how, sizeof(how));
 	} while (fd < 0 && errno == EAGAIN && ++tries < 10000);
 	return fd;
-}
-
-static inline int linux_ns_get_userns(int fd)
-{
-	return ioctl(fd, NS_GET_USERNS);
 }
 
 static inline int linux_pivot_root(const char *new_root, const char *put_old)

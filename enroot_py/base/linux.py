@@ -109,11 +109,6 @@ def setns(fd: int, nstype: int) -> None:
     _check(lib.setns(fd, nstype))
 
 
-def ns_get_userns(fd: int) -> Fd:
-    """NS_GET_USERNS of ioctl_ns(2): the user namespace that owns a namespace"""
-    return _descriptor(lib.linux_ns_get_userns(fd))
-
-
 def mount(source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
     """mount(2)"""
     _check(lib.mount(_text(source), _text(target), _text(fstype), flags, _text(data)), target)

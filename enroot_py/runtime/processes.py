@@ -20,7 +20,7 @@ from enroot_py.runtime.namespaces import confine, hide
 # capabilities for the others, setns(2).
 _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
-_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2)
+_NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
 _LOOKS = 100  # at a directory that changes meanwhile
 _FUSE = "fuse-overlayfs:"  # what fuseoverlay.py writes before the path
 
@@ -279,7 +279,9 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
         # Root's PID namespace belongs to the user namespace around the program's: namespaces.enter().
-        owner = linux.ns_get_userns(spaces["pid"])
+        from fcntl import ioctl
+
+        owner = ioctl(spaces["pid"], _NS_GET_USERNS)
         if not os.path.samestat(os.fstat(owner), os.fstat(spaces["user"])):
             return {"outer": owner, "pid": spaces.pop("pid"), **spaces}
         os.close(owner)
