@@ -177,7 +177,7 @@ struct shared {
 	atomic_bool reported; /* one task has said what is wrong */
 	char why[2048];       /* lines of one that is not heard: see print_error */
 	atomic_uint entered;
-	atomic_uint ended;    /* of those whose end is awaited by a process that saves: save.c */
+	atomic_uint ended;    /* tasks with an outer process that saves: save.c */
 	bool placed;          /* the helper that was started ahead is in the cgroups of the first task */
 	atomic_bool taken;    /* and is that of the step, or none */
 	struct identity helper; /* pid 0: it has said that there is no container to enter */

@@ -24,7 +24,7 @@ static void let_go_of_descriptors(void)
 	}
 }
 
-/* Let the helper save the container. Where it is gone, the end of the step does it. */
+/* Let the helper save the container. If the helper is gone, the end of the step saves it. */
 static int save(void)
 {
 	cleanup(request_free) struct request request = { 0 };

@@ -22,8 +22,8 @@ from enroot_py.store.imageconfig import ImageConfig
 def import_(uri: str, output: str | None, settings: Settings, arch: str | None = None, *, ensure: bool = False) -> None:
     """Pull an image and write it to a squashfs file. Raises PenrootError.
 
-    Of several processes that import one file, one does the work and the others wait. With ``ensure`` a file that has
-    the image already is kept, and any other is replaced.
+    If several processes import one file, one does the work and the others wait. With ``ensure``, keep a file that has
+    the image already, and replace any other.
     """
     reference = of_command_line(uri, os.getcwd())
     path = output or reference.filename()

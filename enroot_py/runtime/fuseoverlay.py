@@ -63,7 +63,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
                     # A second fork: the container's program must not find a child it never made.
                     if os.fork():
                         _await_server(fuse, mount)
-                    # What it makes the overlay of is mounted for it alone, and goes with it.
+                    # The server mounts the layers in a private namespace, which ends with the server.
                     linux.unshare(linux.CLONE_NEWNS)
                     rootfs.mount_scratch(scratch)
                     if server is not None:

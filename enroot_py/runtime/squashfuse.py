@@ -257,7 +257,7 @@ def _spawn(command: list[str], fuse: int, file: int) -> int:
     for fd in inherited:
         os.set_inheritable(fd, False)
     try:
-        # What ends or stops the container leaves alone what serves it.
+        # Signals that end or stop the container must not reach its server.
         return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
     finally:
         for fd in inherited:

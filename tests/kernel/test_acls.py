@@ -127,7 +127,7 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: P
 
 
 def doctor_status(user: User) -> int:
-    """What doctor gives on this machine, whatever it finds."""
+    """Return the exit status of doctor on this machine."""
     done = subprocess.run(user.command("penroot", "doctor"), env=user.environ, capture_output=True, check=False)
     return done.returncode
 

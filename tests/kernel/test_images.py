@@ -1224,7 +1224,7 @@ def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server,
     place.mkdir()
     place.chmod(0o1777)
     forged = place / "x.sqsh"
-    shutil.copy(user.home / "x.sqsh", forged)  # who forges a file writes the same record
+    shutil.copy(user.home / "x.sqsh", forged)  # a forger writes the same record
     os.chown(forged, user.uid + 1, user.uid + 1)
     done = user.penroot("import", option, "-o", str(forged), uri, status=1)
     assert "up to date" not in done.stderr and "another process" not in done.stderr

@@ -138,7 +138,7 @@ def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatc
 def test_maker_on_another_node_without_a_sign_of_life_is_succeeded(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it left half-written goes too."""
+    """The next maker also removes the half-written file."""
     elsewhere(target)
     monkeypatch.setattr(turns, "_EXPIRED_AFTER_S", 1)
     with Turn(str(target)) as turn:
