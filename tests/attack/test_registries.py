@@ -178,6 +178,7 @@ def credentials(user: User, *hosts: str) -> None:
 # -- 7: secrets go to the registry that they are for
 
 
+@pytest.mark.security("G1")
 @pytest.mark.parametrize(
     "form",
     [
@@ -203,6 +204,8 @@ def test_realm_that_two_parsers_read_differently_gets_no_password(user: User, fo
         assert "Traceback" not in done.stderr and SECRET not in done.stderr
 
 
+@pytest.mark.parity("tokens from another host")
+@pytest.mark.security("G1")
 def test_token_for_another_registry_is_not_fetched(user: User) -> None:
     """7: a registry names the token server of another one, to be handed a token for that one's repository."""
     with serve(token_server(), bind="127.0.0.3") as good, serve(bind="127.0.0.2") as evil:
@@ -214,6 +217,7 @@ def test_token_for_another_registry_is_not_fetched(user: User) -> None:
         assert "gets no login" in done.stderr and line in done.stderr and "registries.conf" in done.stderr
 
 
+@pytest.mark.security("G1")
 def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
     """7: whoever answers for a registry, or may write its configuration, has its users' passwords sent elsewhere."""
     with serve(token_server(), bind="127.0.0.3") as evil, serve(bind="127.0.0.2") as victim:
@@ -223,6 +227,8 @@ def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
         assert evil.logins == set()
 
 
+@pytest.mark.parity("tokens from another host")
+@pytest.mark.security("G1")
 def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     """7: the way out: as with GitLab, whose tokens come from another host than its images."""
     with serve(token_server(), bind="127.0.0.3") as tokens, serve(bind="127.0.0.2") as registry:
@@ -244,6 +250,7 @@ def test_public_image_needs_no_such_setting(user: User) -> None:
         assert tokens.logins == set()
 
 
+@pytest.mark.security("G3")
 def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> None:
     """7: a registry that several share has a token made for another repository than the one asked for."""
     with serve(bind="127.0.0.2") as server:
@@ -255,6 +262,7 @@ def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> No
         assert asked and all("scope=repository%3Ateam%2Fapp%3Apull" in path and "other" not in path for path in asked)
 
 
+@pytest.mark.security("G4")
 @pytest.mark.parametrize("where", ["Location", "realm"])
 @pytest.mark.parametrize(
     "address", [r"http://{other}\x", "http://me:pw@{other}/x", "http://{other}/\x01x", "file:///etc/passwd", "//\\x/"]
@@ -271,6 +279,7 @@ def test_address_with_what_no_address_has_is_refused(user: User, where: str, add
         assert other.seen == [] and "Traceback" not in done.stderr and "pw@" not in done.stderr
 
 
+@pytest.mark.security("G6")
 @pytest.mark.parametrize("token", ["a\r\nX-More: 1", "a\nb", "a\0b", "\u00e9", "x" * 70_000, "a b"])
 def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
     """7: a token with a line feed: a traceback of http.client, or a header that the registry made."""
@@ -281,6 +290,7 @@ def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
         assert "sent no token" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.security("G6")
 def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
     """7: the password ``pa$$word`` or ``$2y$10$…`` is not the one that is sent."""
     for written, meant in ((f"$2y${SECRET}", f"$2y${SECRET}"), (rf"\${SECRET}", f"${SECRET}"), ("$WORD", "w$rd")):
@@ -290,6 +300,8 @@ def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
             assert server.logins == {f"me:{meant}"}
 
 
+@pytest.mark.parity("ENROOT_ALLOW_HTTP")
+@pytest.mark.security("G5")
 def test_plain_http_is_allowed_by_registry(user: User) -> None:
     """7: ENROOT_ALLOW_HTTP=yes for one registry lets whoever is between have the passwords of all."""
     with serve(registry_of(image_of()), bind="0.0.0.0") as server:  # not a local name: see is_local()
@@ -316,6 +328,8 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
         assert "registries.conf:1: '010.0.0.1' is no registry" in user.penroot("digest", gone.uri, status=1).stderr
 
 
+@pytest.mark.parity("URI: docker://USER:PASSWORD@...")
+@pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
     """As enroot takes it: for this registry and this command, with a warning, and for no mirror."""
@@ -378,6 +392,7 @@ def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
     assert not (user.home / "images.lock").exists()
 
 
+@pytest.mark.security("G6")
 def test_no_secret_is_seen(user: User) -> None:
     """No secret in the debug log, in errors, in --explain, in arguments or in what hooks are told."""
     seen = user.home / "seen"
@@ -470,6 +485,7 @@ def move_and_hang(server: Server) -> Callable[[Request], Reply]:
     return lambda request: moved if request.method == "HEAD" else wait(request)
 
 
+@pytest.mark.security("G8")
 @pytest.mark.parametrize(
     "how",
     [hang, trickle, challenge_and_hang, move_and_hang],
@@ -484,6 +500,7 @@ def test_stored_image_does_not_wait_for_a_registry_that_hangs(
     assert took < MOMENTS and "using the stored image" in said
 
 
+@pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> None:
     """20: packets to the registry are dropped: 90 s for each start. By a proxy, or a mirror, likewise."""
     with silent() as nobody:
@@ -503,6 +520,7 @@ def test_program_that_knows_a_login_may_take_longer(user: User, stored: Server) 
     assert took > 3 and "using the stored image" not in said and stored.logins == {f"me:{SECRET}", "a-token"}
 
 
+@pytest.mark.security("G8")
 def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> None:
     """20: the name server does not answer, and nothing in a process can end its silence."""
     require(os.geteuid() == 0, "only root can be a name server")
@@ -521,6 +539,7 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> Non
         assert took < MOMENTS and "using the stored image" in said
 
 
+@pytest.mark.parity("all_proxy")
 def test_proxy_that_refuses_is_named(user: User) -> None:
     """12: a proxy refuses CONNECT, and the registry is said to be down; its password is not told."""
     with serve(lambda request: Reply(403), bind="127.0.0.3") as proxy:
@@ -530,6 +549,7 @@ def test_proxy_that_refuses_is_named(user: User) -> None:
         assert proxy.seen[0].headers["proxy-authorization"]
 
 
+@pytest.mark.parity("all_proxy")
 def test_networks_in_no_proxy(user: User) -> None:
     """12: no_proxy=10.0.0.0/8, as sites have it, and each registry of the site is asked through the proxy."""
     with serve(registry_of(image_of()), bind="127.0.0.2") as server, serve(bind="127.0.0.3") as proxy:
@@ -553,6 +573,7 @@ def address() -> str:
     raise AssertionError
 
 
+@pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: str, target: str) -> None:
     """A redirect or a realm at localhost, or at the metadata of a cloud: what listens there lets us in."""
@@ -572,6 +593,7 @@ def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: st
             user.penroot("digest", near.uri, env=env)
 
 
+@pytest.mark.security("G4")
 def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
     """Redirects in a circle, to other schemes, and from https to http; cookies are not kept."""
     with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as other:
@@ -589,6 +611,7 @@ def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
             assert "bad address" in said and other.seen == []
 
 
+@pytest.mark.security("G4")
 def test_redirect_from_https_to_http_is_refused(user: User) -> None:
     directory = pathlib.Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
     try:
@@ -612,6 +635,7 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
 # -- answers that never end, or are not what they say
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
 def test_answer_without_end_is_left(user: User, what: str) -> None:
     """A registry holds a process, or its memory, for as long as it likes."""
@@ -642,6 +666,7 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
         assert took < 20 and "Traceback" not in said and len(said) < 2000
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
@@ -798,6 +823,7 @@ def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
         assert "there is: linux/riscv64" in user.penroot("digest", server.uri, status=1).stderr
 
 
+@pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
     """13: a layer with ``urls`` fails; from there only by TLS, without a login, and with its digest."""
     image = images.busybox()
@@ -849,6 +875,7 @@ def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
     return place
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("name", ["index.json", "config", "layer", "blobs"])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolute: bool) -> None:
@@ -872,6 +899,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
     user.penroot("create", "-n", "box", f"oci:{layout}")
 
 
+@pytest.mark.security("G7")
 def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None:
     """A FIFO as an archive or a blob holds its reader."""
     os.mkfifo(user.home / "fifo")
@@ -881,6 +909,7 @@ def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None
         assert "not a file" in user.penroot("create", f"{scheme}:/dev/zero", status=1).stderr
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("how", ["back", "a large header", "global headers", "members"])
 def test_archive_without_end_is_left(user: User, how: str) -> None:
     """An archive whose headers lead back, are of gigabytes, or are without number."""
@@ -908,6 +937,7 @@ def test_archive_without_end_is_left(user: User, how: str) -> None:
     assert took < 30 and "not a tar archive" in said and "Traceback" not in said
 
 
+@pytest.mark.security("G7")
 def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
     """manifest.json names a config or a layer by a path of the host."""
     config = json.dumps({"rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}).encode()

@@ -37,6 +37,7 @@ def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
     os.unlink(plugin)
 
 
+@pytest.mark.security("R8")
 @pytest.mark.soak
 def test_the_plugin_in_slurm_with_a_sanitizer(sanitized: Lab) -> None:
     lab = sanitized

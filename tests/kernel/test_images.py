@@ -118,6 +118,7 @@ def content(path: Path, name: str) -> bytes:
     return subprocess.run(["unsquashfs", "-cat", path, name], capture_output=True, check=True).stdout
 
 
+@pytest.mark.parity("import docker://")
 def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None:
     user.penroot("import", f"docker://{registry.host}/test/one:1")
     image = user.home / "test+one+1.sqsh"
@@ -177,6 +178,7 @@ def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
     assert (image / "config").read_bytes() == make().config()
 
 
+@pytest.mark.parity("gzip, zstd and plain layers in one manifest")
 @pytest.mark.parametrize("kinds", [DOCKER, OCI], ids=["docker", "oci"])
 @pytest.mark.parametrize("second", ["zstd", "none"])
 def test_formats_and_compressions_give_the_same_tree(user: User, registry: Server, kinds: object, second: str) -> None:
@@ -189,6 +191,7 @@ def test_formats_and_compressions_give_the_same_tree(user: User, registry: Serve
     assert x == y
 
 
+@pytest.mark.parity("SOURCE_DATE_EPOCH")
 def test_same_bytes_again(user: User, registry: Server) -> None:
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
@@ -253,6 +256,7 @@ def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Serv
         assert front.seen == []
 
 
+@pytest.mark.parity("layers are kept by digest")
 def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Server) -> None:
     registry.pusher.image("test/moving", "1", make(Env=["A=1"]))
     with faulty(registry.host) as front:
@@ -276,6 +280,7 @@ def test_stored_image_serves_while_the_registry_is_down(user: User, registry: Se
     assert "[HINT] check the name, the network" in done.stderr
 
 
+@pytest.mark.parity("import --arch", "import --force")
 def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> None:
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     mine, other, junk = make(OCI, Env=["A=mine"]), make(OCI, Env=["A=other"]), make(OCI, Env=["A=junk"])
@@ -309,6 +314,7 @@ def test_image_of_one_architecture_is_no_other(user: User, registry: Server) -> 
     assert "this machine" not in user.penroot("import", "-a", arch, "-o", "x.sqsh", uri).stderr
 
 
+@pytest.mark.parity("one layer listed twice")
 def test_layer_that_is_listed_twice(user: User, registry: Server) -> None:
     base = make(Env=["A=twice"])
     image = Image([base.layers[0], base.layers[1], base.layers[0]], base.settings)
@@ -326,6 +332,7 @@ def test_opaque_root_hides_all_below(user: User, registry: Server) -> None:
     assert names == {"only", "etc"}
 
 
+@pytest.mark.parity("no command, no entrypoint")
 def test_image_without_layers_and_without_command(user: User, registry: Server) -> None:
     registry.pusher.image("test/empty", "1", Image([], {"WorkingDir": "/w"}))
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/empty:1")
@@ -401,6 +408,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
 # -- what may not happen
 
 
+@pytest.mark.parity("import --output")
 def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     (user.home / "x.sqsh").write_text("mine")
@@ -430,6 +438,7 @@ def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> Non
         (closed / "refs").mkdir(mode=0o700, exist_ok=True)
 
 
+@pytest.mark.parity("a full disk while an image is written")
 def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
     layer = Layer(images.tar([entry("big", os.urandom(3_000_000))]))
     registry.pusher.image("test/big", "1", Image([layer], {}))
@@ -477,6 +486,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
 
 
+@pytest.mark.parity("TAG@DIGEST")
 def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     """The registry answers a digest with another manifest."""
     digest = registry.pusher.image("test/pin", "1", make(Env=["A=pin"]))
@@ -486,6 +496,7 @@ def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     assert not (user.home / "x.sqsh").exists()
 
 
+@pytest.mark.parity("a corrupt blob is named")
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], lambda b: b + b"more", lambda b: b"\0" * len(b)]
 )
@@ -544,6 +555,7 @@ def big(registry: Server) -> Image:
     return image
 
 
+@pytest.mark.parity("503, 429")
 def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
@@ -582,6 +594,7 @@ def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
             assert f"{there}: Connection refused" in done.stderr
 
 
+@pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
 def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
@@ -591,6 +604,7 @@ def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, 
         assert time.monotonic() - began >= 1
 
 
+@pytest.mark.parity("ENROOT_TRANSFER_RETRIES")
 def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> None:
     with faulty(registry.host, Fault("/blobs/", 99, status=503)) as front:
         env = {"ENROOT_TRANSFER_RETRIES": "1"}
@@ -652,6 +666,7 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
         assert front.faults[0].times == 0 or "does not answer within 2 s" in said
 
 
+@pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
 def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
@@ -660,6 +675,7 @@ def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
 
 
+@pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
 @pytest.mark.parametrize(
     ("setting", "said"), [("STALL_TIMEOUT", "bytes within ENROOT_STALL_TIMEOUT"), ("TRANSFER_TIMEOUT", "took longer")]
 )
@@ -670,6 +686,7 @@ def test_trickling_transfer_is_given_up(user: User, registry: Server, big: Image
         assert said in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=1).stderr
 
 
+@pytest.mark.parity("503, 429")
 def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Image) -> None:
     digest = images.digest(big.layers[0].blob)
     elsewhere = {"Content-Range": "bytes 0-9/10"}
@@ -681,6 +698,7 @@ def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Serve
         assert [bool(asked) for _, path, asked, _ in front.seen if digest in path] == [False, True, False]
 
 
+@pytest.mark.parity("ENROOT_CONNECT_TIMEOUT")
 def test_registry_that_never_answers_is_given_up(user: User) -> None:
     with faulty("127.0.0.1:9") as front:
         front.faults.append(Fault("/", 99, stall_at=0.5, status=0))
@@ -718,6 +736,7 @@ def credentials(user: User, host: str, name: str, password: str) -> None:
     user.own(user.home / ".config")
 
 
+@pytest.mark.parity("basic and bearer authentication")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_login_from_the_credentials_file(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
@@ -726,6 +745,7 @@ def test_login_from_the_credentials_file(user: User, registry: Server, basic: bo
         user.penroot("import", "-o", "y.sqsh", f"docker://me@{front.host}/test/one:1")
 
 
+@pytest.mark.parity("no stale token")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_refused_login_is_told_with_its_source_without_the_secret(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "hunter2")
@@ -741,11 +761,13 @@ def test_refused_login_is_told_with_its_source_without_the_secret(user: User, re
         assert "no password of 'you'" in done.stderr
 
 
+@pytest.mark.parity("basic and bearer authentication")
 def test_anonymous_token(user: User, registry: Server) -> None:
     with faulty(registry.host, login=Login({"": ""})) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
 
 
+@pytest.mark.parity("no stale token")
 def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Image) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     digest = images.digest(big.layers[0].blob)
@@ -878,6 +900,8 @@ def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) 
     assert "registries.conf: Permission denied" in user.penroot("digest", uri, status=1).stderr
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("SSL_CERT_DIR")
 @pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
 def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], where: str) -> None:
     environ = {}
@@ -892,6 +916,8 @@ def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, 
         assert front.seen
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("ENROOT_ALLOW_HTTP")
 def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) -> None:
     with faulty(registry.host, bind="0.0.0.0") as front:  # not a local name: see is_local()
         uri = f"docker://{front.host}/test/one:1"
@@ -915,6 +941,8 @@ def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User
         assert full.sent("/blobs/") == sent
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("all_proxy")
 @pytest.mark.parametrize("where", ["enroot.conf", "environment"])
 def test_proxy(user: User, registry: Server, where: str) -> None:
     """The name of the registry is known to the proxy alone."""
@@ -1000,6 +1028,7 @@ esac
         assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 def test_login_from_a_command_of_the_credentials_file(user: User, registry: Server) -> None:
     credentials(user, "127.0.0.1", "me", "$(cat $HOME/secret; true)")
     (user.home / "secret").write_text("secret\n")
@@ -1104,6 +1133,8 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
         assert second.returncode == 0, errors
 
 
+@pytest.mark.parity("a suspended or stopped process holds up no other import")
+@pytest.mark.security("L6")
 def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: Image) -> None:
     """As a job that is suspended in the middle of an import."""
     digest = images.digest(big.layers[0].blob)
@@ -1124,6 +1155,7 @@ def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: I
         assert first.returncode == 0, errors
 
 
+@pytest.mark.parity("import -o FILE in several processes")
 @pytest.mark.parametrize("options", [(), ("--force",), ("--ensure",)], ids=["plain", "force", "ensure"])
 def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Image, options: tuple[str, ...]) -> None:
     uri = f"docker://{registry.host}/test/transfer:1"
@@ -1141,6 +1173,7 @@ def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Im
     assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.digest()}\n")
 
 
+@pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
 def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Server, big: Image) -> None:
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
@@ -1158,6 +1191,7 @@ def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Se
     assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
 
 
+@pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
 def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, big: Image) -> None:
     """The suspended one discards its own file when it goes on."""
     digest = images.digest(big.layers[0].blob)
@@ -1185,6 +1219,7 @@ def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Serv
     assert "file already exists" in errors
 
 
+@pytest.mark.parity("import --ensure")
 def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     image = images.busybox(entry("ensure", b"1"))
     registry.pusher.image("test/ensure", "1", image)
@@ -1216,6 +1251,7 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     user.penroot("import", "--ensure", "-o", "-", uri, status=1)
 
 
+@pytest.mark.security("U11")
 @pytest.mark.parametrize("option", ["--ensure", "--force"])
 def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server, option: str) -> None:
     uri = f"docker://{registry.host}/test/one:1"
@@ -1244,6 +1280,7 @@ def test_import_follows_a_link_as_the_kernel_does(user: User, registry: Server) 
     assert (user.home / "c/b/y.sqsh").is_file() and (user.home / "c/d/x.sqsh").is_symlink()
 
 
+@pytest.mark.parity("import --ensure")
 def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     user.penroot("import", "-o", "x.sqsh", uri)
@@ -1255,6 +1292,7 @@ def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, regist
         user.penroot("import", "--ensure", "-o", "y.sqsh", down, env=env, status=1)
 
 
+@pytest.mark.parity("PENROOT_IMAGE_DIGEST in the container")
 def test_image_digest_is_recorded(user: User, registry: Server) -> None:
     image = images.busybox(entry("recorded", b"1"))
     registry.pusher.image("test/recorded", "1", image)

@@ -47,6 +47,8 @@ def front(registry: Server) -> Iterator[Faulty]:
         yield shown
 
 
+@pytest.mark.clusters("Few inodes, or a quota of files")
+@pytest.mark.parity("ENROOT_STORE_FORM")
 def test_image_as_one_file(user: User, front: Faulty) -> None:
     image, temporary = f"docker://{front.host}/test/forms:1", user.home / "tmp"
     temporary.mkdir()
@@ -130,6 +132,7 @@ def squashfs(user: User, registry: Server) -> str:
     return path
 
 
+@pytest.mark.parity("ENROOT_UNPACK")
 def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str) -> None:
     user.environ.update(UNPACK)
     first = user.penroot("start", squashfs, "cat", "/number")
@@ -186,6 +189,8 @@ def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path:
     assert os.listxattr(found) == ["user.mine"]
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
+@pytest.mark.parity("ENROOT_STORE_FORM")
 def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
     """The kernel shows a FUSE file system under the name that its server gives."""
     if os.geteuid() != 0:

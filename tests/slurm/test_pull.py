@@ -58,6 +58,7 @@ def layout(lab: Lab, image: Image, name: str) -> None:
     lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
 
 
+@pytest.mark.parity("--container-image: oci:")
 @pytest.mark.parametrize("form", ["oci", "oci-archive", "docker-archive"])
 def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
     layout(lab, numbered(8), "layout")
@@ -96,6 +97,7 @@ def delete(registry: Server, repository: str, digest: str) -> None:
     urllib.request.urlopen(urllib.request.Request(url, method="DELETE")).close()
 
 
+@pytest.mark.parity("resolve_tags")
 def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -> None:
     old, new = numbered(1), numbered(2)
     registry.pusher.image("test/moves", "a", old)
@@ -112,6 +114,7 @@ def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -
         assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
 
 
+@pytest.mark.parity("resolve_tags")
 def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, registry: Server) -> None:
     old, new = numbered(3), numbered(4)
     registry.pusher.image("test/gone", "a", old)
@@ -133,6 +136,8 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
         assert "n2" in said
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("resolve_tags")
 def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/far", "a", numbered(5))
     with front(lab, registry) as shown, lab.unreachable("ctl", "registry"):
@@ -154,6 +159,7 @@ def test_network_that_is_slow_is_not_one_that_stalls(lab: Lab, registry: Server)
         assert time.monotonic() - began > 3
 
 
+@pytest.mark.parity("resolve_timeout")
 def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/hangs", "a", numbered(6))
     over = threading.Event()
@@ -176,6 +182,7 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
     assert done.stdout == "6\n" and "using the stored image" in done.stderr
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 @pytest.mark.parametrize(
     ("image", "why"),
     [
@@ -193,6 +200,7 @@ def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/denied", "a", numbered(11))
     with front(lab, registry) as shown:
@@ -202,6 +210,7 @@ def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Se
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/mirrored", "a", numbered(12))
     refusal = Fault("/manifests/a", status=404, times=100)
@@ -219,6 +228,7 @@ def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> No
     assert done.stderr.count("has no tag a") == 1
 
 
+@pytest.mark.parity("resolve_tags")
 def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Server) -> None:
     old, new = numbered(13), numbered(14)
     registry.pusher.image("test/het", "a", old)
@@ -232,6 +242,8 @@ def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Ser
         assert done.stderr.count("test/het has no tag b") == 1
 
 
+@pytest.mark.clusters("Images that many jobs fetch, and a file system that all nodes see")
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
 def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dict[str, str]) -> None:
     image = images.busybox(entry("file", os.urandom(300_000)))
     image.layers += [images.Layer(images.tar([entry(f"file{n}", os.urandom(300_000))])) for n in range(5)]
@@ -249,6 +261,7 @@ def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dic
     assert sorted(asked) == sorted(wanted)
 
 
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
 def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server, blobs: dict[str, str]) -> None:
     image = numbered(6)
     registry.pusher.image("test/dies", "a", image)
@@ -295,6 +308,7 @@ def test_squashfs_file_is_unpacked_once_on_each_node(lab: Lab, registry: Server)
         lab.run(["rm", "-f", "once.sqsh"])
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> None:
     digest = registry.pusher.image("test/form", "a", numbered(10))
     stored = f"{STORE}/images/{digest.partition(':')[2]}"
@@ -310,6 +324,7 @@ def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> Non
         assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
     """A store that nodes share: none sees the others' mounts, but each its leases."""
     registry.pusher.image("test/lease", "a", numbered(9))

@@ -55,6 +55,7 @@ def asked(shown: Faulty) -> Counter[tuple[str, str]]:
     return Counter((method, path) for method, path, _, _ in shown.seen)
 
 
+@pytest.mark.parity("swarm")
 def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) -> None:
     empty_stores(four)
     registry.pusher.image("test/once", "a", layered(1))
@@ -72,6 +73,7 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         assert [method for method, *_ in shown.seen] == ["HEAD"]  # it is stored on all
 
 
+@pytest.mark.parity("swarm_tls")
 def test_an_image_by_its_digest_and_in_clear(four: Lab, registry: Server) -> None:
     image = layered(2, layers=2)
     registry.pusher.image("test/digest", "a", image)
@@ -133,6 +135,7 @@ def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry
         assert four.run(["ls", f"{STORE}/swarms"]).stdout, "they have said that they have it"
 
 
+@pytest.mark.parity("swarm_keep")
 def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -> None:
     image = layered(18)
     registry.pusher.image("test/kept", "a", image)
@@ -149,6 +152,7 @@ def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -
         assert int(four.run(f"du -sb {STORE}/blobs | cut -f1", node="n4").stdout) <= 5_100_000
 
 
+@pytest.mark.security("N2")
 def test_what_a_node_gives_that_is_no_layer_of_the_image_is_asked_for(four: Lab, registry: Server) -> None:
     """A layer that one has kept, and that somebody has changed since."""
     image = layered(41, layers=1)
@@ -261,6 +265,7 @@ def test_srun_s_host_has_two_addresses(four: Lab, registry: Server) -> None:
         assert set(asked(shown).values()) == {1}
 
 
+@pytest.mark.parity("swarm")
 def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/off", "a", layered(5, layers=1))
     with front(four, registry) as shown, plugin_argument(four, "swarm=no"):
@@ -268,6 +273,7 @@ def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
         assert max(asked(shown).values()) == 4
 
 
+@pytest.mark.security("N1")
 def test_nobody_but_helpers_sees_the_key(four: Lab, registry: Server) -> None:
     """Not tasks, what runs around them, a step that attaches, or whoever reads logs and what srun says."""
     registry.pusher.image("test/key", "a", layered(6, layers=1))
@@ -334,6 +340,7 @@ def test_nodes_that_cannot_reach_the_registry_have_the_image_of_srun_s_host(four
         assert set(asked(shown).values()) == {1}
 
 
+@pytest.mark.clusters("Firewalls")
 def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) -> None:
     """Not from or to the first: slurmstepd of the others tells that one of the end of their tasks."""
     registry.pusher.image("test/apart", "a", layered(9))
@@ -343,6 +350,8 @@ def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) ->
         assert four.run(step(shown.host, "apart", "cat", "/number")).stdout == "9\n" * 4  # from n1, or the registry
 
 
+@pytest.mark.clusters("Firewalls")
+@pytest.mark.parity("swarm_network")
 @pytest.mark.parametrize("hosts", ["nodes", "all"])
 def test_only_within_its_network(four: Lab, registry: Server, hosts: str) -> None:
     """Where srun's host is in another one, nodes ask the registry."""

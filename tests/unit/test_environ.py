@@ -9,6 +9,7 @@ from enroot_py.runtime import environ
 HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
@@ -29,6 +30,7 @@ def test_defaults_in_files_of_the_site() -> None:
     assert environ.substitute("${HOME:-x}${EMPTY:-y}${UNSET:-z}", HOST, defaults=True) == "/home/meyz"
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     "name",
     "AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HF_TOKEN NGC_API_KEY SLURM_JWT MYSQL_PWD DB_PASS npm_config__authToken "
@@ -45,6 +47,7 @@ def test_names_of_other_variables(name: str) -> None:
     assert not environ.is_secret(name, "/some/path:http://registry:5000/x")
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 def test_a_url_with_a_password_is_a_secret() -> None:
     assert environ.is_secret("http_proxy", "http://me:secret@proxy:3128/")
     assert not environ.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")

@@ -166,6 +166,7 @@ def test_what_a_helper_loads_while_it_waits_is_there_and_not_heavy(module: str) 
     test_start_path_imports_nothing_heavy(module)
 
 
+@pytest.mark.parity("version")
 def test_version_imports_neither_click_nor_cffi() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
