@@ -124,3 +124,11 @@ def test_a_manual_page_has_every_word_that_man_shows(name: str) -> None:
     words = iter(re.findall(_WORD, page))
     for word in re.findall(_WORD, manual.plain("\n".join(roff))):
         assert word in words, f"{word!r} is not where it should be"
+
+
+def test_walk_of_a_reference_names_functions_that_exist() -> None:
+    steps = re.findall(r"^\d+\. `(.+?)`, `(.+?)\(\)`: ", (ROOT / "docs/developing.md").read_text(), re.M)
+    assert len(steps) == 10
+    for path, function in steps:
+        definition = rf"^ *def {function}\(" if path.endswith(".py") else rf"^[a-z].* {function}\("
+        assert re.search(definition, (ROOT / path).read_text(), re.M), f"{path} has no {function}()"
