@@ -13,9 +13,10 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import UID
+from tests.fakeregistry import Faulty, faulty
 from tests.images import entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Faulty, Server, faulty, serve
+from tests.kernel.registry import Server, serve
 
 GROUP = 27009
 

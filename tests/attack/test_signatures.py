@@ -14,9 +14,10 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import BOB
+from tests.fakeregistry import Request, faulty
 from tests.images import OCI, Image, digest, entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.kernel.test_signatures import ACCEPT, REJECT, SIGNER, wanted, write
 from tests.signing import ANNOTATION, PAYLOAD, Signer, payload, push, sign
 
@@ -126,13 +127,13 @@ def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) ->
 class Watched(list):  # type: ignore[type-arg]
     """A list of requests, with what is to happen at each of them, before it is answered."""
 
-    def __init__(self, seen: list[tuple[str, str, str, int]], act: object) -> None:
+    def __init__(self, seen: list[Request], act: object) -> None:
         super().__init__(seen)
         self._act = act
 
-    def append(self, request: tuple[str, str, str, int]) -> None:
+    def append(self, request: Request) -> None:
         super().append(request)
-        self._act(request[1])  # type: ignore[operator]
+        self._act(request.path)  # type: ignore[operator]
 
 
 @pytest.mark.security("S2")

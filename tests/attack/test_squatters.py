@@ -14,7 +14,7 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import BOB, UID
-from tests.attack.test_registries import Reply, serve
+from tests.fakeregistry import Reply, fake
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 from tests.waiting import until
 
@@ -271,7 +271,7 @@ def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
     try:
         taken = ["flock", "--nonblock", str(directory), "true"]
         until(lambda: subprocess.run(taken, check=False).returncode != 0, "the lock is taken")
-        with serve(lambda request: Reply(200, {}, b"{}")) as registry:
+        with fake(lambda request: Reply(200, {}, b"{}")) as registry:
             for words in (("login", "-u", "me", registry.host), ("logout", registry.host)):
                 user.run("sh", "-c", f"echo secret | timeout 60 {PREFIX}/bin/penroot {' '.join(words)}")
     finally:

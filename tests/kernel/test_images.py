@@ -17,11 +17,8 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -33,9 +30,10 @@ from enroot_py.registry.reference import Reference, parse
 from enroot_py.registry.repository import Repository
 from enroot_py.runtime import etc
 from tests import images
+from tests.fakeregistry import Fault, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, User, require, small_filesystem
-from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
+from tests.kernel.registry import Server, authority, serve
 from tests.waiting import until
 
 BASE = [
@@ -250,7 +248,7 @@ def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Serv
         user.penroot("create", "-n", "a", f"docker://{front.host}/test/cost:1")
         front.seen.clear()
         user.penroot("create", "-n", "b", f"docker://{front.host}/test/cost:1")
-        assert [(method, path) for method, path, _, _ in front.seen] == [("HEAD", "/v2/test/cost/manifests/1")]
+        assert [(request.method, request.path) for request in front.seen] == [("HEAD", "/v2/test/cost/manifests/1")]
         front.seen.clear()
         user.penroot("create", "-n", "c", f"docker://{front.host}/test/cost@{digest}")
         assert front.seen == []
@@ -267,7 +265,7 @@ def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Se
         front.seen.clear()
         done = user.penroot("create", "-n", "b", f"docker://{front.host}/test/moving:1")
         assert "trying again" not in done.stderr
-        blobs = {path.rpartition("/")[2] for method, path, _, _ in front.seen if "/blobs/" in path}
+        blobs = {request.path.rpartition("/")[2] for request in front.seen if "/blobs/" in request.path}
         assert blobs == {images.digest(new.config()), images.digest(new.layers[2].blob)}
 
 
@@ -560,7 +558,7 @@ def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -
     digest = images.digest(big.layers[0].blob)
     with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        ranges = [asked for _, path, asked, _ in front.seen if digest in path]
+        ranges = [request.range for request in front.seen if digest in request.path]
         assert ranges[0] == "" and ranges[1].startswith("bytes=")
         assert front.sent(digest) <= 1.1 * len(big.layers[0].blob)
 
@@ -695,7 +693,7 @@ def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Serve
         env = {"ENROOT_TRANSFER_RETRIES": "2"}
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "the connection ended early" in done.stderr and "resumed at byte 0" in done.stderr
-        assert [bool(asked) for _, path, asked, _ in front.seen if digest in path] == [False, True, False]
+        assert [bool(request.range) for request in front.seen if digest in request.path] == [False, True, False]
 
 
 @pytest.mark.parity("ENROOT_CONNECT_TIMEOUT")
@@ -721,8 +719,8 @@ def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: S
         # Every blob leads to the config, whose bytes are wrong for a layer: only the way there counts.
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
         assert ("wants a login of its own" in done.stderr) == asks
-        assert other.authorizations and {header for _, header in other.authorizations} == {""}
-        assert any(header.startswith("Basic ") for _, header in front.authorizations)
+        assert other.seen and {request.authorization for request in other.seen} == {""}
+        assert any(request.authorization.startswith("Basic ") for request in front.seen)
 
 
 # -- logins
@@ -946,33 +944,8 @@ def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User
 @pytest.mark.parametrize("where", ["enroot.conf", "environment"])
 def test_proxy(user: User, registry: Server, where: str) -> None:
     """The name of the registry is known to the proxy alone."""
-    asked: list[str] = []
-
-    class Proxy(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            path = self.path.removeprefix("http://reg.invalid:5000")
-            request = urllib.request.Request(f"http://{registry.host}{path}", method=self.command)
-            for key in ("Accept", "Range"):
-                if self.headers.get(key):
-                    request.add_header(key, self.headers[key])
-            with urllib.request.urlopen(request) as response:
-                self.send_response(response.status)
-                for key, value in response.headers.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(response.read())
-
-        do_HEAD = do_GET
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with faulty(registry.host) as proxy:
+        address = f"http://{proxy.host}"
         environ = {"ENROOT_ALLOW_HTTP": "yes"}
         if where == "enroot.conf":
             say(user, where, f"http_proxy {address}\n")
@@ -980,13 +953,9 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
             environ["HTTP_PROXY"] = address
         uri = "docker://reg.invalid:5000/test/one:1"
         user.penroot("import", "-o", "x.sqsh", uri, env=environ)
-        assert asked and all(path.startswith("http://reg.invalid:5000/v2/") for path in asked)
+        assert proxy.seen and all(asked.path.startswith("http://reg.invalid:5000/v2/") for asked in proxy.seen)
         said = user.penroot("digest", uri, status=1, env={**environ, "no_proxy": "reg.invalid"}).stderr
         assert "cannot reach the registry reg.invalid:5000" in said
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.mark.parametrize("login", [("", ""), ("me@site", "s3cret")], ids=["open", "with a password"])
@@ -994,13 +963,13 @@ def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:
     """The certificate is that of the registry; nothing listens where the registry says it is."""
-    with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (proxy, asked):
-        env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(trust[0])}
+    with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (address, proxy):
+        env = {"HTTPS_PROXY": address, "SSL_CERT_FILE": str(trust[0])}
         user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
-        assert set(asked) == {"127.0.0.1:1"}
+        assert {asked.path for asked in proxy.seen} == {"127.0.0.1:1"}
         assert front.seen
         if login[0]:
-            env["HTTPS_PROXY"] = proxy.replace(login[1], "wrong")
+            env["HTTPS_PROXY"] = address.replace(login[1], "wrong")
             said = user.penroot("digest", "docker://127.0.0.1:1#test/one:1", env=env, status=1).stderr
             assert "407" in said and "wrong" not in said
 
@@ -1088,7 +1057,7 @@ def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> 
         for process in many:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-        blobs = [path for method, path, _, _ in front.seen if "/blobs/" in path]
+        blobs = [request.path for request in front.seen if "/blobs/" in request.path]
         assert sorted(blobs) == sorted(set(blobs)) and len(blobs) == 4
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import Image, entry
 from tests.kernel.conftest import PREFIX, User
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.slurm.test_pull import delete
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakeregistry import Fault, Faulty, Login, faulty
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Fault, Faulty, Login, faulty, serve
+from tests.kernel.registry import serve
 
 SECRET = "pass word:%$1"
 
@@ -89,7 +90,7 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
         said = log_in(user, "-u", "me", front.host, status=1).stderr
         assert f"{other.host}, which hands out the tokens of {front.host}, gets no login for it" in said
         assert f"registries.conf: {front.host} token={other.host}" in said
-        assert [header for _, header in other.authorizations] == [""]
+        assert [request.authorization for request in other.seen] == [""]
     assert not (user.home / ".docker").exists()
 
 

@@ -13,9 +13,10 @@ from enroot_py.base import filesystems, trees
 from enroot_py.config import settings
 from enroot_py.store import onefile, unsquashfs
 from tests import images
+from tests.fakeregistry import Faulty, faulty
 from tests.images import directory, entry
 from tests.kernel.conftest import User, require
-from tests.kernel.registry import Faulty, Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.kernel.test_cache import running
 from tests.waiting import until
 

@@ -12,9 +12,10 @@ import time
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Login, faulty
 from tests.images import Image, Layer, entry
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
-from tests.kernel.registry import Fault, Login, faulty, serve
+from tests.kernel.registry import serve
 
 
 def inside(user: User, script: str, **settings: str) -> str:
@@ -314,7 +315,7 @@ def test_tokens_are_left_nowhere(user: User) -> None:
         with faulty(server.host, login=Anybody({"": ""})) as front:
             own = {"ENROOT_ALLOW_HTTP": "y"}
             user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/x:1", env=own)
-            tokens = {header.split()[1] for _, header in front.authorizations if header.startswith("Bearer ")}
+            tokens = {request.login for request in front.seen if request.authorization.startswith("Bearer ")}
     assert tokens
     shutil.rmtree(user.home / "registry")
     for path in user.home.rglob("*"):

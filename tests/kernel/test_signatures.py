@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import OCI, entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.signing import ARTIFACT, Signer, bundle, encrypted, payload, push, push_bundles, sign, statement
 
 SIGNER, OTHER = Signer(), Signer()

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import DOCKER, OCI, entry
 from tests.kernel.conftest import User, require, small_filesystem
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Server
+from tests.fakeregistry import Fault
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
@@ -121,7 +122,7 @@ def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int
     digest = images.digest(image.layers[1].blob)
     with front(four, registry, *[Fault(digest, stall_at=0.5) for _ in range(nodes)]) as shown:
         step = four.popen([*on(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
-        until(lambda: sum(path.endswith(digest) for _, path, *_ in shown.seen) == nodes, "all nodes fetch")
+        until(lambda: sum(request.path.endswith(digest) for request in shown.seen) == nodes, "all nodes fetch")
         four.run(["scancel", "--user=alice"])
         step.communicate(timeout=300)
         assert step.returncode != 0

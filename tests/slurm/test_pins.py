@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Faulty, Login, Server
+from tests.fakeregistry import Fault, Faulty, Login
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, end, expect, plugin_argument, srun
 from tests.slurm.steps import refused as run_refused
@@ -59,7 +60,7 @@ class Tag:
     @property
     def asked(self) -> list[str]:
         """The methods of all requests for it by its tag."""
-        return [method for method, path, _, _ in self.shown.seen if path.endswith(f"{self._repository}/manifests/a")]
+        return [each.method for each in self.shown.seen if each.path.endswith(f"{self._repository}/manifests/a")]
 
 
 @pytest.fixture

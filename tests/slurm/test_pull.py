@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Faulty, Login, faulty
 from tests.images import Image, entry
 from tests.kernel.conftest import require
-from tests.kernel.registry import Fault, Faulty, Login, Server, faulty
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
@@ -105,13 +106,13 @@ def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -
     with front(lab, registry, moved) as shown:
         image = f"--container-image={shown.host}#test/moves:a"
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "1\n1\n"
-        asked = [(method, path) for method, path, _, _ in shown.seen if path.endswith("/manifests/a")]
+        asked = [(each.method, each.path) for each in shown.seen if each.path.endswith("/manifests/a")]
         assert asked == [("HEAD", "/v2/test/moves/manifests/a")]  # once, and by nobody but srun
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "2\n2\n"
         before = len(shown.seen)
         script = "echo $(cat /number; env | grep -c RESOLVED)"
         assert lab.run(["srun", "-N2", "--export=NONE", image, "sh", "-c", script]).stdout == "2 0\n" * 2
-        assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
+        assert [request.method for request in shown.seen[before:]] == ["HEAD"]
 
 
 @pytest.mark.parity("resolve_tags")
@@ -257,7 +258,7 @@ def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dic
     assert len(out.splitlines()) == 4
     assert len(set(out.splitlines())) == 1
     wanted = [images.digest(blob) for blob in (image.config(), *(layer.blob for layer in image.layers))]
-    asked = [path.rpartition("/")[2] for _, path, _, _ in shown.seen if "/blobs/" in path]
+    asked = [request.path.rpartition("/")[2] for request in shown.seen if "/blobs/" in request.path]
     assert sorted(asked) == sorted(wanted)
 
 
@@ -321,7 +322,7 @@ def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> Non
         before = len(shown.seen)
         write = ["--container-writable", "sh", "-c", "echo 8 >/number; cat /number"]
         assert lab.run([*step, *write], env=env).stdout == "8\n8\n"
-        assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
+        assert [request.method for request in shown.seen[before:]] == ["HEAD"]
 
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")

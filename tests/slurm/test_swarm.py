@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Faulty, Login
 from tests.images import Image, Layer, entry, tar
-from tests.kernel.registry import Fault, Faulty, Login, Server
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
 from tests.slurm.steps import HELPER, assert_nothing_left, configured, next_line, plugin_argument, sbatch, sh
@@ -52,7 +53,7 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 
 def asked(shown: Faulty) -> Counter[tuple[str, str]]:
-    return Counter((method, path) for method, path, _, _ in shown.seen)
+    return Counter((request.method, request.path) for request in shown.seen)
 
 
 @pytest.mark.parity("swarm")
@@ -70,7 +71,7 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
         assert four.run(["ls", f"{STORE}/swarms"]).stdout  # so that nobody listens
-        assert [method for method, *_ in shown.seen] == ["HEAD"]  # it is stored on all
+        assert [request.method for request in shown.seen] == ["HEAD"]  # it is stored on all
 
 
 @pytest.mark.parity("swarm_tls")
@@ -88,7 +89,7 @@ def test_one_token_serves_all(four: Lab, registry: Server) -> None:
     with front(four, registry) as shown:
         shown.login = Login({"": ""})
         assert four.run(step(shown.host, "token", "cat", "/number")).stdout == "12\n" * 4
-        requests = Counter(path for path, _ in shown.authorizations)
+        requests = Counter(request.path for request in shown.seen)
     assert sum(path.startswith("/token") for path in requests) == 1
     assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # srun's HEAD
 
@@ -121,7 +122,7 @@ def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> Non
 def layers_sent(shown: Faulty, image: Image) -> int:
     """How many requests for layers there were."""
     config = images.digest(image.config())
-    return sum("/blobs/" in path and config not in path for _, path, _, _ in shown.seen)
+    return sum("/blobs/" in request.path and config not in request.path for request in shown.seen)
 
 
 def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry: Server) -> None:
@@ -131,7 +132,7 @@ def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry
         four.run(step(shown.host, "owners", "true"))
         shown.seen.clear()
         four.run(step(shown.host, "owners", "sleep", "2"))
-        assert [method for method, *_ in shown.seen] == ["HEAD"]
+        assert [request.method for request in shown.seen] == ["HEAD"]
         assert four.run(["ls", f"{STORE}/swarms"]).stdout, "they have said that they have it"
 
 
