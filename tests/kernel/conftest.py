@@ -121,13 +121,18 @@ def busybox_rootfs(path: pathlib.Path) -> None:
     (path / "etc/environment").write_text("FROM_IMAGE=yes\nPATH=/opt/bin:/bin:/usr/bin\n")
 
 
-@pytest.fixture
-def rootfs(user: User) -> pathlib.Path:
-    """A container named ``box`` as a plain directory."""
+def box(user: User) -> pathlib.Path:
+    """Make a container named ``box`` as a plain directory."""
     path = user.data / "box"
     busybox_rootfs(path)
     user.own(user.data)
     return path
+
+
+@pytest.fixture
+def rootfs(user: User) -> pathlib.Path:
+    """A container named ``box`` as a plain directory."""
+    return box(user)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from enroot_py.registry.reference import Reference, parse
 from enroot_py.registry.repository import Repository
 from enroot_py.runtime import etc
 from tests import images
-from tests.fakeregistry import Fault, Login, faulty, tunnel
+from tests.fakeregistry import Fault, Faulty, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
 from tests.kernel.conftest import PREFIX, User, require, small_filesystem
 from tests.kernel.registry import Server, authority, serve
@@ -546,40 +546,52 @@ def test_hostile_layer_writes_nothing_outside(user: User, registry: Server) -> N
 # -- transfers
 
 
-@pytest.fixture
-def big(registry: Server) -> Image:
-    image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
-    registry.pusher.image("test/transfer", "1", image)
-    return image
+class Transfer:
+    """An image in the registry whose one layer takes a while."""
+
+    def __init__(self, registry: Server) -> None:
+        self.image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
+        self.blob = f"/blobs/{images.digest(self.image.layers[0].blob)}"
+        self.size = len(self.image.layers[0].blob)
+        self.registry = registry
+        registry.pusher.image("test/transfer", "1", self.image)
+
+    @contextlib.contextmanager
+    def faulty(self, times: int = 1, **fault: float) -> Iterator[tuple[Faulty, str]]:
+        """A front that spoils the layer so, and the image's name there."""
+        with faulty(self.registry.host, Fault(self.blob, times, **fault)) as front:  # type: ignore[arg-type]
+            yield front, f"docker://{front.host}/test/transfer:1"
+
+
+@pytest.fixture(scope="module")
+def big(registry: Server) -> Transfer:
+    return Transfer(registry)
 
 
 @pytest.mark.parity("503, 429")
-def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        ranges = [request.range for request in front.seen if digest in request.path]
+def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
+    with big.faulty(drop_at=0.9) as (front, uri):
+        user.penroot("import", "-o", "x.sqsh", uri)
+        ranges = [request.range for request in front.seen if big.blob in request.path]
         assert ranges[0] == "" and ranges[1].startswith("bytes=")
-        assert front.sent(digest) <= 1.1 * len(big.layers[0].blob)
+        assert front.sent(big.blob) <= 1.1 * big.size
 
 
-def test_dropped_transfer_goes_on_without_ranges(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
+def test_dropped_transfer_goes_on_without_ranges(user: User, big: Transfer) -> None:
+    with big.faulty(drop_at=0.9) as (front, uri):
         front.ranges = False
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        assert front.sent(digest) > 1.8 * len(big.layers[0].blob)
+        user.penroot("import", "-o", "x.sqsh", uri)
+        assert front.sent(big.blob) > 1.8 * big.size
 
 
-def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, bind="127.0.0.2") as other, faulty(registry.host) as front:
-        place = f"http://{other.host}/v2/test/transfer/blobs/{digest}"
-        front.faults.append(Fault(f"/blobs/{digest}", 99, status=307, headers={"Location": place}))
-        other.faults.append(Fault(digest, 1, drop_at=0.5))
+        place = f"http://{other.host}/v2/test/transfer{big.blob}"
+        front.faults.append(Fault(big.blob, 99, status=307, headers={"Location": place}))
+        other.faults.append(Fault(big.blob, 1, drop_at=0.5))
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        assert front.sent(digest) == 0
-        assert len(big.layers[0].blob) <= other.sent(digest) <= 1.1 * len(big.layers[0].blob)
+        assert front.sent(big.blob) == 0
+        assert big.size <= other.sent(big.blob) <= 1.1 * big.size
 
 
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
@@ -595,7 +607,7 @@ def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
 @pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
-def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
+def test_busy_registry_is_asked_again(user: User, registry: Server, big: Transfer, status: int, path: str) -> None:
     with faulty(registry.host, Fault(path, 1, status=status, headers={"Retry-After": "1"})) as front:
         began = time.monotonic()
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
@@ -665,11 +677,10 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
 
 
 @pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
-def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+def test_stalled_transfer_is_resumed(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         env = {"ENROOT_STALL_TIMEOUT": "1"}
-        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
+        done = user.penroot("import", "-o", "x.sqsh", uri, env=env)
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
 
 
@@ -677,23 +688,21 @@ def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -
 @pytest.mark.parametrize(
     ("setting", "said"), [("STALL_TIMEOUT", "bytes within ENROOT_STALL_TIMEOUT"), ("TRANSFER_TIMEOUT", "took longer")]
 )
-def test_trickling_transfer_is_given_up(user: User, registry: Server, big: Image, setting: str, said: str) -> None:
-    with faulty(registry.host, Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, trickle=True)) as front:
+def test_trickling_transfer_is_given_up(user: User, big: Transfer, setting: str, said: str) -> None:
+    with big.faulty(trickle=True) as (_, uri):
         env = {f"ENROOT_{setting}": "1", "ENROOT_TRANSFER_RETRIES": "0"}
-        uri = f"docker://{front.host}/test/transfer:1"
         assert said in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=1).stderr
 
 
 @pytest.mark.parity("503, 429")
-def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Transfer) -> None:
     elsewhere = {"Content-Range": "bytes 0-9/10"}
-    faults = Fault(digest, 1, drop_at=0.5), Fault(digest, 1, headers=elsewhere, change=lambda body: body)
+    faults = Fault(big.blob, 1, drop_at=0.5), Fault(big.blob, 1, headers=elsewhere, change=lambda body: body)
     with faulty(registry.host, *faults) as front:
         env = {"ENROOT_TRANSFER_RETRIES": "2"}
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "the connection ended early" in done.stderr and "resumed at byte 0" in done.stderr
-        assert [bool(request.range) for request in front.seen if digest in request.path] == [False, True, False]
+        assert [bool(request.range) for request in front.seen if big.blob in request.path] == [False, True, False]
 
 
 @pytest.mark.parity("ENROOT_CONNECT_TIMEOUT")
@@ -766,10 +775,9 @@ def test_anonymous_token(user: User, registry: Server) -> None:
 
 
 @pytest.mark.parity("no stale token")
-def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Image) -> None:
+def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Transfer) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
-    digest = images.digest(big.layers[0].blob)
-    fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+    fault = Fault(big.blob, drop_at=0.5)
     with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=2)) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert front.login is not None and len(front.login.tokens) >= 2
@@ -779,12 +787,11 @@ EXPIRED = (400, 401, 403)
 
 
 @pytest.mark.parametrize("status", EXPIRED)
-def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Image, status: int) -> None:
+def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Transfer, status: int) -> None:
     """At each request of a pull, and where a transfer is resumed."""
     credentials(user, "127.0.0.1", "me", "secret")
-    digest = images.digest(big.layers[0].blob)
     for uses in (1, 2, 3):
-        fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+        fault = Fault(big.blob, drop_at=0.5)
         with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=uses, ended=status)) as front:
             user.penroot("import", "-o", f"{uses}.sqsh", f"docker://{front.host}/test/transfer:1")
             assert front.login is not None and len(front.login.tokens) >= 2
@@ -803,7 +810,7 @@ def test_token_that_ends_before_the_tag_list_is_renewed(user: User, registry: Se
 @pytest.mark.parametrize("status", EXPIRED)
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_login_that_expires_is_named_with_its_file(
-    user: User, registry: Server, big: Image, basic: bool, status: int
+    user: User, registry: Server, big: Transfer, basic: bool, status: int
 ) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     login = Login({"me": "secret"}, basic, uses=1, ended=status, ends=True)
@@ -813,7 +820,7 @@ def test_login_that_expires_is_named_with_its_file(
         assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
 
 
-def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Image) -> None:
+def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, login=Login({"me": "secret"}, True, uses=1, ends=True)) as front:
         uri = f"docker://me:secret@{front.host}#test/transfer:1"
         said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
@@ -1011,12 +1018,11 @@ def test_login_from_a_command_of_the_credentials_file(user: User, registry: Serv
 # -- what is seen of it
 
 
-def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer) -> None:
     ours, theirs = pty.openpty()
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+    with big.faulty(stall_at=0.5) as (_, uri):
         process = subprocess.Popen(
-            user.command("penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"),
+            user.command("penroot", "create", "-n", "box", uri),
             env={**user.environ, "ENROOT_STALL_TIMEOUT": "2"}, cwd=user.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=theirs,
         )  # fmt: skip
@@ -1035,10 +1041,8 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Serv
     assert any("trying again" in line for line in lines) and lines[-1] == ""
 
 
-def test_progress_elsewhere_is_a_line_now_and_then(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         began = time.monotonic()
         done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
         most = (time.monotonic() - began) / 5
@@ -1069,16 +1073,25 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Suspend a process and its group meanwhile."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+
+
 def wait_for_work(user: User) -> None:
     """Until some layer is being unpacked."""
     until(lambda: list((user.home / "cache/tmp").glob("layers-*/fs")), "a layer is begun")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Image, number: signal.Signals) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 9, stall_at=0.5)) as front:
-        process = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Transfer, number: signal.Signals) -> None:
+    with big.faulty(9, stall_at=0.5) as (_, uri):
+        process = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
         os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=120)
@@ -1088,10 +1101,8 @@ def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Im
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1")  # sweeps, and works
 
 
-def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+def test_killed_import_is_succeeded(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user)
         second = popen(user, "create", "-n", "b", uri)
@@ -1104,20 +1115,17 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
 
 @pytest.mark.parity("a suspended or stopped process holds up no other import")
 @pytest.mark.security("L6")
-def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: Image) -> None:
+def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
     """As a job that is suspended in the middle of an import."""
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user)
-        os.killpg(first.pid, signal.SIGSTOP)
-        second = popen(user, "create", "-n", "b", uri)
-        try:
-            _, errors = second.communicate(timeout=60)
-        finally:
-            second.kill()
-            os.killpg(first.pid, signal.SIGCONT)
+        with stopped(first):
+            second = popen(user, "create", "-n", "b", uri)
+            try:
+                _, errors = second.communicate(timeout=60)
+            finally:
+                second.kill()
         assert second.returncode == 0, errors
         assert f"waiting for process {first.pid} (penroot, stopped), which is making images/" in errors
         _, errors = first.communicate(timeout=120)
@@ -1126,7 +1134,9 @@ def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: I
 
 @pytest.mark.parity("import -o FILE in several processes")
 @pytest.mark.parametrize("options", [(), ("--force",), ("--ensure",)], ids=["plain", "force", "ensure"])
-def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Image, options: tuple[str, ...]) -> None:
+def test_six_imports_of_one_file_work_once(
+    user: User, registry: Server, big: Transfer, options: tuple[str, ...]
+) -> None:
     uri = f"docker://{registry.host}/test/transfer:1"
     user.penroot("load", uri)
     if options:
@@ -1135,18 +1145,16 @@ def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Im
     many = [popen(user, "import", *options, "-o", "x.sqsh", uri) for _ in range(6)]
     done = [process.communicate(timeout=120)[1] for process in many]
     assert [process.returncode for process in many] == [0] * 6, done
-    written = [errors for errors in done if f" MB, {big.digest()}" in errors]
+    written = [errors for errors in done if f" MB, {big.image.digest()}" in errors]
     assert len(written) == 1, done
     assert sum("another process has made it" in errors or "up to date" in errors for errors in done) == 5
     assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
-    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.digest()}\n")
+    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.image.digest()}\n")
 
 
 @pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
-def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+def test_import_that_waits_takes_over_from_a_killed_one(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
         second = popen(user, "import", "-o", "x.sqsh", uri)
@@ -1161,28 +1169,22 @@ def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Se
 
 
 @pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
-def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, big: Image) -> None:
+def test_import_does_not_wait_for_a_suspended_one(user: User, big: Transfer) -> None:
     """The suspended one discards its own file when it goes on."""
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
-        os.killpg(first.pid, signal.SIGSTOP)
-        try:
+        with stopped(first):
             done = user.penroot("import", "-o", "x.sqsh", uri)
-        finally:
-            os.killpg(first.pid, signal.SIGCONT)
         assert f"process {first.pid} (penroot, stopped) makes no progress making {user.home}/x.sqsh" in done.stderr
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0 and "another process has made it" in errors, errors
 
 
-def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
-        second = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        second = popen(user, "import", "-o", "x.sqsh", uri)
         errors = first.communicate(timeout=120)[1] + second.communicate(timeout=120)[1]
     assert sorted((first.returncode, second.returncode)) == [0, 1], errors
     assert "file already exists" in errors
