@@ -29,7 +29,7 @@ CALLED = {
         f"hooks.{path.relative_to(ROOT / 'hooks').with_suffix('')} {'outside' if 'fabric' in path.name else 'run'}"
         for path in (ROOT / "hooks").rglob("*.py")
     ),
-    "enroot_py Pack.create_module",  # import
+    "enroot_py.base.pack Pack.create_module",  # import
     "enroot_py.cli.doctor _Quota._fields_",  # ctypes
     "enroot_py.cli.commands Commands.list_commands",  # click
     "enroot_py.base.pack rewrite",  # of itself, in another process
