@@ -1,6 +1,6 @@
 """Make a directory of modules small: what penroot needs of each library, stripped, and our modules in one archive.
 
-    python -m packages.library DIRECTORY     # where pip has put penroot and the libraries
+python -m packages.library DIRECTORY     # where pip has put penroot and the libraries
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fnmatch
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -33,20 +32,19 @@ def reduce(library: Path) -> None:
             path.unlink()
     for path in library.rglob("*.so"):
         subprocess.run(["strip", "--strip-unneeded", path], check=True)
-    archive(library)
+    archive_modules(library)
     remove_empty(library)
     compileall.compile_dir(library, quiet=1)
 
 
-def archive(library: Path) -> None:
+def archive_modules(library: Path) -> None:
     """Move the sources of our modules into ARCHIVE, of which enroot_py/base/pack.py makes what a start imports."""
-    date = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "315532800")))[:6]  # 1980, the first year of zip
     with zipfile.ZipFile(library / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as modules:
         for path in sorted(path for package in OURS for path in (library / package).rglob("*.py")):
             name = str(path.relative_to(library))
             if name in ENTRANCE or any(fnmatch.fnmatchcase(name, pattern) for pattern in OPEN):
                 continue
-            modules.writestr(zipfile.ZipInfo(name, date), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            modules.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
             path.unlink()
     for path in (library / "pyxis_py/c_shims").rglob("*.py"):
         path.unlink()

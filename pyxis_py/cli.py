@@ -13,6 +13,7 @@ import click
 from enroot_py import LIBRARY
 from enroot_py.base import log, pack, versions
 from enroot_py.base.build import line as build_line
+from enroot_py.base.build import missing
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from pyxis_py import plugstack, prebuilt, settings
@@ -249,8 +250,9 @@ def ssh_server_command(job: int, keys: str, container: str) -> None:
 
         sshd.serve(job, container, keys)
     except ModuleNotFoundError as e:
-        log.error(f"{os.uname().nodename}: {e.name} is not installed")
-        hint = "make install brings it, where pip has an index"
+        error = missing("ssh", e)
+        log.error(f"{os.uname().nodename}: {error}")
+        hint = error.hint
     except PenrootError as e:
         log.error(str(e))
         hint = e.hint
