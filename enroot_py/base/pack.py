@@ -1,14 +1,14 @@
 """The modules of an installation in one file: Python takes a dozen system calls to find each module by itself.
 
-`make install` and packages keep the sources of our modules in MODULES, a zip archive, and write() compiles them to PACK.
-PACK begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another archive
-is not used, nor is one of another Python. Each other line is
+`make install` and packages keep the sources of our modules in MODULES, a zip archive, and write() compiles them to
+PACK. It begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another
+archive is not used, nor is a PACK of another Python. Each other line is
 
     NAME LENGTH,LENGTH... OFFSET
 
-and says where a list of (module, file, code) is, in pieces as marshal writes them. There is a line for each module. START
-has all modules that a start imports, IMAGE those that a start of a squashfs file imports besides, HOOKS our hooks, and
-HELP the text of ``penroot --help``. Without a PACK modules come from the archive, and in a source tree from their files.
+and says where a list of (module, file, code) is, in pieces as marshal writes them. Each module has a line. START has
+all modules that a start imports, IMAGE the modules that a start of a squashfs file imports besides, HOOKS our hooks,
+and HELP the text of ``penroot --help``. Without a PACK modules come from the archive, in a source tree from files.
 
 A start takes 19.0 ms of a processor with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
 24.2 ms with an archive that has the modules of a start alone. Every command imports this module first, so it imports
@@ -50,7 +50,7 @@ class Pack:
         self._head = _read(HEAD, 0)
         if not self._head.startswith(_stamp()):
             raise FileNotFoundError(PACK)
-        self._found: "dict[str, Kept]" = {}  # modules in C that load() found
+        self._found: dict[str, Kept] = {}  # modules in C that load() found
 
     def load(self, line: str) -> None:
         """Import the modules of a line, each after the modules that it imports."""
@@ -185,7 +185,7 @@ def rewrite() -> None:
     modules = dict(_modules())
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not _pack)]
-    lines: "dict[str, list[Any]]" = {name: [module] for name, module in modules.items()}
+    lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
     import_module("enroot_py.cli.start")
     lines[START] = [*(modules[name] for name in _IN_C if name in modules), *recorder.take()]
     import_module("enroot_py.store.squashfs")
@@ -211,7 +211,7 @@ class _Recorder(Pack):
 
     def __init__(self, modules: "dict[str, Kept]") -> None:
         self._modules = modules
-        self._imported: "list[Kept]" = []
+        self._imported: list[Kept] = []
 
     def find(self, name: str) -> "Kept | None":
         return self._modules.get(name)
@@ -253,7 +253,7 @@ def _pieces(values: "list[Any]") -> "Iterator[list[Any]]":
     """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the last one."""
     from marshal import dumps
 
-    piece: "list[Any]" = []
+    piece: list[Any] = []
     for value in values:
         if piece and len(dumps([*piece, value])) > _PIECE_BYTES:
             yield piece
@@ -282,7 +282,7 @@ def _compiled(source: bytes, path: str) -> "CodeType":
             if ast.get_docstring(node, clean=False) and not decorated:
                 node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
     tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
-    code: "CodeType" = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+    code: CodeType = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
     return code
 
 

@@ -63,7 +63,7 @@ run "$new" "from pyxis_py.cli import main; sys.argv[:] = ['pyxis-py', 'build', '
 cd {ROOT}
 sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.main," configs/launcher > {SITE}/bin/penroot
 chmod 755 {SITE}/bin/penroot
-/usr/bin/python3 -c "from packages import library; library.archive(library.Path('$new'))"
+/usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
 """
 # As in packages/scripts/packaged, but of copies: a file of two versions would be one that both have open.
 INSTALL = f"""{PYTHON}
