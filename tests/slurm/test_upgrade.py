@@ -61,7 +61,8 @@ done
 plugin=$new/spank_pyxis.so
 run "$new" "from pyxis_py.cli import main; sys.argv[:] = ['pyxis-py', 'build', '--output', '$plugin']; main()"
 cd {ROOT}
-sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.main," configs/launcher > {SITE}/bin/penroot
+sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.main," configs/launcher > \
+    {SITE}/bin/penroot
 chmod 755 {SITE}/bin/penroot
 /usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
 """
