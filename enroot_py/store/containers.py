@@ -11,8 +11,7 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py import IMAGE, pack
-from enroot_py.base import trusted
+from enroot_py.base import pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
@@ -42,8 +41,7 @@ def find(target: str, settings: Settings) -> Source:
 
 def find_file(path: str, settings: Settings) -> Source:
     """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
-    if pack:
-        pack.load(IMAGE)
+    pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
     check(path)
