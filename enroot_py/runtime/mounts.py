@@ -17,6 +17,7 @@ from _collections_abc import Callable, Iterable, Iterator, Mapping
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError, PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.base.mountinfo import unescape
 from enroot_py.config.words import expand, nearest
 
 _SET = {
@@ -428,20 +429,6 @@ def _is_options(field: str) -> bool:
 def escape(field: str) -> str:
     """A space and its like are written in octal, fstab(5); ``$`` too, as parse() replaces ``${VAR}``."""
     return "".join(c if c > " " and c not in "\\$\x7f" else f"\\{ord(c):03o}" for c in field)
-
-
-def unescape(field: str) -> str:
-    """``\\ooo``, three octal digits, is the byte of that number: fstab(5)."""
-    if "\\" not in field:
-        return field
-    out, rest = b"", os.fsencode(field)
-    while (at := rest.find(b"\\")) >= 0:
-        out, digits = out + rest[:at], rest[at + 1 : at + 4]
-        if len(digits) == 3 and not digits.strip(b"01234567") and digits < b"400":
-            out, rest = out + bytes((int(digits, 8),)), rest[at + 4 :]
-        else:
-            out, rest = out + b"\\", rest[at + 1 :]
-    return os.fsdecode(out + rest)
 
 
 def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator[Mount]:

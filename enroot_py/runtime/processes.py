@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-from enroot_py.base import linux
+from enroot_py.base import linux, mountinfo
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
+from enroot_py.base.mountinfo import Mounted
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, mounts, rootfs
+from enroot_py.runtime import environ, execute, rootfs
 from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
@@ -101,34 +102,28 @@ def _boot_time() -> int:
 
 def _container(pid: int, settings: Settings) -> str | None:
     """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
-    fields = _root_mount(pid)
-    if not fields:
+    root = _root_mount(pid)
+    if root is None:
         return None
-    dash = fields.index("-")
-    fstype, options = fields[dash + 1], fields[dash + 3]
-    data = settings.data_path + "/"
-    if fields[dash + 2].startswith(_FUSE):
-        fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
-    if fstype != "overlay":
+    data, fuse = settings.data_path + "/", root.source.startswith(_FUSE)
+    if not fuse and root.fstype != "overlay":
         # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
-        name = mounts.unescape(fields[3]).rpartition("/")[2]
+        name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
-    for option in options.split(","):
-        key, _, value = option.partition("=")
-        place = mounts.unescape(value)
+    options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
+    for key, place in options:
         if place.startswith(data):
-            removed = key == "upperdir" and fields[dash + 1] == "overlay" and not _changes(pid, place)
+            removed = key == "upperdir" and not fuse and not _changes(pid, place)
             return UNKNOWN if removed else place[len(data) :].partition("/")[0]
-    label = mounts.unescape(fields[dash + 2]).removeprefix(_FUSE).partition(":")[0]
-    if "userxattr" in options and label.startswith("pyxis_"):  # of a step: Source.label
-        return label
-    return UNKNOWN if "userxattr" in options else None
+    label = root.source.removeprefix(_FUSE).partition(":")[0]
+    if ("userxattr", "") not in options:
+        return None
+    return label if label.startswith("pyxis_") else UNKNOWN  # of a step: Source.label
 
 
-def _root_mount(pid: int) -> list[str]:
-    """The fields of the line of /proc/PID/mountinfo that is the root mount of a process. Raises OSError."""
-    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
-        return next((fields for fields in map(str.split, f) if fields[4] == "/"), [])
+def _root_mount(pid: int) -> Mounted | None:
+    """Return the mount that is the root of a process. Raises OSError."""
+    return next((mount for mount in mountinfo.read(f"/proc/{pid}/mountinfo") if mount.target == "/"), None)
 
 
 def changing(upper: str) -> Process | None:
@@ -140,9 +135,10 @@ def changing(upper: str) -> Process | None:
             if mntns in seen:
                 continue
             seen.add(mntns)
-            root = _root_mount(int(entry)) if _is_own(int(entry)) else []
-            options = mounts.unescape(root[-1]).split(",") if root else []
-            if f"upperdir={upper}" in options and _changes(int(entry), upper) or root and root[-2] == _FUSE + upper:
+            root = _root_mount(int(entry)) if _is_own(int(entry)) else None
+            if root is None:
+                continue
+            if ("upperdir", upper) in root.settings() and _changes(int(entry), upper) or root.source == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
         except OSError:  # it has gone, or is somebody else's
             continue

@@ -165,14 +165,14 @@ def image_over(lowerdirs: Sequence[str]) -> str:
     return os.path.dirname(os.path.dirname(lowerdirs[0]))
 
 
-def images_in(options: bytes) -> Iterator[str]:
+def images_in(options: str) -> Iterator[str]:
     """The digests of images that the options of an overlay name."""
-    above = f"/{IMAGES}/".encode()
+    above = f"/{IMAGES}/"
     at = options.find(above)
     while at >= 0:
-        name, _, tree = options[at + len(above) :].partition(b"/")
-        if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}".encode()):
-            yield digests.of_encoded(name.decode("ascii", "replace"))
+        name, _, tree = options[at + len(above) :].partition("/")
+        if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}"):
+            yield digests.of_encoded(name)
         at = options.find(above, at + 1)  # the store may lie in a directory of this name
 
 

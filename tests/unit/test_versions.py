@@ -30,7 +30,7 @@ class Prefix:
         """Make a version, which is not in use yet."""
         place = self.versions / name
         (place / "enroot_py/base").mkdir(parents=True)
-        for file in ("__init__.py", "base/__init__.py", "base/versions.py", "base/filesystems.py"):
+        for file in ("__init__.py", "base/__init__.py", "base/versions.py", "base/filesystems.py", "base/mountinfo.py"):
             shutil.copy(ROOT / "enroot_py" / file, place / "enroot_py" / file)
         return place
 
