@@ -5,7 +5,7 @@ Sources: the kernel's cgroup-v1/freezer-subsystem and cgroup-v2 ("Core Interface
 
 from __future__ import annotations
 
-from enroot_py.base import mountinfo
+from enroot_py.base import mountinfo, proc
 
 
 def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
@@ -33,11 +33,9 @@ def asleep(pid: int) -> str:
     try:
         if _is_frozen(pid):
             return "its job is suspended"
-        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-            state = f.read().rpartition(")")[2].split()[0]
+        return "it is stopped" if proc.Stat(pid).is_stopped else ""
     except OSError:
         return ""
-    return "it is stopped" if state in "Tt" else ""
 
 
 def _is_frozen(pid: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from enroot_py.base import linux, mountinfo
+from enroot_py.base import linux, mountinfo, proc
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.base.mountinfo import Mounted
@@ -33,16 +33,13 @@ class Process:
 
     def __init__(self, name: str, pid: int, mntns: int) -> None:
         """Read /proc/PID. Raises OSError where it is gone or not ours."""
-        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-            text = f.read()
-        fields = _fields(text)
-        tick = os.sysconf("SC_CLK_TCK")
+        stat = proc.Stat(pid)
         self.name = name
         self.pid = pid
-        self.comm = text[text.index("(") + 1 : text.rindex(")")]
-        self.state = fields[0]
-        self.started = _boot_time() + int(fields[19]) / tick
-        self.cpu = (int(fields[11]) + int(fields[12])) / tick
+        self.comm = stat.comm
+        self.state = stat.state
+        self.started = _boot_time() + stat.started / os.sysconf("SC_CLK_TCK")
+        self.cpu = stat.processor_s()
         self.mntns = mntns
         self.userns = inode(pid, "user")
         with open(f"/proc/{pid}/cmdline", "rb") as f:
@@ -68,26 +65,6 @@ def running(settings: Settings) -> list[Process]:
         if first is None or (process.started, process.pid) < (first.started, first.pid):
             oldest[mntns] = process
     return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
-
-
-def _fields(stat: str) -> list[str]:
-    """What stands behind the name of a process in /proc/PID/stat, from its state on."""
-    return stat.rpartition(")")[2].split()
-
-
-def _stat(pid: int) -> list[str]:
-    with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-        return _fields(f.read())
-
-
-def parent(pid: int) -> int:
-    """The parent of a process. Raises OSError."""
-    return int(_stat(pid)[1])
-
-
-def started(pid: int) -> int:
-    """When a process began, in clock ticks after the boot: with its PID what no other process has. Raises OSError."""
-    return int(_stat(pid)[19])
 
 
 def inode(pid: int, namespace: str) -> int:
