@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
-from pyxis_py.options import NO, YES
+from enroot_py.config.words import truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ class PluginSetting:
     def parse(self, text: str) -> str | bool | int | float:
         """Raises ValueError with what the value should have been."""
         if self.kind == "bool":
-            if text.lower() not in YES + NO:
-                raise ValueError("must be yes or no")
-            return text.lower() in YES
+            return truth(text)
         if self.kind == "seconds":
             if not text.isdecimal() or not 0 < int(text) <= 3600:
                 raise ValueError("must be seconds, 1 to 3600")

@@ -24,6 +24,14 @@ def is_of_job(variable: str) -> bool:
     return variable.startswith("SLURM_")
 
 
+def truth(text: str) -> bool | None:
+    """Return the value of ``true`` or ``false``, the words of TOML; None for "". Raises ValueError for other words."""
+    word = text.strip().lower()
+    if word not in ("true", "false", ""):
+        raise ValueError(word)
+    return word == "true" if word else None
+
+
 def is_path(name: str) -> bool:
     """Whether a file is asked for by its path alone; else it is looked for by its name."""
     return "/" in name or name.startswith(".")
@@ -74,17 +82,21 @@ class Environment(Frozen):
     def flag(self, key: str) -> tuple[bool, str]:
         """Whether a key is true, and where that comes from."""
         entry = self.last(key)
-        return (entry.text == "true", entry.where) if entry else (DEFAULTS[key], DEFAULT)
+        return (bool(truth(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
     def annotation(self, name: str) -> tuple[bool, str] | None:
         """Whether an annotation is true, and where that is said; None where nothing is. Raises ConfigError."""
         entry = self.by_name("annotations").get(name)
-        word = self.value(entry).strip().lower() if entry else ""
-        if entry is None or not word:
+        if entry is None:
             return None
-        if word not in ("true", "false"):
-            raise ConfigError(f"{entry.where}={word}: it is neither true nor false", hint=f'write {name} = "true"')
-        return word == "true", entry.where
+        text = self.value(entry)
+        try:
+            value = truth(text)
+        except ValueError as e:
+            raise ConfigError(
+                f"{entry.where}={e}: it is neither true nor false", hint=f'write {name} = "true"'
+            ) from None
+        return None if value is None else (value, entry.where)
 
     @staticmethod
     def waits(text: str) -> bool:

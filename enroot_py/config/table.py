@@ -10,14 +10,12 @@ from _collections_abc import Mapping
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.words import nearest
+from enroot_py.config.words import NO, YES, nearest, truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-YES = frozenset(("1", "y", "yes", "true", "t", "on"))
-NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
 _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
@@ -120,13 +118,12 @@ class Place(Path):
 
 
 class Bool(Setting):
+    """yes or no; empty is no."""
+
     kind = "bool"
 
     def parse(self, text: str) -> bool:
-        word = text.lower()
-        if word not in YES and word not in NO:
-            raise ValueError("must be yes or no")
-        return word in YES
+        return bool(text) and truth(text)
 
     def __get__(self, instance: Table, owner: type) -> bool:
         return self.parse(instance.text(self))

@@ -1,4 +1,4 @@
-"""The words of settings: variables in them, the directories that they begin with, and the nearest to a slip.
+"""The words of settings: variables, yes and no, the directories that paths begin with, and the nearest to a typo.
 
 On the start path: no import but os.
 """
@@ -18,6 +18,9 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname": lambda: os.uname().nodename,
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
+
+YES = ("1", "true", "yes", "y", "t", "on")
+NO = ("0", "false", "no", "n", "f", "off")
 
 _MAX_DEPTH = 32  # defaults in defaults
 _MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): no longer value is passed on
@@ -73,6 +76,14 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
             out += value(name) if name else "$"
     _check_length(out)
     return out + text
+
+
+def truth(text: str) -> bool:
+    """Return whether a word means yes. Raises ValueError for a word that means neither yes nor no."""
+    word = text.lower()
+    if word not in YES and word not in NO:
+        raise ValueError("must be yes or no")
+    return word in YES
 
 
 def _check_length(text: str) -> None:

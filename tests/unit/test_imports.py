@@ -29,7 +29,7 @@ ROOMS = {
 # These modules of pyxis_py enter containers; the others take base alone.
 ENTERING = set(
     "held step leave entrypoint attached options environments pins submit swarm sent check reach manual "
-    "joined sshd".split()
+    "joined settings sshd".split()
 )
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
