@@ -35,7 +35,7 @@ def test_unknown_arguments_are_refused_with_the_known_ones(argument: str) -> Non
 
 
 BAD = (
-    *("runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x"),
+    *("runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x", "swarm=", "runtime_path="),
     *("resolve_timeout=0", "resolve_timeout=1e3", "resolve_timeout=86400", "resolve_timeout="),
 )
 
