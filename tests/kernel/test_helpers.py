@@ -13,7 +13,7 @@ import pytest
 from enroot_py import ENROOT_VERSION
 from enroot_py.base import linux
 from enroot_py.config.settings import load
-from enroot_py.runtime import environ
+from enroot_py.runtime import environ, secrets
 from enroot_py.runtime.etc import read_environment
 from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.unit.test_environ import OTHER_VALUES, SECRET_VALUES
@@ -193,7 +193,7 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     (tmp_path / "etc/environ.d/10-terminal.env").write_text(text)
     host["ENROOT_SYSCONF_PATH"] = str(tmp_path / "etc")
     if kind == "image":
-        words = list(environ.secret_lists().values())
+        words = list(secrets.secret_lists().values())
         root = os.open(tmp_path, os.O_PATH)
         meant = environ.of_image(root, host)
         os.close(root)
@@ -213,10 +213,10 @@ def test_bundle_finds_the_secrets_that_a_start_finds(rng: random.Random) -> None
     host = {f"V{number}": value for number, value in enumerate(values)}
     host |= dict.fromkeys("SSHPASS LDAP_PW OLDPWD PWD PASS COMPASS_X A_BYPASS MYSQLPWD KEY A_KEY X".split(), "x")
     text = "".join(f"X=${{{name}}}\n" for name in host)
-    command = [LIBEXEC / "penroot-runfile", "environment", *environ.secret_lists().values()]
+    command = [LIBEXEC / "penroot-runfile", "environment", *secrets.secret_lists().values()]
     done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
     told = {name for name in host if f"asks for {name}," in done.stderr}
-    assert told == {name for name, value in host.items() if environ.is_secret(name, value)}
+    assert told == {name for name, value in host.items() if secrets.is_secret(name, value)}
 
 
 def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:
