@@ -19,6 +19,9 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
 
+# Where programs are looked for if nobody says: PATH as login(1) sets it for root.
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 YES = ("1", "true", "yes", "y", "t", "on")
 NO = ("0", "false", "no", "n", "f", "off")
 

@@ -16,6 +16,7 @@ import stat
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
+from enroot_py.config.words import DEFAULT_PATH
 from enroot_py.devices import ldcache
 from enroot_py.runtime import mounts
 
@@ -205,7 +206,7 @@ def _run(command: list[str], context: Context) -> None:
     from enroot_py.base import run
     from enroot_py.runtime import shellhooks
 
-    path = f"{context.host.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    path = f"{context.host.get('PATH', DEFAULT_PATH)}:/usr/sbin:/sbin"
     root = os.readlink(f"/proc/self/fd/{context.root}")
     environ = {**context.host, "PATH": path}
     command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]

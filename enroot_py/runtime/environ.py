@@ -14,6 +14,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
+from enroot_py.config.words import DEFAULT_PATH
 from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Variables that name files or directories which a program reads or writes; a ':' separates several.
 _PATHS = (
@@ -178,6 +178,6 @@ def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
         ("USER", name),
         ("LOGNAME", name),
         ("SHELL", shell),
-        ("PATH", _DEFAULT_PATH),
+        ("PATH", DEFAULT_PATH),
     ):
         environ.setdefault(key, value)

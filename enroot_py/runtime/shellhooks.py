@@ -17,11 +17,10 @@ from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import SETTINGS, check_key
-from enroot_py.config.words import base_directories, expand
+from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
 from enroot_py.runtime import environ, etc, hooks, mounts
 
 _BASH = "/bin/bash"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -212,7 +211,7 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
         else:
             exported[variable] = text
     libexec = LIBRARY + "/libexec"
-    path = f"{exported.get('PATH') or _PATH}:/usr/sbin:/sbin"
+    path = f"{exported.get('PATH') or DEFAULT_PATH}:/usr/sbin:/sbin"
     exported.update(
         ENROOT_VERSION=ENROOT_VERSION,
         PENROOT_UID=str(context.user.pw_uid),

@@ -28,7 +28,7 @@ ROOMS = {
 }
 # These modules of pyxis_py enter containers; the others take base alone.
 ENTERING = set(
-    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual "
+    "held step leave entrypoint attached options environments importer pins submit swarm sent check reach manual "
     "joined settings sshd".split()
 )
 
