@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 
-from enroot_py.base import log, versions
+from enroot_py.base import log, making, versions
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import SBIN, Program
 from pyxis_py.settings import PLUGIN
@@ -114,8 +114,4 @@ def _link(to: str, path: str) -> None:
     """At once: a step may begin in this moment."""
     if os.path.islink(path) and os.readlink(path) == to:
         return
-    new = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)
-    os.symlink(to, new)
-    os.rename(new, path)
+    making.symlink(to, path)

@@ -193,16 +193,12 @@ def ref(root: str, text: str) -> str:
 
 
 def refs(root: str) -> list[str]:
-    """The files of all names."""
+    """The files of all names, without those that are being written; earlier versions named such NAME~."""
     try:
-        return [f"{root}/{REFS}/{name}" for name in sorted(os.listdir(f"{root}/{REFS}")) if not name.endswith("~")]
+        names = sorted(os.listdir(f"{root}/{REFS}"))
+        return [f"{root}/{REFS}/{name}" for name in names if not name.startswith(".") and not name.endswith("~")]
     except FileNotFoundError:
         return []
-
-
-def new_ref(path: str) -> str:
-    """What is to become the file of a name."""
-    return f"{path}.{os.getpid()}~"
 
 
 def _file_name(text: str) -> str:
