@@ -14,7 +14,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.config.words import DEFAULT_PATH
+from enroot_py.config.words import DEFAULT_PATH, cut
 from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
@@ -105,14 +105,13 @@ def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = Fals
 
     All else that has a meaning in a shell stands as it is, as it does for enroot.
     """
-    out, *parts = text.split("${")
-    for part in parts:
-        inner, close, rest = part.partition("}")
-        name, dash, default = inner.partition(":-") if defaults else (inner, "", "")
-        if close and is_name(name):
-            out += (variables.get(name) or default) + rest
-        else:
-            out += "${" + part
+    if "${" not in text:
+        return text
+    out = ""
+    for written, name, default, after in cut(text):
+        if written.startswith("${") and (defaults or default is None):
+            written = variables.get(name) or default or ""
+        out += written + after
     return out
 
 

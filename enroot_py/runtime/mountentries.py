@@ -5,6 +5,8 @@ On the step path.
 
 from __future__ import annotations
 
+from enroot_py.config.words import cut
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,26 +127,17 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
 
     No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
     """
-    parts = text.split("$")
-    done = parts[0]
-    for before, part in zip(parts, parts[1:], strict=False):
+    done = before = ""
+    for written, name, default, after in cut(text):
         if before.endswith("\\"):
-            done = done[:-1] + "$" + part
-            continue
-        if part.startswith("{") and "}" in part:
-            name, _, after = part[1:].partition("}")
-        else:
-            length = 0
-            while length < len(part) and (part[length] == "_" or part[length].isalnum() and part[length].isascii()):
-                length += 1
-            name, after = part[:length], part[length:]
-        if not name.isidentifier():
-            done += "$" + part  # as a shell leaves it
-        elif name in environ:
-            done += environ[name] + after
-        else:
-            hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
-            raise ValueError(f"${name} is not set in the job's environment", hint)
+            done = done[:-1]
+        elif name and default is None:
+            if name not in environ:
+                hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
+                raise ValueError(f"${name} is not set in the job's environment", hint)
+            written = environ[name]
+        done += written + after
+        before = after
     return done
 
 
