@@ -9,7 +9,7 @@ import os
 from enroot_py.base import capture, cgroups, linux, proc, recording
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.channel import SOCKET, Channel, assignments, built, forked
 
@@ -304,7 +304,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
     pairs += [("below", f"{name}={value}") for name, value in below.items()]
     if recording.event is not None:
         pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
-    if source.image or mounts.served:
+    if source.image or mounting.served:
         pairs.append(("served", ""))
     # By the node's /proc, as an image may have none; nobody else may look at this process.
     spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]

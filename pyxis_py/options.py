@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from enroot_py.config.edf import Environment, FileEntry
     from enroot_py.runtime.mountentries import MountEntry
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
 NAME_LIMIT = 255 - len("pyxis_4294967295_")

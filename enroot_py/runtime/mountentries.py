@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 PATH_MAX = 4096  # limits.h, with the final NUL
 # What a mount gets without being asked, by its kind of source.
@@ -48,10 +48,10 @@ class MountEntry:
 
     def fstab(self, origin: str) -> Mount:
         """The mount as a line of fstab(5). Raises ConfigError for a flag that none has."""
-        from enroot_py.runtime.mounts import Mount
+        from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
-        flags = ",".join(flag for flag in self.flags if flag != SQUASHFS)
+        flags = tuple(flag for flag in self.flags if flag != SQUASHFS)
         return Mount(self.source, self.target, kind, flags, 0, self.origin or origin)
 
     @property

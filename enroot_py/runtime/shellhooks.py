@@ -20,6 +20,10 @@ from enroot_py.config.table import SETTINGS, check_key
 from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
 from enroot_py.runtime import environ, etc, hooks, mounts
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.mounting import Mount
+
 _BASH = "/bin/bash"
 
 
@@ -97,7 +101,7 @@ class Scripts:
             raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")
         self._read_environ()
 
-    def finish(self) -> tuple[list[mounts.Mount], str | None]:
+    def finish(self) -> tuple[list[Mount], str | None]:
         """After the hooks: hooks() of the configuration script, what they all want mounted, then mounts() and rc().
 
         Returns the mounts that come after those of the system, and the command script. Raises PenrootError.

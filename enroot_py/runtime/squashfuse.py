@@ -9,7 +9,7 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, s
 from enroot_py.base import errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, rootfs
+from enroot_py.runtime import mounting, rootfs
 
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
@@ -62,7 +62,7 @@ class Server:
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
             options = mount_options(fuse, checks_modes=superuser or opened < 0)
-            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
+            self._mount = mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
                 self._starter = _spawn([*program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
             except OSError as e:

@@ -19,7 +19,7 @@ TABLES = {
     "enroot_py.base.linux mount_setattr": "the arguments of mount_setattr(2), and one that is a field of its struct",
     "enroot_py.cli.verbs bundle": "click gives each option in a parameter of its own",
     "enroot_py.cli.verbs import_": "the same",
-    "enroot_py.runtime.mounts Mount.__init__": "the fields of fstab(5), and where they come from",
+    "enroot_py.runtime.mounting Mount.__init__": "the fields of fstab(5), and where they come from",
     "pyxis_py.options Option.__init__": "the columns of OPTIONS",
 }
 
