@@ -222,7 +222,7 @@ def discard(path: str, node: str, pid: int) -> None:
     """Remove hidden files that the ended process ``pid`` of ``node`` made for ``path``."""
     directory, name = os.path.split(path)
     begin = f".{shortened(name)}.{shortened(node)}.{pid}-"
-    for name in os.listdir(directory) if node else ():
+    for name in os.listdir(directory):
         hidden_path = f"{directory}/{name}"
         if name.startswith(begin) and name.endswith("." + MAKING) and os.path.isfile(hidden_path):
             try:
