@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.images import Image, busybox, directory, entry, index, symlink, write_layout
-from tests.kernel.conftest import PREFIX, User, require, squashed
+from tests.installation import LIBRARY
+from tests.kernel.conftest import User, require, squashed
 
 VOLUME = "${ENROOT_ROOTFS}%s %s none x-create=dir,bind,rw,nosuid,nodev\n"
 HEAD = (
@@ -518,7 +519,7 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
 @pytest.mark.security("C11")
 def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
     """It would run with the caller's descriptors and before capabilities are dropped, here as the start fails."""
-    library = rootfs / os.path.realpath(f"{PREFIX}/lib/penroot").lstrip("/")
+    library = rootfs / os.path.realpath(LIBRARY).lstrip("/")
     for module in ("base/filesystems.py", "runtime/pods.py"):
         (library / "enroot_py" / module).parent.mkdir(parents=True)
         (library / "enroot_py" / module).write_text("import os\nos.write(2, b'imported')\n")

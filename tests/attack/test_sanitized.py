@@ -1,5 +1,5 @@
 """The plugin in real Slurm with UBSan in it. AddressSanitizer wants to be there before slurmstepd, srun and all that
-they execute: with that, tests/unit/test_plugin_build.py runs it against hostile helpers."""
+they execute: with that, tests/kernel/test_plugin_build.py runs it against hostile helpers."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
 import pathlib
 import shutil
@@ -13,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+from tests.installation import IS_INSTALLED, LIBRARY
+from tests.installation import PREFIX as PREFIX
+
 # In nobody's passwd: the tests need no account. Each run has its own hundred: a user sees what runs of his.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
 
@@ -25,6 +28,14 @@ def require(condition: object, reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"missing in CI: {reason}")
     pytest.skip(reason)
+
+
+def require_penroot() -> None:
+    """Skip without a penroot that any user can run."""
+    how = f"make install PREFIX={PREFIX}" if IS_INSTALLED else "make dev"
+    require(glob.glob(f"{LIBRARY}/enroot_py/base/_linux.*so"), f"no penroot in {PREFIX}: {how}")
+    closed = [str(path) for path in (PREFIX, *pathlib.Path(PREFIX).parents) if not os.stat(path).st_mode & 0o001]
+    require(not closed or os.geteuid() != 0, f"ordinary users cannot enter {', '.join(closed)}: chmod o+x")
 
 
 class User:
@@ -90,7 +101,7 @@ class User:
 @contextlib.contextmanager
 def ordinary_user(uid: int) -> Iterator[User]:
     """A user of this number, with a home of his own, while the ``with`` lasts."""
-    require(os.access(f"{PREFIX}/bin/penroot", os.X_OK), f"penroot is not installed in {PREFIX}: make install")
+    require_penroot()
     # Not pytest's own directories: they are closed to other users.
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
     home.chmod(0o755)

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import bashhooks
-from tests.kernel.conftest import PREFIX, UID, User, require, squashed
+from tests.installation import LIBRARY
+from tests.kernel.conftest import UID, User, require, squashed
 from tests.waiting import until
 
 RC = """\
@@ -41,7 +42,7 @@ NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
 @pytest.fixture
 def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
     """A bundle of the busybox image, and a temporary directory of its user's own."""
-    require(os.path.exists(f"{PREFIX}/libexec/penroot/penroot-runfile"), "the helpers are not installed")
+    require(os.path.exists(f"{LIBRARY}/libexec/penroot-runfile"), "the helpers are not installed")
     (user.home / "tmp").mkdir()
     user.environ["TMPDIR"] = str(user.home / "tmp")
     user.own(user.home)

@@ -8,11 +8,12 @@ import subprocess
 
 import pytest
 
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 
 SHOW = 'shown=$(for n in 0 1 2 5 6 7 8; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
 # A program that uses enroot_py as a library.
-LIBRARY = """
+PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 for number in sys.argv[2]:  # Python does not start with one of these
@@ -55,7 +56,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 def library(directories: str) -> tuple[str, ...]:
     """A program that starts a shell by the library, with directories as the descriptors of these digits."""
-    return "/usr/bin/python3", "-IS", "-c", LIBRARY, f"{PREFIX}/lib/penroot", directories, "sh", "-c"
+    return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 
 WAYS: dict[str, tuple[str, ...]] = {

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from tests.installation import LIBRARY
 from tests.kernel.conftest import User, squashed
 
 
@@ -225,7 +226,6 @@ def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None
 @pytest.mark.parity("start: without a file nothing of it is imported")
 def test_a_start_without_a_file_imports_nothing_of_it(files: Files) -> None:
     code = "from enroot_py.cli.start import main\ntry: main(['--explain', 'box', 'true'])\nfinally: print(*sys.modules)"
-    library = pathlib.Path(files.user.run("sh", "-c", "command -v penroot").stdout.strip()).parents[1] / "lib/penroot"
-    done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {str(library)!r}); {code}")
+    done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}")
     modules = set(done.stdout.splitlines()[-1].split())
     assert "enroot_py.cli.start" in modules and not {name for name in modules if "edf" in name or "startfile" in name}

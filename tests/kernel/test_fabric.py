@@ -13,6 +13,7 @@ import pytest
 
 from tests import releases
 from tests.fakefabric import CRAY, FABRIC, LIB, build, efa, slingshot
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require, squashed
 from tests.kernel.test_devices import LOADER, become, box, require_nodes
 from tests.waiting import until
@@ -98,7 +99,7 @@ def test_explain_says_what_comes_and_who_asked(user: User, info: pathlib.Path) -
 
 @pytest.mark.parity("never by default")
 def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path) -> None:
-    library = f"import sys; sys.path.insert(0, {PREFIX + '/lib/penroot'!r}); from enroot_py.cli.start import main; "
+    library = f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.start import main; "
     words = ("python3", "-IS", "-X", "importtime", "-c", f"{library}main(['--explain', 'box', 'true'])")
     assert "enroot_py.devices" not in user.run(*words).stderr
     asked = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})

@@ -15,12 +15,13 @@ from enroot_py.base import linux
 from enroot_py.config.settings import load
 from enroot_py.runtime import environ, secrets
 from enroot_py.runtime.etc import read_environment
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.unit.test_environ import OTHER_VALUES, SECRET_VALUES
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = HERE.parent.parent / "c_shims/helpers"
-LIBEXEC = pathlib.Path(PREFIX) / "libexec/penroot"
+LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 
 @pytest.fixture

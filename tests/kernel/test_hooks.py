@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 from _blake2 import blake2b
 
 import pytest
 
 from enroot_py.runtime import etc
 from tests import bashhooks
-from tests.kernel.conftest import PREFIX, UID, User
+from tests.installation import copy_tree
+from tests.kernel.conftest import UID, User
 
 SHOW_RAN = ("sh", "-c", 'echo "$RAN"')
 
@@ -172,18 +172,15 @@ def test_what_fails_in_a_configuration_ends_the_start(
 
 
 def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """A copy of our installation that believes this text to be the hook ``name`` as enroot shipped it."""
+    """A copy of our source tree that believes this text to be the hook ``name`` as enroot shipped it."""
     bashhooks.write(site, {name: text})
     own = user.home / "penroot"
-    shutil.copytree(f"{PREFIX}/lib/penroot", own, symlinks=True)
+    program = copy_tree(own)
     digest = blake2b((site / f"{name}.sh").read_bytes(), digest_size=16).hexdigest()
-    with (own / "enroot_py/standard_hooks/originals.b2sum").open("a") as known:
+    with (own / "hooks/originals.b2sum").open("a") as known:
         known.write(f"{digest}  {name}.sh\n")
-    main = own / "main"
-    main.write_text((pathlib.Path(PREFIX) / "bin/penroot").read_text().replace(f"{PREFIX}/lib/penroot", str(own)))
-    main.chmod(0o755)
     user.own(own)
-    return main
+    return program
 
 
 @pytest.mark.parity("hooks: one that a site has edited")

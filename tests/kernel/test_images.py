@@ -32,6 +32,7 @@ from enroot_py.runtime import etc
 from tests import images
 from tests.fakeregistry import Fault, Faulty, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require, small_filesystem
 from tests.kernel.registry import Server, authority, serve
 from tests.waiting import until
@@ -372,7 +373,7 @@ def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> Non
     assert content(user.home / "x.sqsh", "last") == b"125" and content(user.home / "x.sqsh", "f0") == b"x"
     by_mount = f"""
 import os, sys
-sys.path.insert(0, "{PREFIX}/lib/penroot")
+sys.path.insert(0, "{LIBRARY}")
 from enroot_py.runtime import rootfs
 stack = open(next(os.scandir("cache/images")).path + "/stack").read().split()
 lower = tuple(os.path.abspath("cache/" + line) for line in stack)

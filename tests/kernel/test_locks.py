@@ -13,6 +13,7 @@ import pytest
 from tests import images
 from tests.fakeregistry import faulty
 from tests.images import Image, entry
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server, serve
 from tests.slurm.test_pull import delete
@@ -303,6 +304,6 @@ def test_a_start_without_a_lock_imports_nothing_of_it(locks: Locks) -> None:
     code = (
         f"from enroot_py.cli.start import main\ntry: main(['--explain', {uri!r}, 'true'])\nfinally: print(*sys.modules)"
     )
-    program = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); {code}"
+    program = f"import sys; sys.path.insert(0, '{LIBRARY}'); {code}"
     modules = locks.user.run("python3", "-IS", "-c", program).stdout.splitlines()[-1].split()
     assert "enroot_py.store.pull" in modules and "enroot_py.registry.lockfile" not in modules

@@ -15,6 +15,7 @@ import pytest
 from tests import images
 from tests.fakeregistry import faulty
 from tests.images import OCI, entry
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server, serve
 from tests.signing import ARTIFACT, Signer, bundle, encrypted, payload, push, push_bundles, sign, statement
@@ -491,7 +492,7 @@ def test_a_start_without_a_policy_imports_nothing_of_it(user: User, rootfs: Path
     del rootfs
     code = f"""
 import os, sys
-sys.path.insert(0, "{PREFIX}/lib/penroot")
+sys.path.insert(0, "{LIBRARY}")
 from enroot_py.runtime import execute
 def execve(*_): print(*sys.modules, flush=True); os._exit(0)
 execute._execve = execve

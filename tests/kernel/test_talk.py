@@ -16,6 +16,7 @@ import pytest
 
 from tests import fakehost, images
 from tests.images import Image, Layer
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 from tests.kernel.registry import serve
 
@@ -156,7 +157,7 @@ def rootfs_tar(user: User) -> bytes:
 @pytest.fixture
 def enroot(user: User) -> User:
     """A user who has enroot's names on his PATH, all of them links."""
-    libexec = pathlib.Path(PREFIX) / "libexec/penroot"
+    libexec = pathlib.Path(LIBRARY) / "libexec"
     require((libexec / "penroot-unshare").exists(), f"the helpers are not installed in {libexec}")
     (user.home / "bin").mkdir()
     (user.home / "bin/enroot").symlink_to(f"{PREFIX}/bin/penroot")

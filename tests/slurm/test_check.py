@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from enroot_py.cli.doctor import selinux
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, srun
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = f"{PREFIX}/bin/pyxis-py check"
-PLUGIN = f"{PREFIX}/lib/penroot/spank_pyxis.so"
+PLUGIN = f"{LIBRARY}/spank_pyxis.so"
 
 
 def check(lab: Lab, script: str = CHECK, user: str = "root") -> str:
@@ -218,7 +218,7 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
         if done.returncode:
             pytest.skip(f"users cannot mount by FUSE here: {done.stderr}")
         script = "from pyxis_py.check import root_squash; print(*root_squash('/home/alice/mounted'))"
-        begin = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); "
+        begin = f"import sys; sys.path.insert(0, '{LIBRARY}'); "
         out = lab.run(["/usr/bin/python3", "-c", begin + script], node="n1", user="root").stdout
         assert "verdict='warn'" in out
         assert "out of home directories" in out

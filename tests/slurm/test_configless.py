@@ -6,16 +6,16 @@ is loaded nowhere else: steps run on the host there, and nobody but `pyxis-py ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.installation import PREFIX, copy_tree
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 SITE = "/home/opt"  # all nodes see it, and no other lab
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
@@ -28,8 +28,7 @@ def site(lab: Lab) -> Iterator[Lab]:
     more = Lab(lab.root + "-configless")
     more.up(nodes=1, prefix=PREFIX, configless=True)
     more.start_daemon("registry", "munged")
-    copy = f"cp -a {PREFIX}/lib {PREFIX}/libexec {SITE}"
-    more.run(f"mkdir -p {SITE}; {copy}; rm {PLUGIN}", user="root")
+    copy_tree(Path(f"{more.root}{SITE}/lib/penroot"))
     yield more
     more.down()
 

@@ -6,17 +6,16 @@ that one has no plugin's epilog to call.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, expect, sbatch, sh
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 NAME = "--container-name=one"
 
 

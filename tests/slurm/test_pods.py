@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests import pod
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import DAEMONS
 from tests.slurm.steps import IMAGE, refused, sh, srun
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = f"{PREFIX}/bin/pyxis-py check || true"
 VOLUMES = ("/etc", "/home", "/run", "/tmp", "/var/tmp", "/var/spool", "/var/log", PREFIX)
 
@@ -26,7 +25,7 @@ def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iter
     words = (*options, *gpus, "--host-network", *(f"--volume={place}" for place in VOLUMES), "--", "slurmd", "-D")
     program = Path(lab.root, "home/pod.py")  # nodes have a /tmp of their own, where this checkout may be
     program.write_text(Path(pod.__file__).read_text())
-    script = f'PYTHONPATH={PREFIX}/lib/penroot /usr/bin/python3 /home/pod.py "$@" &'
+    script = f'PYTHONPATH={LIBRARY} /usr/bin/python3 /home/pod.py "$@" &'
     before = Path(lab.root, "etc/slurm/slurm.conf").read_text()
     text = before
     for old, new in conf.items():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sbatch, sh
 from tests.waiting import until
@@ -21,7 +22,7 @@ def lab(lab: Lab) -> Iterator[Lab]:
     """A node on which each job has its own /tmp, and --x11."""
     private = Lab(lab.root + "-private")
     lines = ("JobContainerType=job_container/tmpfs", "PrologFlags=Contain,X11")
-    private.up(nodes=1, prefix=os.environ.get("PENROOT_PREFIX") or None, slurm_conf=lines)
+    private.up(nodes=1, prefix=PREFIX, slurm_conf=lines)
     yield private
     private.down()
 

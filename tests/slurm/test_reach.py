@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
 from tests.slurm.steps import plugin_argument
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = [f"{PREFIX}/bin/pyxis-py", "check", "--nodes"]
 
 

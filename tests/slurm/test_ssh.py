@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, next_line, on_node, sh
 from tests.waiting import until
@@ -81,7 +82,7 @@ def laptop(lab: Lab) -> Iterator[Laptop]:
         for name, text in (("login", user), ("known_login", f"[ctl]:{PORT} {host}"), ("config", LOGIN)):
             machine.run("sh", "-c", f"umask 077; mkdir -p ~/.ssh; cat > ~/.ssh/{name}", input=text)
         until(lambda: machine.run("ssh", "login", "true", check=False).returncode == 0, "sshd listens")
-        program = os.environ["PENROOT_PREFIX"] + "/bin/penroot"
+        program = PREFIX + "/bin/penroot"
         machine.run("sh", "-c", f"ssh login {program} ssh-config login >> ~/.ssh/config")
         yield machine
         machine.run("rm", "-r", ".ssh")
@@ -320,7 +321,7 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
 @pytest.mark.parity("ssh-key --suffix")
 def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
-        laptop.ssh("login", f"/{os.environ['PENROOT_PREFIX']}/bin/penroot ssh-key {number}")
+        laptop.ssh("login", f"/{PREFIX}/bin/penroot ssh-key {number}")
         assert lab.run("ls .config/enroot/ssh").stdout == f"lab.{number}\n"
     with job(lab, IMAGE) as other:
         assert laptop.ssh(f"{other}.cluster", "echo in") == "in\n"
@@ -333,7 +334,7 @@ def test_only_the_key_of_the_job_opens_and_only_its_server_is_believed(lab: Lab,
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
         laptop.ssh(host, "true")
-        proxy = f"ProxyCommand=ssh -T login {os.environ['PENROOT_PREFIX']}/bin/penroot ssh-proxy {host}"
+        proxy = f"ProxyCommand=ssh -T login {PREFIX}/bin/penroot ssh-proxy {host}"
         unknown = ("-F", "none", "-i", "~/.ssh/login", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
         refused = laptop.run("ssh", *unknown, "-o", proxy, host, "echo in", check=False)
         assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
@@ -433,7 +434,7 @@ def test_bad_words_for_ssh_config(lab: Lab) -> None:
 @pytest.mark.parity("ssh-config --suffix")
 def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
-        lines = laptop.ssh("login", f"{os.environ['PENROOT_PREFIX']}/bin/penroot ssh-config --suffix=hpc.site login")
+        lines = laptop.ssh("login", f"{PREFIX}/bin/penroot ssh-config --suffix=hpc.site login")
         laptop.run("sh", "-c", "umask 077; cat - ~/.ssh/config > /tmp/suffix", input=lines)
         assert laptop.ssh("-F", "/tmp/suffix", f"{number}.hpc.site", "echo in") == "in\n"
         laptop.run("rm", "/tmp/suffix")
@@ -444,7 +445,7 @@ def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
 def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> None:
     """Root of the container looks at the processes beside it; files are where Python would import from."""
     evil = "import os; open('/tmp/imported', 'w')"
-    places = f"{os.environ['PENROOT_PREFIX']}/lib/penroot {os.path.dirname(os.__file__)}"
+    places = f"{LIBRARY} {os.path.dirname(os.__file__)}"
     write = f'for m in pwd grp encodings ssl this; do echo "{evil}" > $d/$m.py; done'
     plant = f"for d in {places}; do mkdir -p $d; {write}; done"
     with job(lab, IMAGE, "--container-remap-root", "--container-writable") as number:

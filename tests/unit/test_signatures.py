@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -56,6 +57,29 @@ def test_keys_of_each_kind(kind: str) -> None:
         assert why(bad, keys=[signer]) == "none of 1 signature is by the key in P:1"
     for empty in (b"", b"\0" * len(good.signature)):
         assert why(Signature(good.payload, empty), keys=[signer])
+
+
+@pytest.mark.parametrize(
+    ("build", "hint"),
+    [
+        ("0123456789ab 2026-11-26 deb\n", "install the package penroot-signatures"),
+        ("0123456789ab 2026-11-26 make install\n", "make install EXTRAS=signatures"),
+        ("0123456789ab 2026-11-26 wheel\n", "pip install 'penroot[signatures]'"),
+        (None, "make dev"),
+    ],
+)
+def test_missing_library_is_named_with_its_package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, build: str | None, hint: str
+) -> None:
+    if build:
+        (tmp_path / "BUILD").write_text(build)
+    monkeypatch.setattr("enroot_py.base.build.FILE", str(tmp_path / "BUILD"))
+    signer = Signer("p256")
+    there = signed(signer)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(ConfigError, match="signatures needs the Python library cryptography") as raised:
+        why(there, keys=[signer])
+    assert raised.value.hint == hint
 
 
 def test_why_a_signature_is_not_good() -> None:
