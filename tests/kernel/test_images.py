@@ -750,7 +750,7 @@ def test_login_from_the_credentials_file(user: User, registry: Server, basic: bo
 
 @pytest.mark.parity("no stale token")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
-def test_refused_login_is_told_with_its_source_without_the_secret(user: User, registry: Server, basic: bool) -> None:
+def test_refused_login_names_its_source_without_secret(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "hunter2")
     with faulty(registry.host, login=Login({"me": "secret"}, basic)) as front:
         uri = f"docker://{front.host}/test/one:1"
@@ -930,7 +930,8 @@ def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) ->
         assert "registries.conf:1: 'insecure'" in user.penroot("digest", uri, status=1).stderr
 
 
-def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User, registry: Server) -> None:
+def test_mirrors_are_asked_first(user: User, registry: Server) -> None:
+    """A mirror without the image is passed over."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:
         say(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
