@@ -208,7 +208,7 @@ def install_filter() -> None:
 
 
 def explain(path: str) -> str:
-    """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
+    """Return why execve(2) cannot run a file, if the file, a link, a mount or an interpreter is at fault; else ""."""
     size = 6 << 12  # PENROOT_WHY of interpreter.h
     why = ffi.new("char[]", size)
     if not lib.penroot_explain(_text(path), why, size):
