@@ -216,9 +216,9 @@ def explain(path: str) -> str:
     return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
-def withhold_directories() -> None:
-    """Close the caller's descriptors of directories and of O_PATH at execve(2): c_shims/seccomp.h"""
-    _check(lib.penroot_withhold_directories())
+def withhold_descriptors() -> None:
+    """Close the caller's descriptors of directories, namespaces and of O_PATH at execve(2): c_shims/seccomp.h"""
+    _check(lib.penroot_withhold_descriptors())
 
 
 def renew_keyring() -> None:

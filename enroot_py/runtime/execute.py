@@ -147,7 +147,7 @@ def withhold(*, new_keyring: bool) -> None:
     Call it while /proc is the node's. Raises ContainerError.
     """
     try:
-        linux.withhold_directories()
+        linux.withhold_descriptors()
     except OSError as e:
         raise ContainerError(f"cannot look through the open descriptors: {e.strerror}") from e
     if not new_keyring:
