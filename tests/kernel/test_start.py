@@ -331,7 +331,10 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
 
 # A program that is no file, what execve(2) says of it, and what the error adds.
 PROGRAMS = {
-    "covered": (127, "No such file or directory: it leads to /srv/py/python, which does not exist in the container; /srv"),
+    "covered": (
+        127,
+        "No such file or directory: it leads to /srv/py/python, which does not exist in the container; /srv",
+    ),
     "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
     "loop": (126, "Too many levels of symbolic links: it is a link that leads back to itself"),
     "data": (126, "Permission denied: it is not executable"),
