@@ -30,7 +30,7 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory, 8 a directory by O_PATH, 9 a namespace."""
+    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory, 8 one by O_PATH, 9 a namespace."""
     (user.home / "place").mkdir(exist_ok=True)
     user.own(user.home / "place")
     wrapper = """\
