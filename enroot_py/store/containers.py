@@ -11,12 +11,10 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py import IMAGE, pack
-from enroot_py.base import trusted
+from enroot_py.base import mountinfo, pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import mounts
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import layout, records
 
@@ -51,8 +49,7 @@ def shown(target: str) -> str:
 
 def find_file(path: str, settings: Settings) -> Source:
     """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
-    if pack:
-        pack.load(IMAGE)
+    pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
     check(path)
@@ -454,12 +451,8 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 def _mounted_beneath(directory: str) -> str:
     """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
     path = os.path.realpath(directory)
-    with open("/proc/self/mountinfo", "rb") as f:
-        for line in f:
-            place = mounts.unescape(os.fsdecode(line.split()[4]))
-            if place == path or place.startswith(path + "/"):
-                return place
-    return ""
+    places = (mount.target for mount in mountinfo.read())
+    return next((place for place in places if place == path or place.startswith(path + "/")), "")
 
 
 def delete(path: str) -> None:
