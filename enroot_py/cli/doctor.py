@@ -20,7 +20,7 @@ from enroot_py.base import filesystems, linux, log, trees, trusted, workers
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import isolated, namespaces, pods, rootfs, squashfuse
+from enroot_py.runtime import isolated, pods, rootfs, squashfuse
 from enroot_py.store import format
 
 
@@ -151,7 +151,7 @@ def _enter(own: int) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    namespaces.enter(os.geteuid(), os.getegid(), own, superuser=False)
+    isolated.enter(os.geteuid(), os.getegid(), own, superuser=False)
 
 
 def _mount_root(scratch: str = "/tmp") -> None:

@@ -108,7 +108,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
+    inner = enter_namespaces(inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -223,6 +223,16 @@ def await_servers(own: int) -> None:
     if own & linux.CLONE_NEWPID and servers:
         for server in servers.starting:
             server.await_start()
+
+
+def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nested: bool) -> int:
+    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
+    if not own:
+        namespaces.enter(*inside, superuser=superuser)
+        return -1
+    from enroot_py.runtime import isolated
+
+    return isolated.enter(*inside, own, superuser=superuser, nested=nested)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:

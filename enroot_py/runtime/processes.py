@@ -13,7 +13,7 @@ from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, mounts, rootfs
+from enroot_py.runtime import environ, execute, mounts, rootfs, supervise
 from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
@@ -278,7 +278,7 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # Root's PID namespace belongs to the user namespace around the program's: namespaces.enter().
+        # Root's PID namespace belongs to the user namespace around the program's: isolated.enter().
         from fcntl import ioctl
 
         owner = ioctl(spaces["pid"], _NS_GET_USERNS)
@@ -309,9 +309,9 @@ def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], sett
     variables.update(given)
     if settings.close_descriptors:
         execute.close_descriptors(variables)
-    child = execute.fork() if forks else 0
+    child = supervise.fork() if forks else 0
     if child:
-        return execute.wait(child)
+        return supervise.wait(child)
     if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
         confine(remap_root=is_root and not confined)
     execute.execute(command, variables)

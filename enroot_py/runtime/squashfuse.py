@@ -132,11 +132,10 @@ def why(error: BaseException) -> ImageError | None:
         seen = seen.__cause__ or seen.__context__
     if not _served or seen is None:
         return None
-    if seen.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+    fault = seen.errno if seen.errno != errno.ENOENT else _fault()
+    if fault in (errno.ENOTCONN, errno.ECONNABORTED):
         return _killed(_served)
-    if seen.errno == errno.EIO or seen.errno == errno.ENOENT and _loses_names():
-        return _damaged(_served)
-    return None
+    return _damaged(_served) if fault == errno.EIO else None
 
 
 def report_killed(image: str = "") -> None:
@@ -163,18 +162,24 @@ def report_killed(image: str = "") -> None:
             )
 
 
-def _loses_names() -> bool:
-    """Whether a directory of the container lists what then cannot be found: squashfuse says so of a damaged inode."""
-    if not os.listdir("/"):
-        return True  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+def _fault() -> int | None:
+    """Return the errno of a root file system that loses names: EIO if it is damaged, ENOTCONN if its server is gone.
+
+    squashfuse says ENOENT of a damaged inode, so a directory may list what then cannot be found.
+    """
     for directory in ("/", "/bin", "/usr", "/usr/bin", "/etc"):
         try:
-            for name in os.listdir(directory):
+            names = os.listdir(directory)
+            if directory == "/" and not names:
+                return errno.EIO  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+            for name in names:
                 os.lstat(f"{directory}/{name}")
         except OSError as e:
-            if e.errno == errno.EIO or e.filename != directory:
-                return True
-    return False
+            if e.errno != errno.ENOENT:
+                return e.errno
+            if e.filename != directory:
+                return errno.EIO
+    return None
 
 
 def _killed(image: str) -> ImageError:

@@ -126,6 +126,7 @@ def named(caller: Caller, how: str, options: Sequence[str]) -> str:
     return " ".join(("root" if caller.user.uid == 0 else "user", how, *options))
 
 
+@pytest.mark.security("C3", "C6", "C7")
 @pytest.mark.parametrize("options", STARTS, ids="".join)
 def test_start(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     found = caller.run("penroot", "start", *options, *caller.mounts, "box", "probe")
@@ -133,6 +134,7 @@ def test_start(caller: Caller, table: dict[str, dict[str, str]], options: tuple[
     assert found == expected(BY_CALLER, options)
 
 
+@pytest.mark.security("C6")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid", "--root")], ids="".join)
 def test_exec(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     with in_background(caller, *options):
@@ -141,6 +143,7 @@ def test_exec(caller: Caller, table: dict[str, dict[str, str]], options: tuple[s
     assert found == expected(BY_CALLER, options)
 
 
+@pytest.mark.security("I10", "C2", "C3", "C4", "C6")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--rw", "--root"), ("--pid", "--root")], ids="".join)
 def test_bundle(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     make_bundle(caller.user)
@@ -157,6 +160,8 @@ HOWS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.parity("ENROOT_UNSHARE_KEYRING")
+@pytest.mark.security("O6", "O7")
 @pytest.mark.parametrize("how", HOWS)
 def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) -> None:
     user = caller.user
@@ -182,6 +187,7 @@ def in_lab(lab: Lab, probe: pathlib.Path) -> Iterator[tuple[str, ...]]:
     lab.run("rm -r probe probe.sqsh ro empty")
 
 
+@pytest.mark.security("C2", "C6")
 @pytest.mark.parametrize("remap", ["", "--container-remap-root"])
 @pytest.mark.parametrize("who", ["user", "root"])
 def test_step(lab: Lab, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], who: str, remap: str) -> None:
@@ -195,6 +201,7 @@ def test_step(lab: Lab, in_lab: tuple[str, ...], table: dict[str, dict[str, str]
     assert found == expected(BY_SLURM, (remap,))
 
 
+@pytest.mark.security("C6")
 @pytest.mark.parametrize("remap", ["", "--container-remap-root"])
 def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str) -> None:
     with job(lab, *in_lab, *filter(None, [remap])) as number:
@@ -209,6 +216,8 @@ def sessions(shown: str) -> list[list[str]]:
     return [line.split()[-2:] for line in shown.splitlines() if "session " in line]
 
 
+@pytest.mark.parity("ENROOT_UNSHARE_KEYRING")
+@pytest.mark.security("O7")
 def test_keyring_of_each_task_is_new_by_setting(lab: Lab, in_lab: tuple[str, ...]) -> None:
     words = (in_lab[0], "-n2", "/bin/probe", "session")
     (shared, _), (same, _) = sessions(srun(lab, *words))
@@ -217,6 +226,7 @@ def test_keyring_of_each_task_is_new_by_setting(lab: Lab, in_lab: tuple[str, ...
     assert first != second and one.endswith(";_ses") and other.endswith(";_ses")
 
 
+@pytest.mark.security("O7")
 def test_keyring_of_ssh_is_new_by_setting(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...]) -> None:
     script = "export ENROOT_UNSHARE_KEYRING=yes; exec srun -w n1 --mem=500 " + shlex.join((*in_lab, *sh(UP)))
     step = lab.popen(sh(script))

@@ -70,6 +70,7 @@ def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
     assert user.run("bash", "-c", "penroot start --rc <(echo echo piped) box").stdout == "piped\n"
 
 
+@pytest.mark.security("I4")
 def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
     """Line 22: inspect reads /etc/rc, which the container has made."""
     make("fifo", rootfs / "etc/rc")

@@ -67,6 +67,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.security("C7")
 @pytest.mark.parametrize("way", WAYS)
 def test_directories_close_and_files_and_pipes_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
     found = opened(user, *WAYS[way])
@@ -74,6 +75,7 @@ def test_directories_close_and_files_and_pipes_stay(user: User, rootfs: pathlib.
     assert (found["7"], found["8"]) == ("closed", "closed")
 
 
+@pytest.mark.security("C7")
 def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
     """Reading and writing fail there, as with the directory."""
     found = opened(user, *library("012"), SHOW)
@@ -82,6 +84,7 @@ def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path)
     assert (user.home / "place/report").read_text().lower().count("bad file descriptor") == 2
 
 
+@pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids="".join)
 def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
     """A variable that names a descriptor goes with it."""
@@ -104,6 +107,7 @@ def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options:
     os.close(write)
 
 
+@pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 def test_setting_refuses_a_rank_that_needs_its_descriptor(user: User, rootfs: pathlib.Path) -> None:
     environ = {"ENROOT_CLOSE_DESCRIPTORS": "yes", "PMI_FD": "7", "PMI_RANK": "0"}
     said = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()

@@ -222,6 +222,7 @@ def test_a_variable_alone_is_checked(driver: Driver) -> None:
     assert verbs(driver.journal()) == ["verb check"]
 
 
+@pytest.mark.security("H17")
 def test_scrontab_is_refused(driver: Driver) -> None:
     """It takes the options of plugins in #SCRON lines, and goes on without: _entry_to_job of Slurm's scrontab.c."""
     os.link(f"{driver.directory}/driver", f"{driver.directory}/scrontab")
@@ -408,6 +409,7 @@ def test_log_lines_go_where_their_level_says(driver: Driver) -> None:
 # ---- a step on a node
 
 
+@pytest.mark.parity("one set-up for the tasks of a node")
 @as_root
 def test_all_tasks_enter_one_container(driver: Driver) -> None:
     words = ("container-image=ok", "env=LANG=C", f"env=JOURNAL={driver.directory}/journal")
@@ -429,6 +431,7 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
 
 
+@pytest.mark.parity("what sets a container up is the user")
 @as_root
 def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert driver.run("stepd", 1, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
@@ -447,6 +450,7 @@ def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert "failed 0" in finish
 
 
+@pytest.mark.parity("per-user directories are 0700", "runtime_path")
 @as_root
 def test_the_user_gets_a_directory_of_his_own(driver: Driver) -> None:
     for _ in range(2):
@@ -456,6 +460,7 @@ def test_the_user_gets_a_directory_of_his_own(driver: Driver) -> None:
     assert os.stat(f"{driver.directory}/run/pyxis").st_mode & 0o7777 == 0o755
 
 
+@pytest.mark.parity("sbatch: the script runs in the container")
 @as_root
 def test_a_batch_script_is_named(driver: Driver) -> None:
     script = "/var/spool/slurmd/job00007/slurm_script"
@@ -480,6 +485,7 @@ def test_a_step_without_image_or_name_is_left_alone(driver: Driver, words: tuple
     assert not os.path.exists(f"{driver.directory}/run")
 
 
+@pytest.mark.parity("what is wrong is said by one task")
 @as_root
 def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
     done = driver.run("stepd", 4, "container-image=step-error", f"env=JOURNAL={driver.directory}/journal")
@@ -507,6 +513,7 @@ def test_a_bad_workdir_is_named(driver: Driver) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parity("per-user directories are 0700", "a failing runtime_path or clean-up drains no node")
 @as_root
 def test_a_runtime_path_that_cannot_be_made_fails_the_task_not_the_node(driver: Driver) -> None:
     done = driver.run("stepd", 2, "container-image=ok", "arg=runtime_path=/proc/nope")
@@ -514,6 +521,7 @@ def test_a_runtime_path_that_cannot_be_made_fails_the_task_not_the_node(driver: 
     assert "cannot make the directory /proc/nope/2001: No such file or directory" in done.stderr
 
 
+@pytest.mark.security("U10")
 @as_root
 @pytest.mark.parametrize("how", ["of another user", "open", "a link of another user's"])
 def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -> None:
@@ -532,6 +540,7 @@ def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -
     assert not os.path.lexists(f"{path}/{USER}")
 
 
+@pytest.mark.security("H7")
 @as_root
 def test_what_slurm_does_not_tell_fails_the_tasks(driver: Driver) -> None:
     """Where plugstack.conf says "optional", an error in slurmstepd itself would let them run on the node."""
@@ -571,6 +580,7 @@ def test_a_helper_that_is_gone_fails_those_who_still_need_it(driver: Driver) -> 
     assert done.stdout.count("NoNewPrivs:\t1") == 1
 
 
+@pytest.mark.security("H1")
 @as_root
 @pytest.mark.parametrize("what", ["NOWHERE=1", "HOST=1"])
 def test_a_helper_that_hands_over_no_container_fails_the_task(driver: Driver, what: str) -> None:
@@ -585,6 +595,7 @@ def test_what_was_never_started_is_not_finished(driver: Driver) -> None:
     assert driver.journal() == []
 
 
+@pytest.mark.security("R8")
 @as_root
 @pytest.mark.parametrize("how", ["flood", "trickle", "sleep", "give", "swell"])
 def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how: str) -> None:
@@ -644,6 +655,7 @@ def test_what_a_user_has_mounted_over_his_directory_is_not_asked(driver: Driver)
     assert f"cannot make the directory {place}: Invalid cross-device link" in done.stderr
 
 
+@pytest.mark.security("R8")
 @as_root
 def test_a_helper_that_says_it_is_another_process_is_not_believed(driver: Driver) -> None:
     """Root would wait for that, or kill it."""
@@ -657,6 +669,7 @@ def test_a_helper_that_says_it_is_another_process_is_not_believed(driver: Driver
     assert verbs(driver.journal()) == ["verb step", "verb finish"]  # of another process
 
 
+@pytest.mark.security("R3")
 @as_root
 def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
     words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
@@ -666,6 +679,7 @@ def test_what_root_starts_is_closed_to_its_user(driver: Driver) -> None:
     assert f"Gid:\t65534\t{USER}\t{USER}\t{USER}" in finish and f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in finish
 
 
+@pytest.mark.security("R8")
 def test_what_a_process_says_on_stderr_is_bounded(driver: Driver) -> None:
     done = driver.run("srun", 0, "container-image=chatter", NOT_PLAIN)
     assert done.returncode == 4
@@ -796,6 +810,7 @@ def test_the_helper_is_there_before_the_first_task(driver: Driver) -> None:
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb step"]
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Driver) -> None:
     with held(driver) as (_, helper, _):
@@ -810,6 +825,7 @@ def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Dri
         assert as_user("kill", "-CONT", str(helper)) == 0  # it is the user who asks, and the process is there
 
 
+@pytest.mark.security("R4")
 @as_root
 @pytest.mark.parametrize("signal_", ["KILL", "TERM"])
 def test_a_helper_that_is_killed_before_the_first_task_is_replaced(driver: Driver, signal_: str) -> None:
@@ -823,6 +839,7 @@ def test_a_helper_that_is_killed_before_the_first_task_is_replaced(driver: Drive
     assert set(started_as(driver)) == {"step"}
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_what_a_helper_writes_before_the_first_task_is_bounded(driver: Driver, ahead: pathlib.Path) -> None:
     ahead.write_text("chatter")
@@ -832,6 +849,7 @@ def test_what_a_helper_writes_before_the_first_task_is_bounded(driver: Driver, a
     assert started_as(driver)[0] == "ahead"
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_a_deaf_helper_is_killed_where_no_task_comes(driver: Driver, ahead: pathlib.Path) -> None:
     ahead.write_text("deaf")
@@ -839,6 +857,7 @@ def test_a_deaf_helper_is_killed_where_no_task_comes(driver: Driver, ahead: path
     # The fixture waits until no process is left.
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_a_deaf_helper_is_killed_when_the_task_is_that_asks_it(driver: Driver, ahead: pathlib.Path) -> None:
     ahead.write_text("deaf")
@@ -854,6 +873,7 @@ def test_a_deaf_helper_is_killed_when_the_task_is_that_asks_it(driver: Driver, a
     # The fixture waits until no process is left.
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_a_helper_of_another_namespace_than_the_tasks_is_not_taken(driver: Driver) -> None:
     done = driver.run("stepd", 2, "container-image=ok", "unshare=", f"env=JOURNAL={driver.directory}/journal")
@@ -861,6 +881,7 @@ def test_a_helper_of_another_namespace_than_the_tasks_is_not_taken(driver: Drive
     assert set(started_as(driver)) == {"step"}
 
 
+@pytest.mark.security("R4")
 @as_root
 def test_a_helper_without_a_task_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
     with held(driver) as (step, _, _):
@@ -868,6 +889,7 @@ def test_a_helper_without_a_task_goes_when_slurmstepd_is_killed(driver: Driver) 
         until(lambda: not processes_of(driver.directory), "the helper is gone")
 
 
+@pytest.mark.parity("uninstall")
 def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: pathlib.Path) -> None:
     directory = str(tmp_path)
     path = plugstack.configure(directory, "/lib/spank_pyxis.so", ())

@@ -165,6 +165,7 @@ def enroot(user: User) -> User:
     return user
 
 
+@pytest.mark.parity("a link named enroot", "apt-get install as root inside", 'the talk, "Basic usage"')
 def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     require(os.geteuid() == 0, "the nodes of the fake GPUs are made by root")
     require(shutil.which("dpkg-deb"), "dpkg is not installed")
@@ -187,6 +188,7 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     assert lines[-5:] == ["installed", "GPU 0: stub", "installed", "mine", "mine"]
 
 
+@pytest.mark.parity('the talk, "Improved Linux utils"')
 def test_improved_linux_utils(enroot: User, rootfs_tar: bytes) -> None:
     import gzip
 

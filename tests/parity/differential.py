@@ -26,11 +26,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from tests.docs import ROOT
 from tests.images import Image, busybox, directory, entry
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, busybox_rootfs
 from tests.kernel.registry import serve
-from tests.parity import ROOT
 
 LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")

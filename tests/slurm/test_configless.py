@@ -49,6 +49,8 @@ def reconfigure(site: Lab, wanted: str) -> None:
     until(lambda: site.run(copy, node="n1").stdout.strip() == wanted, "the new plugstack.conf on n1", 60)
 
 
+@pytest.mark.clusters("Configless Slurm")
+@pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_what_is_included_is_not_sent(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
     assert "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld sends nothing" in out
@@ -60,6 +62,7 @@ def test_what_is_included_is_not_sent(site: Lab) -> None:
     assert "unrecognized option" in done.stderr
 
 
+@pytest.mark.parity("install, uninstall on a configless cluster")
 def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
     assert "loaded by /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "install", "n1")
     assert f"ok   /etc/slurm/plugstack.conf.d/pyxis.conf:1 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
@@ -67,6 +70,8 @@ def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
     assert "removed /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "uninstall", "n1")
 
 
+@pytest.mark.clusters("Configless Slurm")
+@pytest.mark.parity("install, uninstall on a configless cluster")
 def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     site.configure("plugstack.conf", "include plugstack.conf.d/*.conf\n")
     reconfigure(site, "include plugstack.conf.d/*.conf")

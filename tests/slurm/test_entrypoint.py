@@ -42,10 +42,12 @@ def entry(lab: Lab) -> Iterator[str]:
 SHOW = sh("echo $MADE,$IMAGE_NAME,$(pwd); cat /tmp/runs 2>/dev/null; true")
 
 
+@pytest.mark.parity("an entrypoint that is not asked for does not run", "--container-entrypoint")
 def test_the_entrypoint_is_left_out_by_default(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, *SHOW) == ",minimal,/srv/work\n"
 
 
+@pytest.mark.parity("--container-entrypoint")
 def test_tasks_get_its_environment_and_directory(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, *SHOW) == "made ,changed,/usr\nonce\n"
     assert srun(lab, entry, RUN, "--container-workdir=/etc", *SHOW) == "made ,changed,/etc\nonce\n"
@@ -55,12 +57,14 @@ def test_it_runs_once_for_all_tasks(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, "-n3", "cat", "/tmp/runs") == "once\n" * 3
 
 
+@pytest.mark.parity("--container-env")
 def test_it_sees_the_variables_of_container_env(lab: Lab, entry: str) -> None:
     env = {"GIVEN": "by the job"}
     assert "made ," in srun(lab, entry, RUN, *SHOW, env=env)
     assert "made by the job," in srun(lab, entry, RUN, "--container-env=GIVEN", *SHOW, env=env)
 
 
+@pytest.mark.parity("--container-entrypoint-log")
 def test_its_output_is_shown_when_asked_for(lab: Lab, entry: str) -> None:
     quiet = lab.run(["srun", "-w", "n1", entry, RUN, "true"])
     assert "entry for" not in quiet.stdout + quiet.stderr
@@ -84,6 +88,7 @@ def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
         lab.run(["rm", "broken.sqsh"])
 
 
+@pytest.mark.parity("execute_entrypoint")
 def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
     with plugin_argument(lab, "execute_entrypoint=1"):
         assert "made" in srun(lab, entry, *SHOW)
@@ -131,6 +136,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 """
 
 
+@pytest.mark.security("C9")
 def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
     """What the entrypoint has left behind goes on writing, and neither waits nor dies."""
     srun(lab, IMAGE, "--container-save=loud.sqsh", "--container-writable", *sh(LOUD))

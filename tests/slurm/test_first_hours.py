@@ -81,6 +81,7 @@ def home(lab: Lab) -> Iterator[None]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_a_user(lab: Lab, debian: None, home: None) -> None:
     follow(lab, "first-hour-user.md")
 
@@ -101,6 +102,8 @@ def site(lab: Lab) -> Iterator[None]:
         assert_nothing_left(lab, node)
 
 
+@pytest.mark.clusters("Homes on NFS, a local disk in each node")
+@pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_an_admin(lab: Lab, debian: None, site: None) -> None:
     follow(lab, "first-hour-admin.md")
 

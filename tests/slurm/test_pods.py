@@ -48,6 +48,7 @@ def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iter
             lab.restart_daemon("ctl", "slurmctld")
 
 
+@pytest.mark.parity("steps of a slurmd in a pod, privileged")
 def test_steps_of_a_privileged_pod(lab: Lab) -> None:
     with slurmd_in_pod(lab, "--privileged", "--device", "fuse"):
         assert srun(lab, "cat", "/proc/1/comm") == "slurmd\n"
@@ -58,6 +59,7 @@ def test_steps_of_a_privileged_pod(lab: Lab) -> None:
 ORDINARY = {"proctrack/cgroup": "proctrack/linuxproc", "task/affinity,task/cgroup": "task/none"}
 
 
+@pytest.mark.parity("steps of a slurmd in a pod without CAP_SYS_ADMIN")
 def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
     """Its root has no CAP_SYS_ADMIN, its control groups are read-only, and it has no /dev/fuse."""
     with slurmd_in_pod(lab, conf=ORDINARY):
@@ -72,6 +74,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in told
 
 
+@pytest.mark.parity("pyxis-py check says what a step there says")
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -149,6 +149,7 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
     assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, 1763900000)}
 
 
+@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm")
 def test_the_plugin_in_use_is_that_which_came_unless_one_was_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

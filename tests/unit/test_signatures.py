@@ -42,6 +42,7 @@ def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestO
     return signatures.met(requirement, IMAGE, {D}, there)
 
 
+@pytest.mark.parity("cosign's signatures by key")
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_each_kind(kind: str) -> None:
     signer, other = Signer(kind), Signer(kind)
@@ -108,6 +109,7 @@ def test_what_a_key_has_signed_for_another_purpose_is_no_signature(change: Any) 
     assert said == "what the key has signed is no signature of an image"
 
 
+@pytest.mark.parity("slips in a policy")
 @pytest.mark.parametrize(
     "make, said, hint",
     [
@@ -138,6 +140,7 @@ def test_what_is_no_key_is_told(make: str, said: str, hint: str) -> None:
     assert said in str(error.value) and str(error.value).startswith("P:3: ") and hint in error.value.hint
 
 
+@pytest.mark.parity("cosign's signatures by key")
 def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
     """Another program's: a key, and a signature over a payload."""
     data = payload("reg.site/box:1", D)
@@ -228,6 +231,7 @@ def found_in(registry: Registry) -> list[Signature]:
 SIG = D.replace(":", "-") + ".sig"
 
 
+@pytest.mark.security("S4")
 def test_the_last_signatures_are_looked_at_and_no_more() -> None:
     registry, good = Registry(), signed(Signer())
     layers = [registry.layer(good)] * (3 * MOST)
@@ -270,6 +274,7 @@ def bundled(*bundles: bytes, **more: object) -> list[Signature]:
     return found_in(registry)
 
 
+@pytest.mark.parity("bundles of sigstore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bundles_of_cosign_3(kind: str) -> None:
     """They name no image, which a rule has to say that it takes; another key, and another digest, are told."""
@@ -285,6 +290,7 @@ def test_bundles_of_cosign_3(kind: str) -> None:
     assert signatures.loads(Evidence((good,)).dumps()).signatures == (good,)
 
 
+@pytest.mark.parity("bundles of sigstore")
 @pytest.mark.parametrize(
     "body, kind",
     [
