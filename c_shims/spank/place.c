@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "brought.h"
-
 #ifndef PENROOT_LIB
 #define PENROOT_LIB "/nowhere"
 #endif

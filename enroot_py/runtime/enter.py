@@ -16,7 +16,7 @@ from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import environ, etc, hooks, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, hooks, mounting, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.runtime.environ import Variables, Wanted
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
 
@@ -207,7 +207,7 @@ def enter_servers(start: Start) -> None:
 
 def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
     """Start what serves the squashfs files that are to be mounted, if there are any."""
-    files = [mount for mount in fstab if mount.fstype == mounts.SQUASHFS]
+    files = [mount for mount in fstab if mount.fstype == mounting.SQUASHFS]
     if not files:
         return
     if not start.is_served:
@@ -345,7 +345,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
     path = scratch + "/rc"
     with open(path, "wb") as f:
         f.write(os.fsencode(script))
-    mounts.Mount(path, "/etc/rc", "none", "x-create=file,bind,nosuid,nodev", 0, "--rc").execute(root)
+    mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc").execute(root)
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:

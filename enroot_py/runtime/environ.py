@@ -14,6 +14,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
+from enroot_py.config.words import DEFAULT_PATH, cut
 from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Variables that name files or directories which a program reads or writes; a ':' separates several.
 _PATHS = (
@@ -105,14 +105,13 @@ def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = Fals
 
     All else that has a meaning in a shell stands as it is, as it does for enroot.
     """
-    out, *parts = text.split("${")
-    for part in parts:
-        inner, close, rest = part.partition("}")
-        name, dash, default = inner.partition(":-") if defaults else (inner, "", "")
-        if close and is_name(name):
-            out += (variables.get(name) or default) + rest
-        else:
-            out += "${" + part
+    if "${" not in text:
+        return text
+    out = ""
+    for written, name, default, after in cut(text):
+        if written.startswith("${") and (defaults or default is None):
+            written = variables.get(name) or default or ""
+        out += written + after
     return out
 
 
@@ -178,6 +177,6 @@ def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
         ("USER", name),
         ("LOGNAME", name),
         ("SHELL", shell),
-        ("PATH", _DEFAULT_PATH),
+        ("PATH", DEFAULT_PATH),
     ):
         environ.setdefault(key, value)

@@ -11,8 +11,8 @@ import os
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, namespaces, supervise
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime import mounting, mounts, namespaces, supervise
+from enroot_py.runtime.mounting import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
     ):
         if own & flag and not (fstype == "sysfs" and _is_revealing(option)):
             system = [mount for mount in system if not mount.source == mount.target == target]
-            options = f"x-create=dir,{mode},nosuid,nodev,noexec,private"
+            options = ("x-create=dir", mode, "nosuid", "nodev", "noexec", "private")
             system.append(Mount(fstype, target, fstype, options, -1, option))
     return system
 
@@ -150,7 +150,7 @@ def _is_revealing(option: str) -> bool:
     Then that of the pod stays, read-only: it shows the names of network devices, and gives none of them.
     """
     try:
-        with mounts.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
+        with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
         log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}: parts of it are covered here")
@@ -174,7 +174,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
         mount.execute(root)
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
-        options = "x-create=file,bind,rw,nosuid,noexec,private"
+        options = ("x-create=file", "bind", "rw", "nosuid", "noexec", "private")
         Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
     with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():

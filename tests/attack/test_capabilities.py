@@ -1,7 +1,8 @@
 """Check what an image can do, by caller and by way of starting it. ``pytest -s`` prints the table.
 
 The program of the image is ``probe.c``, which tries each thing and harms nothing. Its caller has a terminal, a key in
-the session keyring, and descriptors of a directory and of a file, mounts a directory read-only, and covers another.
+the session keyring, and descriptors of a directory, of namespaces and of a file, mounts a directory read-only, and
+covers another.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.waiting import until
 __all__ = ["laptop"]  # a fixture
 
 PROBE = pathlib.Path(__file__).parent / "probe.c"
-CLOSED = dict.fromkeys(("terminal", "directories", "mounts", "sysctl", "devices"), "no")
+CLOSED = dict.fromkeys(("terminal", "directories", "namespaces", "mounts", "sysctl", "devices"), "no")
 # start, exec and bundles pass on files and keys. A step gets its descriptors and its keyring from Slurm.
 BY_CALLER = {**CLOSED, "files": "yes", "keyring": "yes", "capabilities": "no"}
 BY_SLURM = {**BY_CALLER, "files": "no", "keyring": "no"}
@@ -170,7 +171,7 @@ def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) ->
     user.environ |= {"ENROOT_UNSHARE_KEYRING": "yes", "ENROOT_CLOSE_DESCRIPTORS": "yes"}
     with in_background(caller) if how == "exec" else contextlib.nullcontext():
         found = caller.run(*HOWS[how], "probe")
-    assert (found["keyring"], found["files"], found["directories"]) == ("no", "no", "no")
+    assert {found[name] for name in ("keyring", "files", "directories", "namespaces")} == {"no"}
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +209,31 @@ def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str,
         typed = f"ssh -tt {number}.cluster probe"
         found = cells(laptop.run("script", "-qec", typed, "/dev/null").stdout)
     table[f"user ssh {remap}"] = found
+    assert found == expected(BY_SLURM, (remap,))
+
+
+@pytest.fixture
+def root_home(lab: Lab) -> Iterator[str]:
+    """A home of root that all nodes see, as ssh needs for the keys of a job."""
+    home = "/home/root"
+    lab.run(f"mkdir -m 700 {home}", user="root")
+    yield home
+    lab.run(f"rm -r {home}", user="root")
+    lab.run("rm -rf /var/tmp/enroot-*-0 /tmp/enroot-run-0 /run/pyxis/0", node="n1", user="root")
+
+
+@pytest.mark.parametrize("remap", ["", "--container-remap-root"])
+def test_ssh_of_root(
+    lab: Lab, root_home: str, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str
+) -> None:
+    """Root has no login node between: ssh calls ssh-proxy itself."""
+    keys = f"{root_home}/keys"
+    with job(lab, *in_lab, *filter(None, [remap]), user="root") as number:
+        known = f"-i {keys} -o UserKnownHostsFile={keys} -o HostKeyAlias=penroot"
+        typed = f"ssh -tt -F none -o 'ProxyCommand=penroot ssh-proxy %n' {known} {number}.cluster probe"
+        script = f"umask 077; penroot ssh-key {number} > {keys} && exec script -qec {shlex.quote(typed)} /dev/null"
+        found = cells(lab.run(script, user="root", env={"HOME": root_home}).stdout)
+    table[f"root ssh {remap}"] = found
     assert found == expected(BY_SLURM, (remap,))
 
 

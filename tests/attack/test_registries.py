@@ -600,6 +600,8 @@ PAGES = {
     "html": Reply(200, {"Content-Type": "text/html; charset=utf-8"}, HTML),
     "no type": Reply(200, {}, b"\xef\xbb\xbf\n <HTML>" + HTML),
     "short": Reply(200, {"Content-Type": "text/html"}, b"<!-- portal -->"),
+    "words": Reply(200, {"Content-Type": "text/html"}, b"Please sign in."),
+    "empty": Reply(200, {"Content-Type": "text/html"}),
 }
 
 
@@ -628,7 +630,7 @@ def paged(part: str, page: Reply, image: Image) -> Callable[[Request], Reply]:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("part", ["manifest", "config", "blob", "tag list", "token"])
 def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str, moved: bool) -> None:
-    if part == "blob" and page == "no type":
+    if part == "blob" and page in ("no type", "words", "empty"):
         pytest.skip("a blob may begin with anything")
     with fake(bind="127.0.0.2") as server, fake(lambda request: PAGES[page], bind="127.0.0.3") as portal:
         away = Reply(302, {"Location": f"http://{portal.host}/login?secret={SECRET}"})
@@ -675,6 +677,27 @@ def test_web_page_is_no_login(user: User) -> None:
         done = user.run("sh", "-c", f"echo {SECRET} | {PREFIX}/bin/penroot login -u me {server.host}", status=1)
         assert f"{server.host} answered with a web page" in done.stderr
         assert not (user.home / ".docker").exists()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 407])
+@pytest.mark.parametrize("is_page", [True, False], ids=["page", "words"])
+def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_page: bool) -> None:
+    """As a firewall that lets a node reach the registry, and not the server that has its blobs."""
+    image = images.busybox()
+    refusal = Reply(status, {"Content-Type": "text/html"}, HTML) if is_page else Reply(status, {}, b"<Error>no</Error>")
+    with fake(bind="127.0.0.2") as server, fake(lambda request: refusal, bind="127.0.0.3") as storage:
+        away = Reply(307, {"Location": f"http://{storage.host}/data?secret={SECRET}"})
+        has = registry_of(image, "a-token", f"http://{server.host}/token")
+        give = token_server()
+        layer = images.digest(image.layers[0].blob)
+        server.answer = lambda request: (
+            give(request) if "/token" in request.path else away if layer in request.path else has(request)
+        )
+        credentials(user, "127.0.0.2")
+        said = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
+        assert f"[ERROR] {status} from {storage.host}, to which {server.host} refers: " in said
+        assert "expired" not in said and "denied" not in said and SECRET not in said
+        assert storage.logins == set()
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500])

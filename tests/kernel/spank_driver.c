@@ -24,7 +24,7 @@
 
 enum { LIMIT = 64 };
 
-extern int judge(const char *context);
+#include "plugin.h"
 
 static struct spank_option table[LIMIT];
 static int table_length;
@@ -239,7 +239,8 @@ int main(int argc, char **argv)
 		else if (strncmp(argv[i], "env=", 4) == 0)
 			*find("") = argv[i] + 4;
 	}
-	if (slurm_spank_init(NULL, ac, av))
+	struct step mine = NO_STEP;
+	if (judges ? register_options(&mine) : slurm_spank_init(NULL, ac, av))
 		return 2;
 	for (int i = 4; i < argc; i++) {
 		char *value = strchr(argv[i], '=');
@@ -255,7 +256,9 @@ int main(int argc, char **argv)
 	}
 	if (judges) {
 		optind = argc;
-		return printf("%d\n", judge("srun")) < 0;
+		int rc = printf("%d\n", judge(&mine, "srun")) < 0;
+		free_options(&mine);
+		return rc;
 	}
 	if (slurm_spank_init_post_opt(NULL, ac, av)) {
 		slurm_spank_exit(NULL, ac, av);

@@ -497,3 +497,20 @@ def test_a_record_that_a_crash_emptied_is_told(user: User) -> None:
     assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in said
     assert f"its changes are in {user.data}/cut/upper" in said
     user.penroot("remove", "--force", "cut")
+
+
+@pytest.mark.parametrize("verb", ["start", "create", "inspect", "import", "load", "digest", "lock", "remove"])
+@pytest.mark.parametrize(
+    "form", ["docker:/me:{}@reg#app", "docker:me:{}@reg#a@x", "dockr://me:{}@reg/app", "me:{}@reg"]
+)
+def test_mistyped_reference_shows_no_password(user: User, rootfs: pathlib.Path, verb: str, form: str) -> None:
+    reference = form.format("hunter2")
+    said = user.run("sh", "-c", f'{PREFIX}/bin/penroot {verb} "{reference}" true 2>&1; [ $? != 0 ]').stdout
+    assert "[ERROR]" in said and "hunter2" not in said
+
+
+def test_scheme_with_one_slash_is_named(user: User, rootfs: pathlib.Path) -> None:
+    for reference in ("docker:/me:hunter2@reg#app", "docker:/debian:12"):
+        said = user.penroot("import", reference, status=1).stderr
+        assert "the scheme is docker://, with two slashes" in said
+        assert "docker://IMAGE" in user.penroot("start", reference, status=1).stderr

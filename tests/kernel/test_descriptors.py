@@ -11,7 +11,7 @@ import pytest
 from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 
-SHOW = 'shown=$(for n in 0 1 2 5 6 7 8; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
+SHOW = 'shown=$(for n in 0 1 2 5 6 7 8 9; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
 # A program that uses enroot_py as a library.
 PROGRAM = """
 import os, sys
@@ -31,14 +31,14 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory and 8 a directory by O_PATH."""
+    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory, 8 one by O_PATH, 9 a namespace."""
     (user.home / "place").mkdir(exist_ok=True)
     user.own(user.home / "place")
     wrapper = """\
 import os, sys
 os.chdir(sys.argv[1])
 fds = [os.open("report", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), os.pipe()[0], os.open(".", os.O_RDONLY),
-       os.open(".", os.O_PATH)]
+       os.open(".", os.O_PATH), os.open("/proc/self/ns/net", os.O_RDONLY)]
 moved = [os.dup2(os.dup(fd), 20 + n) for n, fd in enumerate(fds)]
 for n, fd in enumerate(moved):
     os.dup2(fd, 5 + n)
@@ -69,10 +69,10 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.security("C7")
 @pytest.mark.parametrize("way", WAYS)
-def test_directories_close_and_files_and_pipes_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
+def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
     found = opened(user, *WAYS[way])
     assert found["5"].endswith("/report") and found["6"].startswith("pipe:")
-    assert (found["7"], found["8"]) == ("closed", "closed")
+    assert {found[number] for number in "789"} == {"closed"}
 
 
 @pytest.mark.security("C7")

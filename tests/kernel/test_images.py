@@ -799,6 +799,14 @@ def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server
         user.penroot("cache", "prune")
 
 
+def test_token_that_ends_without_a_challenge_is_renewed(user: User, registry: Server, big: Image) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    fault = Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, 401)
+    with faulty(registry.host, fault, login=Login({"me": "secret"})) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert front.login is not None and len(front.login.tokens) == 2
+
+
 @pytest.mark.parametrize("status", EXPIRED)
 def test_token_that_ends_before_the_tag_list_is_renewed(user: User, registry: Server, status: int) -> None:
     credentials(user, "127.0.0.1", "me", "secret")

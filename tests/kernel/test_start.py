@@ -286,7 +286,8 @@ def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path)
         (rootfs / place).chmod(mode)
     (rootfs / "first/where").mkdir()
     assert user.start(*path, "box", "tool") == "/second/tool\n"
-    assert "cannot run shut: Permission denied" in user.penroot("start", *path, "box", "shut", status=126).stderr
+    said = user.penroot("start", *path, "box", "shut", status=126).stderr
+    assert "cannot run /first/shut: Permission denied: it is not executable" in said
     for command in ("here", "where"):
         said = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
         assert f"cannot run {command}: No such file" in said
@@ -319,6 +320,7 @@ INTERPRETERS = {
         "from tmpfs[/]",
     ),
     "mounted over": ("#!/srv/py/python", 127, "/srv/py/python does not exist in the container; /srv is mounted from"),
+    "loop": ("#!{p}/loop", 126, "its interpreter {p}/loop is a link that leads back to itself"),
 }
 
 
@@ -330,6 +332,7 @@ def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
         (directory / name).chmod(0o644 if name == "data" else 0o755)
     (directory / "link").symlink_to("/opt/py/bin/python")
     (directory / "covered").symlink_to("/./etc/../srv/py/python")
+    (directory / "loop").symlink_to("loop")
 
 
 @pytest.mark.parametrize("case", INTERPRETERS)
@@ -344,6 +347,65 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
     done = user.penroot("start", *mounts, "box", command, status=status)
     assert said.format(p="/p") in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+# A program that is no file, what execve(2) says of it, and what the error adds.
+PROGRAMS = {
+    "covered": (
+        127,
+        "No such file or directory: it leads to /srv/py/python, which does not exist in the container; /srv",
+    ),
+    "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
+    "loop": (126, "Too many levels of symbolic links: it is a link that leads back to itself"),
+    "data": (126, "Permission denied: it is not executable"),
+    "pipe": (126, "Permission denied: it is not a regular file"),
+    "foreign": (126, "Exec format error"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("directory", ["/p/", ""])
+def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, name: str, directory: str) -> None:
+    status, said = PROGRAMS[name]
+    write_tool(user.home / "p", "/p", "#!/bin/sh")
+    os.mkfifo(user.home / "p/pipe", 0o755)
+    # For a machine that no kernel knows: e_machine of elf(5).
+    program = bytearray(pathlib.Path("/bin/true").read_bytes())
+    program[18:20] = b"\xff\xff"
+    (user.home / "p/foreign").write_bytes(program)
+    (user.home / "p/foreign").chmod(0o755)
+    (rootfs / "srv/py").mkdir(parents=True)
+    user.own(user.home)
+    mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
+    done = user.penroot("start", *mounts, "box", directory + name, status=status)
+    path = name if name == "foreign" and not directory else f"/p/{name}"
+    assert f"cannot run {path}: {said}" in done.stderr
+    assert "syntax error" not in done.stderr  # of a shell
+
+
+def test_path_that_does_not_exist_is_not_explained(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "link").symlink_to("bin")
+    for path in ("/bin/none", "/link/none", "/none/none"):
+        said = user.penroot("start", "box", path, status=127).stderr
+        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in said
+
+
+def test_program_on_a_noexec_mount_is_explained(user: User, rootfs: pathlib.Path) -> None:
+    write_tool(user.home / "p", "/p", "#!/bin/sh")
+    user.own(user.home)
+    said = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
+    assert "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in said
+
+
+@pytest.mark.parametrize("directory", ["with blank", "it's", "$(id)"])
+def test_hint_for_line_ends_can_be_followed(user: User, rootfs: pathlib.Path, directory: str) -> None:
+    place = rootfs / "opt" / directory
+    write_tool(place, "", "#!/bin/sh\r")
+    user.own(user.home)
+    said = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
+    hint = said.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
+    user.run("sh", "-c", hint)
+    assert user.start("box", f"/opt/{directory}/tool") == "ran\n"
 
 
 def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathlib.Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, plugin_argument, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, plugin_argument, refused, sh, srun
+from tests.waiting import until
 
 RUN = "--container-entrypoint"
 ENTRY = r"""
@@ -98,6 +99,9 @@ def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
 USES = {
     "writes": ('{ echo 12; echo "penroot 34"; echo a line; } >&8; exec "$@"', "ran\n"),
     "writes the arguments": ('echo "$*" >&8; exec "$@"', "ran\n"),
+    "writes no line": ('printf junk >&8; exec "$@"', "ran\n"),
+    "joins the arguments": ('exec bash -lc "$*"', "ran\n"),
+    "closes": ('exec "$@" 7<&- 8>&- 9<&-', "did not run the command that it was given"),
     "redirects": ('exec 8> /tmp/log; exec "$@"', "the entrypoint of the image closed descriptor 8"),
     "locks by 9": (
         'exec 9> /tmp/lock; exec "$@"',
@@ -117,9 +121,22 @@ def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
             assert srun(lab, "--container-image=./uses.sqsh", RUN, "echo", "ran") == answer
         else:
             said = refused(lab, "--container-image=./uses.sqsh", RUN, "true")
-            assert answer in said and "leave descriptors 8 and 9 alone" in said
+            assert answer in said and "leave descriptors 7 to 9 alone" in said
     finally:
         lab.run(["rm", "uses.sqsh"])
+
+
+def test_silent_entrypoint_is_named(lab: Lab) -> None:
+    """The step waits as long as the entrypoint runs, and says what it waits for."""
+    lab.run("echo 'while sleep 1; do :; done' > stuck.rc")
+    step = lab.popen(["srun", *ON_N1, IMAGE, RUN, "--container-mounts=/home/alice/stuck.rc:/etc/rc", "true"])
+    try:
+        assert step.stderr
+        until(lambda: "waiting for the entrypoint of the image" in step.stderr.readline(), "the step says so")
+    finally:
+        lab.run(["scancel", "--user=alice"])
+        step.communicate(timeout=60)
+        lab.run("rm stuck.rc")
 
 
 LOUD = """

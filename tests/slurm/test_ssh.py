@@ -100,16 +100,16 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def job(
-    lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000")
+    lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000"), user: str = "alice"
 ) -> Iterator[str]:
     """The number of a job with one step, which runs until the block ends."""
-    step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command])
+    step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command], user=user)
     up, _, number = next_line(step).strip().partition(" ")
     assert up == "up", step.communicate()
     try:
         yield number
     finally:
-        lab.run(["scancel", number])
+        lab.run(["scancel", number], user=user)
         step.communicate(timeout=60)
 
 

@@ -17,7 +17,7 @@ FILE = "./variables.sqsh"  # an image with an entrypoint, made once
 EFFECTS = {
     "PYXIS_CONTAINER_MOUNTS": ("/etc/hostname:/mnt/x", "cat /mnt/x 2>/dev/null", "", "n1"),
     "PYXIS_CONTAINER_WORKDIR": ("/usr", "pwd", "/srv/work", "/usr"),
-    "PYXIS_CONTAINER_MOUNT_HOME": ("yes", "ls $HOME | grep -c variables", "0", "1"),
+    "PYXIS_CONTAINER_MOUNT_HOME": ("on", "ls $HOME | grep -c variables", "0", "1"),
     "PYXIS_CONTAINER_REMAP_ROOT": ("true", "id -u", "2001", "0"),
     "PYXIS_CONTAINER_ENTRYPOINT": ("1", "echo $MADE", "", "made"),
     "PYXIS_CONTAINER_WRITABLE": ("y", "touch /made 2>/dev/null && echo made", "", "made"),

@@ -56,7 +56,7 @@ def test_a_url_with_a_password_is_a_secret() -> None:
 @pytest.mark.parametrize(
     "name",
     "SSHPASS LDAP_PW DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP "
-    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY".split(),
+    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY JWT COOKIE HTTP_AUTHORIZATION".split(),
 )
 def test_more_names_of_secrets(name: str) -> None:
     assert secrets.is_secret(name, "x")

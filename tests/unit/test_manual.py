@@ -11,12 +11,11 @@ import pytest
 from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import SETTINGS, Setting
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option
 from pyxis_py.settings import SETTINGS as ARGUMENTS
-from pyxis_py.settings import PluginSetting
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
@@ -81,7 +80,7 @@ def test_every_option_of_a_step_is_explained(option: Option) -> None:
 
 @pytest.mark.parity("manual pages: pyxis-py(1)")
 @pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
-def test_every_argument_of_the_plugin_is_explained(setting: PluginSetting) -> None:
+def test_every_argument_of_the_plugin_is_explained(setting: Setting) -> None:
     page = plain("pyxis-py.1")
     assert f"{setting.name}={setting.default}\n" in page
     assert setting.doc in page

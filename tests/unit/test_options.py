@@ -10,6 +10,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
 from enroot_py.config.edf import Environment, FileEntry
+from enroot_py.config.table import SETTINGS
 from enroot_py.runtime.mountentries import MountEntry
 from pyxis_py import options
 from pyxis_py.header import c_header
@@ -198,8 +199,10 @@ def test_command_line_beats_variables() -> None:
     }
 
 
-@pytest.mark.parametrize(("text", "said"), [("1", True), ("Yes", True), ("0", False), ("n", False), ("false", False)])
-def test_flags_in_variables(text: str, said: bool) -> None:
+@pytest.mark.parametrize("text", ["1", "Yes", "on", "t", "0", "n", "false", "OFF", "F"])
+def test_flags_in_variables(text: str) -> None:
+    said = text in ("1", "Yes", "on", "t")
+    assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is said
     assert of(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
     assert of(PYXIS_CONTAINER_READONLY=text).writable is not said
     assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
@@ -278,6 +281,10 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.base",
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
+        "enroot_py.base.log",
+        "enroot_py.config",
+        "enroot_py.config.table",
+        "enroot_py.config.words",
         "enroot_py.runtime",
         "enroot_py.runtime.mountentries",
         "pyxis_py",

@@ -142,6 +142,12 @@ def test_words_for_no(environ: dict[str, str], word: str) -> None:
     assert settings.load(environ).native_overlayfs is False
 
 
+def test_setting_with_auto_names_it(environ: dict[str, str]) -> None:
+    assert settings.load({**environ, "ENROOT_RESTRICT_DEV": "auto"}).restrict_dev is (os.geteuid() == 0)
+    with pytest.raises(ConfigError, match="ENROOT_RESTRICT_DEV='maybe' must be yes, no or auto"):
+        settings.load({**environ, "ENROOT_RESTRICT_DEV": "maybe"})
+
+
 def test_slips_in_variables_are_told() -> None:
     known = dict.fromkeys((*SETTINGS, "PENROOT_DEBUG"), "1")
     of_sites = dict.fromkeys(("ENROOT_JOB", "ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_OPTIONS", "PENROOT_PREFIX"), "1")
