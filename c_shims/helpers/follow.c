@@ -56,7 +56,7 @@ static bool digest(int fd, struct digest *digest)
 
 	if (file < 0 || fstat(file, &info) < 0 || !S_ISREG(info.st_mode))
 		return false;
-	*digest = (struct digest){.hash = 14695981039346656037U};
+	*digest = (struct digest){ .hash = 14695981039346656037U };
 	while ((length = read(file, block, sizeof(block))) > 0) {
 		digest->size += (uint64_t)length;
 		for (ssize_t i = 0; i < length; i++)
@@ -227,7 +227,7 @@ static void update(pid_t pid)
 static void follow(pid_t pid, int end)
 {
 	AUTO_CLOSE inotify = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-	struct pollfd ready[] = {{.fd = end, .events = POLLIN}, {.fd = inotify, .events = POLLIN}};
+	struct pollfd ready[] = { { .fd = end, .events = POLLIN }, { .fd = inotify, .events = POLLIN } };
 	char events[4096] __attribute__((aligned(8)));
 
 	if (inotify < 0) /* the user has as many as may be: the container keeps the old files */
