@@ -44,7 +44,7 @@ ffibuilder.set_source(
     "enroot_py.base._linux",
     '#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h", "interpreter.h", "background.h", "digest.h")],
+    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "interpreter", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

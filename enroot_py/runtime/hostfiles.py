@@ -63,7 +63,7 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
         for path in FILES if changes else ():
             if digest := linux.digest(path):
                 options += [path, digest]
-        delay_ms = 0 if servers else _DELAY_MS
+        delay_ms = 0 if servers or child else _DELAY_MS
         return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms)
     except OSError:  # no descriptor or process left
         return 0

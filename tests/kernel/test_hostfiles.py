@@ -46,7 +46,14 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 @pytest.mark.parametrize(
     "arguments",
-    [("box",), ("--root", "box"), ("box.sqsh",), ("--root", "box.sqsh"), ("--pid", "box"), ("--root", "--pid", "box.sqsh")],
+    [
+        ("box",),
+        ("--root", "box"),
+        ("box.sqsh",),
+        ("--root", "box.sqsh"),
+        ("--pid", "box"),
+        ("--root", "--pid", "box.sqsh"),
+    ],
 )
 def test_container_sees_host_files_that_change(
     user: User, image: pathlib.Path, how: str, link: bool, arguments: tuple[str, ...]

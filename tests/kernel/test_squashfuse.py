@@ -196,7 +196,9 @@ def test_start_names_killed_fuse_overlayfs(user: User, image: pathlib.Path, targ
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
     status, err = killed_while_running(user, "fuse-overlayfs", target, ENROOT_NATIVE_OVERLAYFS="no")
     assert status > 0
-    assert err.count("[WARN] fuse-overlayfs, which served the root file system, was killed while the container ran") == 1
+    assert (
+        err.count("[WARN] fuse-overlayfs, which served the root file system, was killed while the container ran") == 1
+    )
     assert err.count("which served") == 1
 
 

@@ -166,7 +166,9 @@ def test_tasks_name_a_stopped_first_task_and_give_up(lab: Lab, eight: subprocess
     on_node(lab, f"kill -KILL {first}")
     _, err = end(eight)
     assert eight.returncode != 0
-    assert err.count(f"waiting for process {first}, the task that starts the container on this node: it is stopped") == 1
+    assert (
+        err.count(f"waiting for process {first}, the task that starts the container on this node: it is stopped") == 1
+    )
     assert err.count(f"process {first}, the task that starts the container on this node, is stopped") == 1
 
 
