@@ -25,8 +25,8 @@ static struct {
 
 static int penroot_background_execute(void *unused)
 {
-	struct pollfd end = {.fd = penroot_background.fds[0], .events = POLLIN};
-	char *environment[] = {NULL};
+	struct pollfd end = { .fd = penroot_background.fds[0], .events = POLLIN };
+	char *environment[] = { NULL };
 	int last = STDERR_FILENO;
 
 	(void)unused;

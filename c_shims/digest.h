@@ -22,7 +22,7 @@ static inline bool penroot_digest_of(int fd, struct penroot_digest *digest)
 	unsigned char block[4096];
 	ssize_t length = -1;
 
-	*digest = (struct penroot_digest){.hash = 14695981039346656037U};
+	*digest = (struct penroot_digest){ .hash = 14695981039346656037U };
 	if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
 		while ((length = read(fd, block, sizeof(block))) > 0) {
 			digest->size += (uint64_t)length;

@@ -167,7 +167,7 @@ static int show(pid_t pid)
 /* Whether a path leads to another file than at the last look, or the file was written to. */
 static bool is_touched(size_t i)
 {
-	struct stat now = {0}, before = files[i].status;
+	struct stat now = { 0 }, before = files[i].status;
 
 	(void)stat(files[i].path, &now);
 	files[i].status = now;
@@ -222,7 +222,7 @@ static bool is_exiting(pid_t pid)
 
 static void follow(pid_t pid, int end)
 {
-	struct pollfd ready[1 + MAX_SERVERS] = {{.fd = end, .events = POLLIN}};
+	struct pollfd ready[1 + MAX_SERVERS] = { { .fd = end, .events = POLLIN } };
 	char started;
 	int changes;
 

@@ -189,14 +189,13 @@ static void must(int log, int rc, const char *what)
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
 	/* One line for what an installation can lack; a traceback would be of a bug. */
-	static const char start[] =
-		"import sys\n"
-		"sys.path.insert(0, sys.argv[2])\n"
-		"try:\n"
-		"    from pyxis_py.helper import main\n"
-		"except (ImportError, OSError) as e:\n"
-		"    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
-		"main()\n";
+	static const char start[] = "import sys\n"
+				    "sys.path.insert(0, sys.argv[2])\n"
+				    "try:\n"
+				    "    from pyxis_py.helper import main\n"
+				    "except (ImportError, OSError) as e:\n"
+				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
+				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
 	/* Hooks and importers find programs where slurmd does: never where the job says. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;

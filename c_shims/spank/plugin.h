@@ -79,7 +79,7 @@ struct coprocess {
 	bool wary;
 };
 
-#define NO_COPROCESS   { .socket = -1, .log = -1, .pid = -1, .end = -1 }
+#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .end = -1 }
 #define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
 
 /* A file of this size for good: it is memory, and nobody's. */
@@ -234,7 +234,10 @@ struct step {
 	char swarm[512];
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
-#define NO_STEP { .lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } }
+#define NO_STEP \
+	{ \
+		.lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } \
+	}
 
 /* Of the step or job that Slurm calls us for. */
 #define get_item(step, ...) spank_get_item((step)->spank, __VA_ARGS__)

@@ -123,7 +123,8 @@ static int wait_for_lock(struct step *step)
 		pid_t holder = lock_holder(step);
 		stopped = holder > 0 && is_stopped(holder) ? stopped + 1 : 0;
 		if (stopped == LOOKS)
-			return fail(step, "process %d, the task that starts the container on this node, is stopped: "
+			return fail(step,
+				    "process %d, the task that starts the container on this node, is stopped: "
 				    "let it go on with kill -CONT, or end the step",
 				    (int)holder);
 		if (stopped == NOTICE_LOOKS && !atomic_exchange(&step->shared->awaited, true)) {
