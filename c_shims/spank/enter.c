@@ -62,7 +62,7 @@ int enter(struct step *step, const struct answer *answer)
 	 * setns(2) leaves this as it is. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return fail(step, "prctl PR_SET_DUMPABLE: %s", strerror(errno));
-	if (penroot_withhold_directories() < 0)
+	if (penroot_withhold_descriptors() < 0)
 		return fail(step, "cannot look through the open descriptors: %s", strerror(errno));
 	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
 		return fail(step, "cannot create a session keyring: %s", strerror(errno));

@@ -184,13 +184,15 @@ static void bring_launcher(struct step *step)
 	}
 }
 
-/* Where slurmstepd finds a program: build_path() of its env.c. */
+/* Where slurmstepd finds a program: build_path() of its env.c. If it finds none, the first link that leads nowhere. */
 static bool find_program(struct step *step, const char *name, char path[PATH_MAX])
 {
 	char **variables = NULL;
 	const char *search = NULL;
+	char candidate[PATH_MAX];
 	struct stat info;
 
+	path[0] = '\0';
 	if (strchr(name, '/'))
 		return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX;
 	if (get_item(step, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
@@ -201,15 +203,19 @@ static bool find_program(struct step *step, const char *name, char path[PATH_MAX
 	}
 	for (size_t length; search && *search; search += length + (search[length] == ':')) {
 		length = strcspn(search, ":");
-		if (snprintf(path, PATH_MAX, "%.*s/%s", (int)length, search, name) < PATH_MAX && stat(path, &info) == 0 &&
-		    !S_ISDIR(info.st_mode))
+		if (snprintf(candidate, PATH_MAX, "%.*s/%s", (int)length, search, name) >= PATH_MAX)
+			continue;
+		bool exists = stat(candidate, &info) == 0;
+		if (exists ? !S_ISDIR(info.st_mode) : !*path && lstat(candidate, &info) == 0)
+			memcpy(path, candidate, PATH_MAX);
+		if (exists && !S_ISDIR(info.st_mode))
 			return true;
 	}
-	return false;
+	return *path;
 }
 
-/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter. In the
- * container. */
+/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter, link or mount.
+ * In the container. */
 static void check_interpreter(struct step *step)
 {
 	char path[PATH_MAX], why[PENROOT_WHY];

@@ -139,7 +139,10 @@ class Auto(Bool):
     kind = "bool|auto"
 
     def parse(self, text: str) -> bool:
-        return text != "auto" and super().parse(text)
+        try:
+            return text != "auto" and super().parse(text)
+        except ValueError:
+            raise ValueError("must be yes, no or auto") from None
 
 
 class Hosts(Setting):

@@ -91,17 +91,17 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
             try:
                 _execve(path, [argv0 or name, *argv[1:]], env)
             except OSError as e:  # it may be in another directory, execvp(3)
-                if path == name or not refused and os.path.isfile(path):
+                if path == name or not refused and os.path.lexists(path) and not os.path.isdir(path):
                     failure, refused = e, path
     except (TypeError, ValueError) as e:
         # The image, environ.d and hooks may say what no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    if why := linux.explain(refused or name):
-        error = CommandError(f"cannot run {refused or name}: {why}")
+    if why := refused and linux.explain(refused):
+        error = CommandError(f"cannot run {refused}: {why}")
     else:
-        hint = _advice(refused or name) if missing else ""
+        hint = _advice(refused or name, failure.errno)
         error = CommandError(f"cannot run {name}: {failure.strerror}", hint=hint)
     error.exit_code = 127 if missing else 126
     raise error from failure
@@ -113,9 +113,18 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     except OSError as e:
         if e.errno == errno.E2BIG and _drop_long_variables(env):
             _execve(path, argv, env)
-        if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
+        if e.errno != errno.ENOEXEC or _is_elf(path) or not os.path.exists("/bin/sh"):
             raise
     os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+
+
+def _is_elf(path: str) -> bool:
+    """Return whether a shell would read a program as a script, and complain about its syntax."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == b"\x7fELF"
+    except OSError:
+        return False  # execute-only
 
 
 def _drop_long_variables(env: dict[str, str]) -> bool:
@@ -135,7 +144,7 @@ def withhold(*, new_keyring: bool) -> None:
     Call it while /proc is the node's. Raises ContainerError.
     """
     try:
-        linux.withhold_directories()
+        linux.withhold_descriptors()
     except OSError as e:
         raise ContainerError(f"cannot look through the open descriptors: {e.strerror}") from e
     if not new_keyring:
@@ -159,7 +168,11 @@ def candidates(name: str, search: str) -> list[str]:
     return [f"{directory or '.'}/{name}" for directory in search.split(":")]
 
 
-def _advice(path: str) -> str:
+def _advice(path: str, error: int | None) -> str:
+    if error == errno.ENOEXEC:
+        return f"file(1) shows what it is; the programs of this node are for {os.uname().machine}"
+    if error not in (errno.ENOENT, errno.ENOTDIR):
+        return ""
     if os.path.exists(path):
         return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
     if path.startswith("-"):

@@ -8,13 +8,13 @@ from enroot_py.base import log
 
 # The names of secrets. A name consists of words, with "_" between them.
 SECRET_WORDS = frozenset(  # one word of several
-    "AUTH AUTHORIZATION BEARER COOKIE COOKIES CRED CREDS DSN JWT KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG "
-    "SIGNATURE".split()
+    "AUTH BEARER CRED CREDS DSN KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG SIGNATURE".split()
 )
 SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word,
 HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # but of none of these
 SECRET_PARTS = (  # anywhere in a name
     *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
+    *("JWT", "COOKIE", "AUTHORIZATION"),
     *("APIKEY", "ACCESSKEY", "ACCOUNTKEY", "PRIVATEKEY", "SSHKEY"),
     *("CONNECTION_STRING", "CONNECTIONSTRING", "CONN_STR", "CONNSTR"),
 )

@@ -9,6 +9,7 @@ from enroot_py.runtime import environ, secrets
 HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
@@ -29,6 +30,7 @@ def test_defaults_in_files_of_the_site() -> None:
     assert environ.substitute("${HOME:-x}${EMPTY:-y}${UNSET:-z}", HOST, defaults=True) == "/home/meyz"
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     "name",
     "AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HF_TOKEN NGC_API_KEY SLURM_JWT MYSQL_PWD DB_PASS npm_config__authToken "
@@ -45,6 +47,7 @@ def test_names_of_other_variables(name: str) -> None:
     assert not secrets.is_secret(name, "/some/path:http://registry:5000/x")
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 def test_a_url_with_a_password_is_a_secret() -> None:
     assert secrets.is_secret("http_proxy", "http://me:secret@proxy:3128/")
     assert not secrets.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
@@ -53,7 +56,7 @@ def test_a_url_with_a_password_is_a_secret() -> None:
 @pytest.mark.parametrize(
     "name",
     "SSHPASS LDAP_PW DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP "
-    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY".split(),
+    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY JWT COOKIE HTTP_AUTHORIZATION".split(),
 )
 def test_more_names_of_secrets(name: str) -> None:
     assert secrets.is_secret(name, "x")

@@ -59,6 +59,7 @@ def test_a_request_is_read_only() -> None:
         of().image = "other"
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -103,6 +104,7 @@ def test_a_squashfs_file_without_its_flag_says_it() -> None:
     assert "d.sqsh:/d:sqsh mounts what a squashfs file holds" in caught.value.hint
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     "given",
     [
@@ -181,6 +183,7 @@ def test_the_longest_name_still_is_a_file_name() -> None:
     assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
 def test_command_line_beats_variables() -> None:
     environ = {
         "PYXIS_CONTAINER_IMAGE": "other",
@@ -205,6 +208,7 @@ def test_flags_in_variables(text: str) -> None:
     assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
 
 
+@pytest.mark.parity("the command line wins over variables")
 @pytest.mark.parametrize("text", ["", "maybe", "2"])
 def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
     with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
@@ -238,6 +242,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
     assert of("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
+@pytest.mark.parity("options without image or name are ignored and said so")
 def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
     lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
@@ -314,6 +319,7 @@ def mounts(text: str) -> list[tuple[str, str]]:
     return [(mount.source, mount.target) for mount in parse([("container-mounts", text)], ENVIRON, "/work").mounts]
 
 
+@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -384,6 +390,7 @@ def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
 
+@pytest.mark.parity("srun --environment: options go before the file")
 def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
     request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
@@ -393,6 +400,7 @@ def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     assert request.origins["entrypoint"] == "--no-container-entrypoint"
 
 
+@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
 def test_an_annotation_of_pyxis_is_an_option() -> None:
     text = "image a\nannotations.com.pyxis.entrypoint_log true"
     assert of_file(text).entrypoint_log is True
@@ -409,6 +417,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
     assert asked[1:] == [("other", "--environment")]
 
 
+@pytest.mark.security("H11")
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
