@@ -245,7 +245,7 @@ print(json.dumps([found, end(ranks[0])]))
     assert launch(user, script, READ, ENROOT_JOIN=join) == [result, 0]
 
 
-@pytest.mark.parity("start --join", "ENROOT_JOIN")
+@pytest.mark.parity("ENROOT_JOIN")
 def test_who_shares_a_container(user: User, rootfs: pathlib.Path) -> None:
     script = """
 asked = {
@@ -281,6 +281,5 @@ print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.a
     assert len(list((user.home / "run").glob("ranks-*"))) == 2
 
 
-@pytest.mark.parity("start --join")
 def test_a_container_of_its_own_processes_is_not_shared(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--pid", "box", "echo", "mine", env=RANK) == "mine\n"
