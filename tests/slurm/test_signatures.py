@@ -166,7 +166,7 @@ def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> No
             before = jobs(lab)
             done = lab.run([command, f"--container-image={MINIMAL}", *words], check=False)
             assert done.returncode != 0, done.stderr
-            assert "is rejected by /home/alice/.config/enroot/policy.json:1 (default)" in done.stderr
+            assert "is rejected by /home/alice/.config/enroot/policy.json: default[0] (default)" in done.stderr
             assert jobs(lab) == before
     finally:
         write(lab, WANTED)
