@@ -23,7 +23,7 @@ def install(debian: Machine, packages: Path, *names: str) -> str:
 
 
 @pytest.mark.parity("deb: apt install in a Debian without compiler and pip")
-def test_two_commands_and_a_job_of_mpi_runs_and_purge_leaves_nothing(debian: Machine, packages: Path) -> None:
+def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages: Path) -> None:
     assert debian.run("command -v cc gcc pip pip3", check=False).stdout == ""
     environ = bring_lab(debian)
     debian.run(f"apt-get -qq install --yes --no-install-recommends python3 {NEEDS}")
