@@ -280,6 +280,7 @@ def test_importing_costs_no_heavy_module() -> None:
         "__future__",
         "enroot_py",
         "enroot_py.base",
+        "enroot_py.base.pack",
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
         "enroot_py.base.log",
