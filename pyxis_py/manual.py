@@ -8,7 +8,7 @@ import click
 
 from enroot_py.cli import manual
 from pyxis_py.options import NAME_MODES, OPTIONS, YES
-from pyxis_py.settings import SETTINGS
+from pyxis_py.settings import all_settings
 
 EXAMPLES = (
     ("srun --container-image=ubuntu:24.04 grep PRETTY /etc/os-release", "A command in an image of Docker Hub."),
@@ -79,7 +79,9 @@ def write(commands: click.Group, directory: str) -> list[str]:
 
 def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
     """Name and source of every page."""
-    rows = [(f"{setting.name}={setting.default}", f"{setting.doc} ({setting.kind}).") for setting in SETTINGS.values()]
+    rows = [
+        (f"{setting.name}={setting.default}", f"{setting.doc} ({setting.kind}).") for setting in all_settings().values()
+    ]
     arguments = manual.section(
         "ARGUMENTS OF THE PLUGIN",
         manual.text("In plugstack.conf(5) behind the plugin, or with install --arg; here with their defaults.")

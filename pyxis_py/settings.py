@@ -74,9 +74,6 @@ SETTINGS = {
         PluginSetting("swarm_tls", "1", "by TLS, where Python has it with a key alone: 3.13"),
         PluginSetting("swarm_keep", "0", "bytes of compressed layers that a node keeps to give them", kind="size"),
         PluginSetting("resolve_timeout", "5", "seconds that srun tries to, and 0.4 of it in silence", kind="seconds"),
-        PluginSetting(
-            "events", "", "where steps are recorded, whatever ENROOT_EVENTS says", kind="path|journald|syslog"
-        ),
         PluginSetting("importer", "", "program that imports images instead of penroot", kind="path"),
         PluginSetting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
     )
@@ -99,9 +96,13 @@ class PluginSettings(Frozen):
     swarm_tls: bool
     swarm_keep: int
     resolve_timeout: float
-    events: str
     importer: str
     use_squashfuse: bool
+    of_features: dict[str, Any]
+
+    def value(self, row: PluginSetting) -> Any:
+        """The value of an argument that a feature has."""
+        return self.of_features.get(row.name, row.parse(row.default))
 
     @property
     def resolve_silence(self) -> float:
@@ -114,19 +115,28 @@ class PluginSettings(Frozen):
         return self.pin_tags and self.resolve_tags and not self.importer
 
 
+def all_settings() -> dict[str, PluginSetting]:
+    """The arguments of the core, then those of the features."""
+    from enroot_py.base.features import plugged  # rarely
+
+    return {**SETTINGS, **{row.name: row for feature in plugged("arguments") for row in feature.ARGUMENTS}}
+
+
 def load(arguments: Iterable[str]) -> PluginSettings:
     """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.
     """
     values: dict[str, Any] = {name: setting.parse(setting.default) for name, setting in SETTINGS.items()}
+    of_features: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
-        if name not in SETTINGS or not equals:
-            raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(SETTINGS))
-        setting = SETTINGS[name]
+        known = SETTINGS if name in SETTINGS else all_settings()
+        if name not in known or not equals:
+            raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(known))
+        setting = known[name]
         try:
-            values[name] = setting.parse(text)
+            (values if name in SETTINGS else of_features)[name] = setting.parse(text)
         except ValueError as e:
             raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
-    return PluginSettings(**values)
+    return PluginSettings(**values, of_features=of_features)

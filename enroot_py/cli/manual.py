@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import click
 
 from enroot_py import __version__
-from enroot_py.base import events
+from enroot_py.base.features import plugged
 from enroot_py.cli import start
 from enroot_py.config import edffile
-from enroot_py.config.table import SETTINGS, UNUSED
+from enroot_py.config.table import UNUSED, all_settings
 from enroot_py.config.words import COMMANDS
 
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -69,10 +69,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
     "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
 }
-EVENTS = """\
-Where the setting events names a place, each line there is a JSON object with those of these keys that are known. A file
-belongs to the caller or to root; the lines of journald and syslog are of the facility user and the priority info.
-"""
 FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
     ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same in the clean form: penroot.yaml(5)."),
@@ -133,7 +129,7 @@ def example() -> str:
     out = [
         "# Settings of penroot: see penroot.yaml(5). Copy to /etc/enroot/penroot.yaml, and change what should differ.\n"
     ]
-    for setting in SETTINGS.values():
+    for setting in all_settings().values():
         out.append(f"\n# {setting.doc} ({setting.kind})\n#{setting.name}: {json.dumps(setting.default)}\n")
     out.append("\n# variables for hooks and clients: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
     return "".join(out)
@@ -142,10 +138,14 @@ def example() -> str:
 def pages(root: click.Group) -> Iterator[tuple[str, str]]:
     """Name and source of every page."""
     yield "penroot.1", _main_page(root)
+    examples = dict(EXAMPLES)
+    for feature in plugged("manual"):
+        examples |= getattr(feature, "EXAMPLES", {})
     for verb, command in sorted(root.commands.items()):
         if not command.hidden:
             more = [section("KEYS OF A FILE", text(_FILES_OF_ENVIRONMENTS) + entries(_KEYS))] if verb == "env" else []
-            more += [section("EXAMPLES", entries(EXAMPLES[verb]))] if verb in EXAMPLES else []
+            more += sections_of_features(f"penroot-{verb}.1")
+            more += [section("EXAMPLES", entries(examples[verb]))] if verb in examples else []
             see = "penroot(1), penroot.yaml(5)"
             yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see, *more)
     yield "penroot.yaml.5", _settings_page()
@@ -224,7 +224,7 @@ def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[
 
 def _settings_page() -> str:
     rows = []
-    for variable, setting in SETTINGS.items():
+    for variable, setting in all_settings().items():
         default = f'"{setting.default}"' if setting.default else "empty"
         rows.append((f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}."))
     example = "data_path: /local/${USER}/containers\ncache_limit: 200G\nmount_home: yes\n"
@@ -249,12 +249,22 @@ def _settings_page() -> str:
                 ),
             ),
             section("SETTINGS", entries(rows)),
-            section("EVENTS", text(EVENTS) + entries(events.FIELDS.items())),
+            *sections_of_features("penroot.yaml.5"),
             section("ACCEPTED WITHOUT EFFECT", entries(UNUSED.items())),
             section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
             section("SEE ALSO", text("penroot(1)")),
         )
     )
+
+
+def sections_of_features(page: str) -> list[str]:
+    """What features say on a page."""
+    return [
+        section(heading, text(paragraphs) + entries(rows))
+        for feature in plugged("manual")
+        for where, heading, paragraphs, rows in feature.SECTIONS
+        if where == page
+    ]
 
 
 def title(name: str, number: int, what: str) -> str:

@@ -207,7 +207,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
             "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
             hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
         )
-    with Recording("start", settings.events):
+    with Recording("start", settings):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
     if settings.close_descriptors:
         close_descriptors(container.environ)

@@ -13,6 +13,7 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
+from enroot_py.base.features import plugged
 from enroot_py.cli import locks
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import CONTEXT, Commands, shown_json, synopsis, there, usage
@@ -21,7 +22,7 @@ from enroot_py.cli.logins import login, logout
 from enroot_py.cli.ssh import ssh_config, ssh_key, ssh_proxy
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
-from enroot_py.config.table import SETTINGS, slips
+from enroot_py.config.table import all_settings, slips
 from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
@@ -375,10 +376,10 @@ def info() -> None:
 
 def _info_of_enroot(options: Settings) -> None:
     """The same in enroot's form, which scripts read: what is off is not there."""
-    site = settings.sysconf_path()
+    site, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
-        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
+        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in known},
         "ENROOT_LIBRARY_PATH": hooks.STANDARD,
         "ENROOT_SYSCONF_PATH": site,
         "ENROOT_VERSION": ENROOT_VERSION,
@@ -387,7 +388,7 @@ def _info_of_enroot(options: Settings) -> None:
     click.echo(f"Config file: {site}/enroot.conf")
     click.echo("\nEnvironment variables:")
     for variable, text in sorted(variables.items()):
-        setting = SETTINGS.get(variable)
+        setting = known.get(variable)
         if setting is None or not setting.kind.startswith("bool") or setting.parse(text):
             click.echo(f"  {variable}={text}")
 
@@ -441,3 +442,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
     else:
         assert ctx.parent is not None
         click.echo(ctx.parent.get_help())
+
+
+for feature in plugged("verbs"):
+    feature.add(penroot)

@@ -39,7 +39,7 @@ class Setting:
 
 
 class Text(Setting):
-    def __get__(self, instance: Table, owner: type) -> str:
+    def __get__(self, instance: Values, owner: type) -> str:
         return instance.text(self)
 
 
@@ -84,7 +84,7 @@ class Words(Setting):
             raise ValueError("must be some of " + ", ".join(self.words))
         return said
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -99,7 +99,7 @@ class Paths(Setting):
             raise ValueError("must be absolute paths, separated by colons")
         return tuple(path.rstrip("/") or "/" for path in said)
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -128,7 +128,7 @@ class Bool(Setting):
             raise ValueError("must be yes or no")
         return word in YES
 
-    def __get__(self, instance: Table, owner: type) -> bool:
+    def __get__(self, instance: Values, owner: type) -> bool:
         return self.parse(instance.text(self))
 
 
@@ -155,7 +155,7 @@ class Hosts(Setting):
                 raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
         return tuple(words)
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -167,7 +167,7 @@ class Int(Setting):
             raise ValueError("must be a whole number")
         return int(text)
 
-    def __get__(self, instance: Table, owner: type) -> int:
+    def __get__(self, instance: Values, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
@@ -179,12 +179,25 @@ class Size(Setting):
     def parse(self, text: str) -> int:
         return log.parse_size(text)
 
-    def __get__(self, instance: Table, owner: type) -> int:
+    def __get__(self, instance: Values, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
-class Table:
-    """A row for each setting, with what it is set to and where that comes from."""
+class Values:
+    """What settings are set to, and where each value comes from."""
+
+    def __init__(self, values: dict[str, tuple[str, str]]) -> None:
+        self._values = values  # by name: text and origin
+
+    def text(self, setting: Setting) -> str:
+        return self._values.get(setting.name, (setting.default,))[0]
+
+    def origin(self, setting: Setting) -> str:
+        return self._values.get(setting.name, ("", "default"))[1]
+
+
+class Table(Values):
+    """A row for each setting of the core."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
@@ -263,24 +276,30 @@ class Table:
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
     bundle_all = Bool("no", "let bundles take the user's configuration along")
     bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
-    events = Place(
-        "",
-        "where pulls, creations, starts and steps are recorded, a line of JSON each; in a directory that is UID.jsonl",
-        *("journald", "syslog"),
-    )
     force_override = Bool("no", "overwrite what exists")
 
-    def __init__(self, values: dict[str, tuple[str, str]]) -> None:
-        self._values = values  # by name: text and origin
 
-    def text(self, setting: Setting) -> str:
-        return self._values[setting.name][0]
+class FeatureTable(Values):
+    """A row for each setting of a feature; a base class."""
 
-    def origin(self, setting: Setting) -> str:
-        return self._values[setting.name][1]
+    def __init__(self, settings: Values) -> None:
+        super().__init__(settings._values)
 
 
-SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Table).values() if isinstance(s, Setting)}
+def rows(table: type[Values]) -> dict[str, Setting]:
+    """The settings of a table, by their variables."""
+    return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
+
+
+SETTINGS = rows(Table)  # of the core
+
+
+def all_settings() -> dict[str, Setting]:
+    """The settings of the core, then those of the features."""
+    from enroot_py.base.features import plugged
+
+    return {**SETTINGS, **{variable: row for each in plugged("settings") for variable, row in each.SETTINGS.items()}}
+
 
 # Settings of enroot that penroot does not need. They are no error: sites' files have them.
 UNUSED = {
@@ -301,7 +320,7 @@ def check_key(key: str, origin: str) -> None:
 
     Other ENROOT_* are the site's own, for its hooks.
     """
-    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES:
+    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES or key in all_settings():
         return
     if key in _FIXED:
         raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
@@ -315,11 +334,15 @@ def slips(environ: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is nearly one of ours."""
     known = (*SETTINGS, *_MORE, *_FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
+    if unknown:
+        of_features = all_settings()
+        unknown = [key for key in unknown if key not in of_features]
     return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
 
 
 def _meant(key: str) -> str:
     """The variable that ``key`` may be a slip of, or ""."""
     prefix, _, word = key.partition("_")
-    name = nearest(word, [name.partition("_")[2] for name in (*SETTINGS, *_MORE) if name.startswith(prefix)])
+    known = (*all_settings(), *_MORE)
+    name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])
     return f"{prefix}_{name}" if name else ""

@@ -214,7 +214,7 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
     from enroot_py.store.store import Store
 
     store = Store(layout.root_of(image))
-    with Recording("create", settings.events, container=name, image=uri, digest=layout.digest_of(image)):
+    with Recording("create", settings, container=name, image=uri, digest=layout.digest_of(image)):
         return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
@@ -258,7 +258,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
 
     squashfs.check(image)
     real = admit_file(image, settings)
-    recorded = Recording("create", settings.events, container=name, image=image)
+    recorded = Recording("create", settings, container=name, image=image)
     with recorded, _New(name, settings, force=force) as temporary:
         unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{records.MARK}"):

@@ -45,7 +45,7 @@ def pull(
     it means by now; without one a lock file of the settings says it. With an ``invitation`` nodes give
     the image to each other. The image is held: see Image.hold. Raises RegistryError, ImageError, ConfigError.
     """
-    with Recording("pull", settings.events, image=str(reference)):
+    with Recording("pull", settings, image=str(reference)):
         way = Pull(reference, settings, arch, pin, invitation)
         while True:
             image = way.image()

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from enroot_py.base.features import FEATURES, SOCKETS
 from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -23,6 +24,7 @@ ROOMS = {
     "store": "base config registry runtime swarm",
     "devices": "base config runtime",
     "cli": "base config registry runtime store devices",
+    "features": "base config registry runtime store swarm devices cli",
     "main": "base cli",
     "errors": "base",
 }
@@ -82,10 +84,28 @@ def test_doors_go_one_way(name: str) -> None:
     for module, path in modules().items():
         if module.startswith("enroot_py.") and room(module) == name:
             for imported in imports(path):
+                if name == "features" and imported.startswith("pyxis_py"):
+                    continue  # its part of a step
                 assert imported.startswith("enroot_py"), f"{module} imports {imported}"
                 assert room(imported) in may, (
                     f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
                 )
+
+
+def test_features_plug_in_and_the_core_imports_none() -> None:
+    folders = {
+        f"{package}.features.{path.parent.name}"
+        for package in ("enroot_py", "pyxis_py")
+        for path in (ROOT / package / "features").glob("*/__init__.py")
+    }
+    assert folders == set(FEATURES)
+    for package, sockets in FEATURES.items():
+        assert set(sockets.split()) == {socket for socket in SOCKETS if f"{package}.{socket}" in modules()}
+    for module, path in modules().items():
+        within = ".".join(module.split(".")[:3])
+        for feature in FEATURES:
+            if within not in FEATURES and module != "enroot_py.base.features":
+                assert feature not in path.read_text(), f"{module} names {feature}"
 
 
 def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:

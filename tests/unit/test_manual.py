@@ -11,12 +11,12 @@ import pytest
 from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import all_settings
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option
-from pyxis_py.settings import SETTINGS as ARGUMENTS
 from pyxis_py.settings import PluginSetting
+from pyxis_py.settings import all_settings as arguments
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
@@ -51,7 +51,7 @@ def test_every_option_of_a_start_is_in_its_page(verb: str) -> None:
     assert f"penroot {verb} [options]" in page
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", all_settings().values(), ids=lambda setting: setting.name)
 def test_every_setting_is_explained(setting: object) -> None:
     page = plain("penroot.yaml.5")
     assert f"{setting.name} (" in page  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def test_every_option_of_a_step_is_explained(option: Option) -> None:
         assert words in page
 
 
-@pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", arguments().values(), ids=lambda setting: setting.name)
 def test_every_argument_of_the_plugin_is_explained(setting: PluginSetting) -> None:
     page = plain("pyxis-py.1")
     assert f"{setting.name}={setting.default}\n" in page
@@ -99,5 +99,5 @@ def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
 def test_example_has_every_setting_at_its_default() -> None:
     text = re.sub(r"^#(?=\w)", "", manual.example(), flags=re.M)
     found = {variable: value for variable, _, value in yaml.parse("example", text.encode())}
-    assert found == {variable: setting.default for variable, setting in SETTINGS.items()}
+    assert found == {variable: setting.default for variable, setting in all_settings().items()}
     assert yaml.parse("example", manual.example().encode()) == []

@@ -9,7 +9,7 @@ import pytest
 
 from enroot_py.cli import start
 from enroot_py.cli.verbs import penroot
-from enroot_py.config.table import SETTINGS, UNUSED
+from enroot_py.config.table import UNUSED, all_settings
 from pyxis_py import settings as plugin
 from pyxis_py.options import OPTIONS, Option
 from tests.parity import NAMES, ROOT, Item, exists, items, page, table
@@ -57,7 +57,7 @@ def test_every_option_of_a_start_is_in_an_item(option: str) -> None:
     assert re.search(rf"^start (-\S, )?{option}\b", lines("start"), re.M)
 
 
-@pytest.mark.parametrize("variable", [*SETTINGS, *UNUSED])
+@pytest.mark.parametrize("variable", [*all_settings(), *UNUSED])
 def test_every_variable_is_in_an_item(variable: str) -> None:
     assert re.search(rf"\b{variable}\b", TEXT)
 
@@ -85,6 +85,6 @@ def test_every_option_of_a_step_and_its_variable_are_in_an_item(option: Option) 
     assert not option.variable or re.search(rf"^{option.variable}$", section("Variables"), re.M)
 
 
-@pytest.mark.parametrize("argument", plugin.SETTINGS)
+@pytest.mark.parametrize("argument", plugin.all_settings())
 def test_every_argument_of_the_plugin_is_in_an_item(argument: str) -> None:
     assert re.search(rf"(^|, ){argument}\b", section("plugstack.conf"), re.M)

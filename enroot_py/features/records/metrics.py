@@ -12,9 +12,11 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from enroot_py.base import events, log
+from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
 from enroot_py.config.settings import Settings
+from enroot_py.features.records import events
+from enroot_py.features.records.settings import RecordSettings
 from enroot_py.store import containers, inventory
 from enroot_py.store.store import Store
 
@@ -44,7 +46,7 @@ def text(settings: Settings) -> str:
         samples[f"penroot_store_{name}", ()] = number
     samples["penroot_store_limit_bytes", ()] = settings.cache_limit
     samples["penroot_containers", ()] = len(containers.names(settings))
-    for record in _records(settings.events):
+    for record in _records(RecordSettings(settings).events):
         _count(record, samples)
     user = (("user", str(events.who()["user"])),)
     out = []
