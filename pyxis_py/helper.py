@@ -18,6 +18,7 @@ import sys
 from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
+from enroot_py.base.features import calls, plugged
 from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
 from pyxis_py.job import PROTOCOL, REFUSED, Job
 
@@ -64,8 +65,8 @@ def check(job: Job, channel: Channel) -> None:
 
     request, wish = submit.check(job)
     answer = [("ok", ""), *[("verbose", "")] * submit.is_verbose(job)]
-    if pinned := submit.pinned(job, request):
-        answer.append(("pinned", pinned))
+    for at_submit in calls("step", "at_submit"):
+        answer += at_submit(job, request)
     if request.file:
         answer.append(("environment", request.file.dumps()))
     if wish is None:
@@ -175,6 +176,8 @@ def _await_task() -> None:
     With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
     """
     from pyxis_py import held, step  # noqa: F401
+
+    tuple(plugged("step"))
 
     control = _socket.socket(fileno=CONTROL)
     asked = select.poll()

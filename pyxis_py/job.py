@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enroot_py.base.digests import Pin, is_digest
+from enroot_py.base.features import calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ REFUSED = "refused"  # instead of a digest: the registry refuses the image, and 
 
 # What the environment file said where the step or its job was submitted: Environment.dumps().
 CARRIED = "PYXIS_EDF"
-# What tags were where the job was submitted, and its lock file: Pins.dumps().
-PINNED = "PYXIS_PINNED"
 
 # Of the messages between plugin and helper. One more where a message means another thing than before: a plugin that is
 # older than the packages, as a slurmd may have it for months, asks no longer then.
@@ -127,15 +126,6 @@ class Job:
     def carried(self) -> str:
         return self.environ.get(CARRIED, "")
 
-    @property
-    def pinned(self) -> str:
-        return self.environ.get(PINNED, "")
-
-    @property
-    def lock(self) -> str:
-        """What a step's variables have for --container-lock: the setting of penroot."""
-        return self.environ.get("ENROOT_LOCK", "")
-
     def environment(self, name: str, origin: str) -> Environment:
         """What the environment file ``name`` says, for which ``origin`` asks. Raises UsageError, ConfigError."""
         from pyxis_py import environments
@@ -144,29 +134,21 @@ class Job:
         return read(self, name, origin)
 
     def pin(self, request: Request, image: Reference | LocalImage) -> Pin | None:
-        """The digest that a tag has for the step, if that is known. Raises UsageError, ConfigError.
+        """The digest that a tag has for the step, if that is known: a feature says it, else srun.
 
-        On a node it is what srun says, if it does, of the job and lock files too; ImageError where it has to be known.
+        Raises UsageError, ConfigError; ImageError where it has to be known.
         """
         resolved = self.resolved(image)
-        if not self._may_pin(request):
-            return Pin(resolved) if is_digest(resolved) else None
-        if image.digest:
-            return None
-        from pyxis_py import pins
-
-        return pins.told(self, request, resolved) if is_digest(resolved) else pins.known(self, request, image)
-
-    def _may_pin(self, request: Request) -> bool:
-        return request.lock is not None or request.pin is True or bool(self.lock or self.pinned)
+        for pin_of in calls("step", "pin"):
+            if known := pin_of(self, request, image, resolved):
+                return known  # type: ignore[no-any-return]
+        return Pin(resolved) if is_digest(resolved) else None
 
     def uri(self, request: Request, image: str) -> str:
         """An image for a site's importer: a tag by its digest, where that is known. Raises as pin()."""
-        if self._may_pin(request):
-            from pyxis_py import pins
-
-            if pinned := pins.uri(self, request, image):
-                return pinned
+        for uri_of in calls("step", "uri"):
+            if pinned := uri_of(self, request, image):
+                return str(pinned)
         return image if "://" in image else f"docker://{image}"
 
     def resolved(self, image: Reference | LocalImage) -> str:

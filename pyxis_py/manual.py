@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from enroot_py.cli import manual
-from pyxis_py.options import NAME_MODES, OPTIONS, YES
+from pyxis_py.options import NAME_MODES, YES, all_options
 from pyxis_py.settings import all_settings
 
 EXAMPLES = (
@@ -23,10 +23,6 @@ EXAMPLES = (
         "A container that stays on the node, with what is installed in it; then: srun --container-name=work git status",
     ),
     ("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),
-    (
-        "srun --container-lock=./images.lock --container-image=ubuntu:24.04 ./program",
-        "The image that a team has locked the tag to.",
-    ),
     (
         "srun -N16 --container-image=bcast:./mine.sqsh ./program",
         "A squashfs file that only this host has, on sixteen nodes.",
@@ -59,14 +55,6 @@ An environment file, --environment, says the same in a file that a team shares: 
 where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
 was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
 
-With --container-slurm srun, sbatch, squeue and their like of the node are in the container, in /run/penroot/slurm/bin,
-whatever its distribution; a program in it can then do with Slurm what its user can.
-
-sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; where the registry
-cannot be asked they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a
-script that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch
-job has that file as it was, too.
-
 Variables of the job reach the tasks, but what the image sets wins; --container-env says for which it does not.
 """.replace("$$", "$")
 SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
@@ -93,7 +81,7 @@ def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
 
 def _options_page() -> str:
     options, variables = [], []
-    for option in OPTIONS:
+    for option in all_options():
         example = f" For example --{option.name}={option.example}." if option.example else ""
         options.append((f"--{option.name}" + f"={option.arginfo}" * bool(option.arginfo), f"{option.usage}.{example}"))
         if option.variable:
@@ -106,6 +94,7 @@ def _options_page() -> str:
             manual.section("DESCRIPTION", manual.text(MEANING)),
             manual.section("OPTIONS", manual.entries(options)),
             manual.section("ENVIRONMENT", manual.entries(variables)),
+            *manual.sections_of_features("penroot-srun.7"),
             manual.section("EXAMPLES", manual.entries(EXAMPLES)),
             manual.section("SEE ALSO", manual.text(SEE)),
         )

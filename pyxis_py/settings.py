@@ -67,7 +67,6 @@ SETTINGS = {
         PluginSetting("sbatch_support", "1", "let sbatch and salloc have the container options"),
         PluginSetting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
         PluginSetting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
-        PluginSetting("pin_tags", "1", "let sbatch and salloc resolve the tag of an image for all steps of their job"),
         PluginSetting("show_image", "0", "add the image of a batch script, with its digest, to the comment of the job"),
         PluginSetting("swarm", "1", "let the nodes of a step fetch an image once, and give it to each other"),
         PluginSetting("swarm_network", "", "networks, as 10.1.0.0/16,fd00::/8, over which alone", kind="networks"),
@@ -89,7 +88,6 @@ class PluginSettings(Frozen):
     sbatch_support: bool
     use_enroot_load: bool
     resolve_tags: bool
-    pin_tags: bool
     show_image: bool
     swarm: bool
     swarm_network: str
@@ -108,11 +106,6 @@ class PluginSettings(Frozen):
     def resolve_silence(self) -> float:
         """Seconds: a login node may not reach the registry, and then each node resolves the tag."""
         return 0.4 * self.resolve_timeout
-
-    @property
-    def pins_tags(self) -> bool:
-        """Whether jobs get tags pinned that do not say it."""
-        return self.pin_tags and self.resolve_tags and not self.importer
 
 
 def all_settings() -> dict[str, PluginSetting]:

@@ -16,21 +16,41 @@ if TYPE_CHECKING:
 
 SOCKETS = {
     "settings": "SETTINGS: rows of the table of settings",
-    "verbs": "add(group): verbs of the command line",
+    "start": "finish(context): what a container gets last; returns who asks for it. If a setting of a feature is set",
+    "flags": "FLAGS: options of penroot start that change settings",
+    "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
+    "verbs": "add(group): verbs of penroot; add_admin(group): of pyxis-py",
     "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
-    "step": "parts of a step, each a function that pyxis_py calls if it is there: settings(step)",
+    "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
+    "step": "a part of a step, of PARTS",
+}
+
+# What a part of a step may have. Everything is optional.
+PARTS = {
+    "settings": "(step): settings that it changes",
+    "at_submit": "(job, request): what a job or a step takes along, as pairs for the plugin",
+    "CARRIED": "the variables in which the plugin carries that",
+    "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
+    "pin": "(job, request, image, resolved): the digest of a tag, or None",
+    "attach": "(step, container): what a running container gets when a step joins it: see pyxis_py/attached.py",
+    "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
+    "uri": "(job, request, image): the same for an importer, in the URI of the image",
 }
 
 # The sockets of each feature. The order is that of rows, verbs and calls.
 FEATURES = {
+    "enroot_py.features.pins": "settings flags pin verbs manual arguments options step",
     "enroot_py.features.records": "settings verbs manual recorder arguments step",
+    "enroot_py.features.slurm_inside": "settings flags start manual options step",
+    "pyxis_py.features.ssh": "verbs step",
 }
 
 
 def calls(socket: str, function: str) -> Iterator[Callable[..., Any]]:
     """The function of that name in each module that plugs into a socket, if the module has it."""
+    assert socket != "step" or function in PARTS
     for module in plugged(socket):
         if found := getattr(module, function, None):
             yield found

@@ -49,12 +49,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
         ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
     ),
-    "lock": (
-        ("penroot lock images.lock ubuntu:24.04", "Which digest the tag has now, kept in the file."),
-        ("penroot lock images.lock", "All that are in the file, as they are now."),
-        ("penroot lock --check images.lock", "Which of them have moved; the status is 1 if any has."),
-        ("penroot start --lock images.lock docker://ubuntu:24.04", "By the file; so does srun --container-lock."),
-    ),
     "login": (("penroot login -u jane registry.example.org < token", "The token, tried there and kept."),),
     "logout": (("penroot logout docker.io", "Docker Hub's login, forgotten."),),
     "batch": (("#!/usr/bin/penroot batch", "First line of a script with a line #ENROOT_ROOTFS=ubuntu."),),
@@ -209,7 +203,7 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
 
 def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options out of the help text of start."""
-    help_text, _, table = start.HELP.partition("\n Options:\n")
+    help_text, _, table = start.help_text().partition("\n Options:\n")
     usage = [f"penroot {start.SYNOPSIS[words.split()[-1]]}"]
     options: list[tuple[str, str]] = []
     for line in table.splitlines():

@@ -13,6 +13,7 @@ from enroot_py import called_as
 from enroot_py.base import log, recording
 from enroot_py.base.errors import UsageError
 from enroot_py.base.fds import Fd
+from enroot_py.base.frozen import Frozen
 from enroot_py.base.recording import Recording
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
@@ -26,6 +27,8 @@ from enroot_py.store import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from enroot_py.cli.startfile import StartFile
 
 SYNOPSIS = {
@@ -46,14 +49,12 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
        --environment NAME|FILE
                             an environment file, which may say the image: then all words are the command
        --join               share the container of equal starts by the same process, as ranks of MPI do
-       --lock FILE          take the digest of a reference from this lock file
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
                             give the container namespaces of its own
-       --slurm              bring srun, sbatch, squeue and their like from this node
        --explain            show what would be mounted, set, hooked and run, and why
    -h, --help               this text
 """
@@ -61,7 +62,29 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
 
 def usage(verb: str) -> str:
     """The help text of ``start`` or ``batch``."""
-    return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{HELP}"
+    return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{help_text()}"
+
+
+def help_text() -> str:
+    """What ``start`` and ``batch`` do, and their options with those of features."""
+    more = "".join(f"       {row.name} {row.metavar:18} {row.help}\n" for row in feature_flags().values())
+    return HELP.replace("       --explain ", f"{more}       --explain ")
+
+
+class FeatureFlag(Frozen):
+    """An option of ``start`` that a feature has. ``change`` gets the settings and the value; a flag has no metavar."""
+
+    name: str
+    metavar: str
+    help: str
+    change: Callable[[Settings, str], Settings]
+
+
+def feature_flags() -> dict[str, FeatureFlag]:
+    """The options of features."""
+    from enroot_py.base.features import plugged
+
+    return {row.name: row for feature in plugged("flags") for row in feature.FLAGS}
 
 
 class Options:
@@ -71,8 +94,8 @@ class Options:
         "devices",
         "env",
         "environment",
+        "of_features",
         "file",
-        "lock",
         "mounts",
         "conf",
         "rc",
@@ -87,7 +110,7 @@ class Options:
         self.env: list[str] = []
         self.environment: list[str] = []
         self.file: StartFile | None = None
-        self.lock: list[str] = []
+        self.of_features: list[tuple[FeatureFlag, str]] = []
         self.mounts: list[str] = []
         self.conf: list[str] = []
         self.rc: list[str] = []
@@ -107,14 +130,12 @@ FLAGS = {
     "--net": "unshare_net",
     "--ipc": "unshare_ipc",
     "--uts": "unshare_uts",
-    "--slurm": "slurm",
 }
 VALUES = {
     "--device": "devices",
     "-e": "env",
     "--env": "env",
     "--environment": "environment",
-    "--lock": "lock",
     "-m": "mounts",
     "--mount": "mounts",
     "-c": "conf",
@@ -149,21 +170,36 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         if name in FLAGS and not equals:
             options.changes[FLAGS[name]] = True
         elif name in VALUES:
-            if not equals and rest:
-                value = rest.pop(0)
-            if not value:
-                raise mistake(verb, f"option {name} needs a value")
-            getattr(options, VALUES[name]).append(value)
+            getattr(options, VALUES[name]).append(_value(verb, name, value, [] if equals else rest))
         elif word == "--explain":
             options.explain = True
         else:
-            meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, "--explain", "--help")])
-            raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
+            row = _feature_flag(verb, word, name)
+            text = _value(verb, name, value, [] if equals else rest) if row.metavar else ""
+            options.of_features.append((row, text))
     if rest:
         options.target, options.command = rest[0], tuple(rest[1:])
     elif not options.environment or verb == "batch":  # its image may be in the file
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
+
+
+def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
+    """The value of an option, perhaps the first of the ``rest``, which is taken. Raises UsageError."""
+    value = rest.pop(0) if rest else value
+    if not value:
+        raise mistake(verb, f"option {name} needs a value")
+    return value
+
+
+def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
+    """The option of a feature. Raises UsageError."""
+    rows = feature_flags()
+    row = rows.get(name)
+    if row is None or not row.metavar and word != name:
+        meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *rows, "--explain", "--help")])
+        raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
+    return row
 
 
 def read_environment(options: Options, verb: str) -> None:
@@ -243,8 +279,8 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
         log.warn(line)
     if options.file:
         settings = options.file.settings(settings)
-    if options.lock:
-        settings = settings.replace("--lock", lock=os.path.abspath(options.lock[-1]))
+    for row, value in options.of_features:
+        settings = row.change(settings, value)
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     return settings.with_devices(options.devices, "command line")

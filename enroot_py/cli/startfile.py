@@ -10,6 +10,7 @@ from enroot_py.base.errors import ImageReferenceError, UsageError
 from enroot_py.config import edffile
 from enroot_py.config.edf import Environment
 from enroot_py.config.settings import Settings
+from enroot_py.config.table import all_settings
 from enroot_py.registry import reference
 from enroot_py.runtime import mountentries
 from enroot_py.runtime.execute import Container
@@ -50,9 +51,10 @@ class StartFile:
         """The settings of the start, before those of its command line."""
         writable, origin = self._file.flag("writable")
         said = settings.replace(origin, rootfs_writable=writable)
-        if annotation := self._file.annotation("com.pyxis.slurm"):
-            slurm, where = annotation
-            said = said.replace(where, slurm=slurm)
+        for row in (row for row in all_settings().values() if row.annotated):
+            if annotation := self._file.annotation(f"com.pyxis.{row.name}"):
+                value, where = annotation
+                said = said.replace(where, **{row.name: value})
         return said.with_devices(self._file.devices(os.environ), self._file.path)
 
     def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:

@@ -13,13 +13,11 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
-from enroot_py.base.features import plugged
-from enroot_py.cli import locks
+from enroot_py.base.features import calls
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, shown_json, synopsis, there, usage
+from enroot_py.cli.commands import CONTEXT, Commands, changed, shown_json, synopsis, there, usage
 from enroot_py.cli.env import env
 from enroot_py.cli.logins import login, logout
-from enroot_py.cli.ssh import ssh_config, ssh_key, ssh_proxy
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings, slips
@@ -90,14 +88,10 @@ def command(function: Callable[..., None]) -> click.Command:
 _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
 
 
-_lock = click.option("--lock", callback=there, metavar="FILE", help="Lock file that says which digest a tag is.")
-
-
-def loaded(*, force: bool = False, lock: str | None = None) -> Settings:
-    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE and --lock over ENROOT_LOCK."""
-    options = settings.load()
-    options = options.replace("--force", force_override=True) if force else options
-    return options.replace("--lock", lock=os.path.abspath(lock)) if lock else options
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE, and options of features over theirs."""
+    options = changed(settings.load())
+    return options.replace("--force", force_override=True) if force else options
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -113,9 +107,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @_force
-@_lock
 @click.argument("uri")
-def import_(arch: str | None, output: str | None, ensure: bool, force: bool, lock: str | None, uri: str) -> None:
+def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
 
     URI is docker://[USER[:PASSWORD]@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
@@ -123,19 +116,18 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, loc
     """
     from enroot_py.cli import images
 
-    images.import_(uri, output, loaded(force=force, lock=lock), arch, ensure=ensure)
+    images.import_(uri, output, loaded(force=force), arch, ensure=ensure)
 
 
 @command
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
-@_lock
 @click.argument("image")
-def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
+def create(name: str | None, force: bool, image: str) -> None:
     """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
     from enroot_py.registry import reference
 
-    options = loaded(force=force, lock=lock)
+    options = loaded(force=force)
     if reference.is_uri(image):
         _create_from(image, name, options, None)
         return
@@ -150,11 +142,10 @@ def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
-@_lock
 @click.argument("uri")
-def load(arch: str | None, name: str | None, force: bool, lock: str | None, uri: str) -> None:
+def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
     """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
-    _create_from(uri, name, loaded(force=force, lock=lock), arch)
+    _create_from(uri, name, loaded(force=force), arch)
 
 
 def _create_from(uri: str, name: str | None, options: Settings, arch: str | None) -> None:
@@ -315,18 +306,15 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
         click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
     ]
     options.append(click.Option(["--explain"], is_flag=True))
+    options += [click.Option([row.name], is_flag=not row.metavar) for row in start.feature_flags().values()]
     rest = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
 
 
 penroot.add_command(cache)
 penroot.add_command(env)
-penroot.add_command(locks.lock)
 penroot.add_command(login)
 penroot.add_command(logout)
-penroot.add_command(ssh_config)
-penroot.add_command(ssh_key)
-penroot.add_command(ssh_proxy)
 penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
@@ -444,5 +432,5 @@ def help_(ctx: click.Context, verb: str | None) -> None:
         click.echo(ctx.parent.get_help())
 
 
-for feature in plugged("verbs"):
-    feature.add(penroot)
+for add in calls("verbs", "add"):
+    add(penroot)

@@ -17,7 +17,7 @@ from enroot_py.config import files
 from enroot_py.config.table import SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# Where a container has what srun and its like need, and penroot too: runtime/slurm.py, c_shims/brought.h.
+# Where a container has what srun and its like need, and penroot too: features/slurm_inside, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"

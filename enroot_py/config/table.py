@@ -22,13 +22,17 @@ _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of the table: an attribute of Settings that knows its variable."""
+    """One row of the table: an attribute of Settings that knows its variable.
+
+    An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
+    """
 
     kind = "str"
 
-    def __init__(self, default: str, doc: str) -> None:
+    def __init__(self, default: str, doc: str, *, annotated: bool = False) -> None:
         self.default = default
         self.doc = doc
+        self.annotated = annotated
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -220,7 +224,6 @@ class Table(Values):
     squash_options = Text("-comp lz4", "options given to mksquashfs")
     max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
     max_connections = Int("10", "parallel downloads")
-    lock = Place("", "lock file that says which digest each tag is, and which tags there are: penroot-lock(1)")
     connect_timeout = Int("30", "seconds to wait for a connection")
     transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
     transfer_retries = Int("3", "how often a failed transfer is tried again")
@@ -272,7 +275,6 @@ class Table(Values):
         *("auto", "yes", "no"),
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
-    slurm = Bool("no", "give containers the node's srun, sbatch, squeue and their like, in whatever distribution")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
     bundle_all = Bool("no", "let bundles take the user's configuration along")
     bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")

@@ -14,6 +14,7 @@ from enroot_py.base import log, recording
 from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
 from enroot_py.base.recording import Recording
+from enroot_py.registry import tags
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference
 from enroot_py.store import layout
@@ -58,7 +59,7 @@ def digest(reference: Reference | LocalImage, settings: Settings, arch: str | No
     """The digest of the image that pull() would give, without pulling it. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
-    wanted = _pinned(reference, locked(reference, settings))
+    wanted = _pinned(reference, tags.pin(reference, settings))
     return open_source(wanted, settings).manifest(arch).digest
 
 
@@ -76,7 +77,7 @@ class Pull:
         self._reference = reference
         self._settings = settings
         self._arch = arch
-        self._pin = pin or locked(reference, settings)
+        self._pin = pin or tags.pin(reference, settings)
         self._wanted = _pinned(reference, self._pin)
         self._invitation = invitation
         self._admission: Admission | None = None
@@ -152,8 +153,6 @@ class Pull:
             return False
         if isinstance(self._reference, LocalImage):
             return self._reference.scheme in ENGINES and self._source().digest() == self._known.given
-        from enroot_py.registry import tags
-
         return tags.now(self._reference, self._known.base, self._settings) == self._known.given
 
     def _source(self, *, hurried: bool = False) -> ImageSource:
@@ -229,15 +228,6 @@ class Pull:
             hint = "leave out --arch, or name another image"
             raise ImageError(f"{self._reference} is for {its}, and for nothing else", hint=hint)
         log.warn(f"{self._reference} is for {its}, this machine is {wanted}")
-
-
-def locked(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
-    """What the lock file of the settings says, if there is one. Raises ConfigError."""
-    if not settings.lock or isinstance(reference, LocalImage) or reference.digest:
-        return None
-    from enroot_py.registry import lockfile
-
-    return lockfile.read(settings.lock).pin(reference)
 
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:

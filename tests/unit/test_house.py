@@ -19,7 +19,6 @@ MODULE, FUNCTION, PARAMETERS = 500, 60, 5  # the most: lines, lines, how many
 TABLES = {
     "enroot_py.base.linux mount_setattr": "the arguments of mount_setattr(2), and one that is a field of its struct",
     "enroot_py.cli.verbs bundle": "click gives each option in a parameter of its own",
-    "enroot_py.cli.verbs import_": "the same",
     "enroot_py.runtime.mounts Mount.__init__": "the fields of fstab(5), and where they come from",
     "pyxis_py.options Option.__init__": "the columns of OPTIONS",
 }
@@ -40,20 +39,23 @@ CALLED = {
     "enroot_py.main main",
     "enroot_py.runtime.hooks Context.is_directory",  # hooks/README.md
     "enroot_py.registry.connections _Patient.readable",  # io.RawIOBase
-    *(f"pyxis_py.sftp _Files.format_{what}" for what in ("user", "group")),  # asyncssh, as what follows
-    "pyxis_py.sftp _Stream.logger",
+    *(f"pyxis_py.features.ssh.sftp _Files.format_{what}" for what in ("user", "group")),  # asyncssh, as what follows
+    "pyxis_py.features.ssh.sftp _Stream.logger",
     *(
-        f"pyxis_py.sshsession JobServer.{what}_requested"
+        f"pyxis_py.features.ssh.sshsession JobServer.{what}_requested"
         for what in "connection server session unix_connection".split()
     ),
-    "pyxis_py.sshsession JobServer.connection_made",
-    *(f"pyxis_py.sshsession JobSession.{what}_requested" for what in ("pty", "shell", "exec", "subsystem")),
+    "pyxis_py.features.ssh.sshsession JobServer.connection_made",
     *(
-        f"pyxis_py.sshsession JobSession.{what}"
+        f"pyxis_py.features.ssh.sshsession JobSession.{what}_requested"
+        for what in ("pty", "shell", "exec", "subsystem")
+    ),
+    *(
+        f"pyxis_py.features.ssh.sshsession JobSession.{what}"
         for what in "session_started terminal_size_changed signal_received".split()
     ),
     *(
-        f"pyxis_py.sshsession {whose}.{what}"  # asyncio
+        f"pyxis_py.features.ssh.sshsession {whose}.{what}"  # asyncio
         for whose in ("JobSession", "Pump")
         for what in "connection_made connection_lost data_received pause_writing resume_writing".split()
     ),

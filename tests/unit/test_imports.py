@@ -30,8 +30,7 @@ ROOMS = {
 }
 # These modules of pyxis_py enter containers; the others take base alone.
 ENTERING = set(
-    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual "
-    "joined sshd".split()
+    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual ".split()
 )
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.

@@ -14,7 +14,7 @@ from enroot_py.config import yaml
 from enroot_py.config.table import all_settings
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
-from pyxis_py.options import OPTIONS, Option
+from pyxis_py.options import Option, all_options
 from pyxis_py.settings import PluginSetting
 from pyxis_py.settings import all_settings as arguments
 
@@ -46,7 +46,7 @@ def test_every_option_is_in_the_page_of_its_verb(verb: str) -> None:
 @pytest.mark.parametrize("verb", ["start", "batch"])
 def test_every_option_of_a_start_is_in_its_page(verb: str) -> None:
     page = plain(f"penroot-{verb}.1")
-    for option in (*start.FLAGS, *start.VALUES, "--explain"):
+    for option in (*start.FLAGS, *start.VALUES, *start.feature_flags(), "--explain"):
         assert re.search(rf"^(-\S+, )*{option}\b", page, re.M), option
     assert f"penroot {verb} [options]" in page
 
@@ -68,7 +68,7 @@ def test_every_command_of_the_plugin_is_in_its_page(command: click.Command) -> N
             assert f"{command.name} {parameter.opts[0]}" in page, parameter.name
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", all_options(), ids=lambda option: option.name)
 def test_every_option_of_a_step_is_explained(option: Option) -> None:
     page = plain("penroot-srun.7")
     for words in (f"--{option.name}{'=' if option.arginfo else ''}{option.arginfo}", option.usage, option.variable):

@@ -13,7 +13,7 @@ from enroot_py.config.edf import Environment, FileEntry
 from enroot_py.runtime.mountentries import MountEntry
 from pyxis_py import options
 from pyxis_py.header import c_header
-from pyxis_py.options import OPTIONS, ignored, parse
+from pyxis_py.options import all_options, ignored, parse
 
 BIND = ("x-create=auto", "rbind")
 
@@ -246,15 +246,15 @@ def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
 
 
 def test_examples_in_hints_are_valid() -> None:
-    for option in OPTIONS:
+    for option in all_options():
         if option.parse:
             of(f"{option.name}={option.example}")
 
 
 def test_c_header_has_every_option_at_its_index() -> None:
     lines = [line for line in c_header().splitlines() if line.startswith('\t{"')]
-    assert len(lines) == len(OPTIONS)
-    for index, (line, option) in enumerate(zip(lines, OPTIONS, strict=True)):
+    assert len(lines) == len(all_options())
+    for index, (line, option) in enumerate(zip(lines, all_options(), strict=True)):
         assert line.startswith(f'\t{{"{option.name}", ')
         assert line.endswith(f", {int(bool(option.parse))}, {index}, option_given}},")
 

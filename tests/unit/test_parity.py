@@ -11,7 +11,7 @@ from enroot_py.cli import start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config.table import UNUSED, all_settings
 from pyxis_py import settings as plugin
-from pyxis_py.options import OPTIONS, Option
+from pyxis_py.options import Option, all_options
 from tests.parity import NAMES, ROOT, Item, exists, items, page, table
 
 # Items that may say "missing: WHY".
@@ -52,7 +52,7 @@ def test_every_option_of_a_verb_is_in_an_item(verb: str) -> None:
                     assert re.search(rf"(^|[ ,]){option}\b", found, re.M), f"{verb} {option}"
 
 
-@pytest.mark.parametrize("option", [*start.FLAGS, *start.VALUES, "--explain"])
+@pytest.mark.parametrize("option", [*start.FLAGS, *start.VALUES, *start.feature_flags(), "--explain"])
 def test_every_option_of_a_start_is_in_an_item(option: str) -> None:
     assert re.search(rf"^start (-\S, )?{option}\b", lines("start"), re.M)
 
@@ -79,7 +79,7 @@ def section(title: str) -> str:
     return "\n".join((*(item.what for item in items("pyxis") if item.section == title), *BEYOND))
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", all_options(), ids=lambda option: option.name)
 def test_every_option_of_a_step_and_its_variable_are_in_an_item(option: Option) -> None:
     assert re.search(rf"(^|[ ,])--{option.name}(?![\w-])", section("Options"), re.M)
     assert not option.variable or re.search(rf"^{option.variable}$", section("Variables"), re.M)

@@ -18,9 +18,9 @@ from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ConfigError, MountError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import BIN, HERE, sysconf_path
-from enroot_py.config.slurmconf import Plugin, stack_text
+from enroot_py.features.slurm_inside.slurmconf import Plugin, stack_text
+from enroot_py.features.slurm_inside.slurmnode import SlurmNode, own
 from enroot_py.runtime import mounts
-from enroot_py.runtime.slurmnode import SlurmNode, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """``penroot ssh-config``, and what the lines that it prints run on a login node: ``ssh-key`` and ``ssh-proxy``.
 
 A laptop's ssh asks for the keys of a job, then has ssh-proxy become a step of the job whose stdin and stdout are the
-connection: srun carries it, and the server at its other end is pyxis_py/sshd.py.
+connection: srun carries it, and the server at its other end is sshd.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import sys
 
 import click
 
-from enroot_py.base.errors import UsageError
+from enroot_py.base import log
+from enroot_py.base.errors import PenrootError, UsageError
 from enroot_py.cli.commands import CONTEXT, synopsis
 from enroot_py.config import settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.cli.sshkeys import JobKeys
+    from pyxis_py.features.ssh.sshkeys import JobKeys
 
 _SUFFIX = "cluster"
 # Of the login's environment a step gets these: others would choose containers, and what tasks are like.
@@ -41,6 +42,18 @@ Match originalhost "*.{suffix},{refused}" exec "exec sh -c 'cd ~/.ssh && umask 0
     UpdateHostKeys no
 """
 
+
+def add(penroot: click.Group) -> None:
+    """Add the verbs of a login node."""
+    for verb in (ssh_config, ssh_key, ssh_proxy):
+        penroot.add_command(verb)
+
+
+def add_admin(commands: click.Group) -> None:
+    """Add the verb of a compute node to those of pyxis-py."""
+    commands.add_command(ssh_server)
+
+
 _suffix = click.option(
     "--suffix", metavar="WORD", default=_SUFFIX, show_default=True, help="What names of jobs end in."
 )
@@ -57,7 +70,7 @@ def ssh_config(suffix: str, login: str) -> None:
     ssh JOB.cluster is a shell in the container of a job, and so with sftp, scp, rsync, forwarded ports and editors. JOB
     is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE say which container of several.
     """
-    from enroot_py.cli.sshkeys import HOST
+    from pyxis_py.features.ssh.sshkeys import HOST
 
     for word in (login, suffix):
         if not re.fullmatch(r"[\w@.:%+\[\]][\w@.:%+\[\]-]*", word):
@@ -81,7 +94,7 @@ def ssh_key(suffix: str, name: str) -> None:
 
     They are made when they are first asked for, and removed when the job has ended.
     """
-    from enroot_py.cli import jobs
+    from pyxis_py.features.ssh import jobs
 
     keys = _keys(jobs.job(_without(name, suffix)).number)
     keys.forget_all_but({job.number for job in jobs.mine()})
@@ -98,7 +111,7 @@ def ssh_proxy(suffix: str, name: str) -> None:
     NAME is JOB, by number or name, with .STEP or .CONTAINER and .NODE where there are several.
     """
     from enroot_py.base.run import find
-    from enroot_py.cli import jobs
+    from pyxis_py.features.ssh import jobs
 
     place = jobs.place(_without(name, suffix))
     keys = _keys(place.job.number)
@@ -119,9 +132,34 @@ def ssh_proxy(suffix: str, name: str) -> None:
     sys.exit(status and 1)
 
 
+@click.command("ssh-server", hidden=True)
+@click.argument("job", type=int)
+@click.argument("keys")
+@click.argument("container")
+def ssh_server(job: int, keys: str, container: str) -> None:
+    """Be the server of one ssh connection, on stdin and stdout, in a step that penroot ssh-proxy starts.
+
+    CONTAINER is a step or a name, "" where the job has but one.
+    """
+    hint = ""
+    try:
+        from pyxis_py.features.ssh import sshd
+
+        sshd.serve(job, container, keys)
+    except ModuleNotFoundError as e:
+        log.error(f"{os.uname().nodename}: {e.name} is not installed")
+        hint = "make install brings it, where pip has an index"
+    except PenrootError as e:
+        log.error(str(e))
+        hint = e.hint
+    if hint:
+        log.hint(hint)
+    sys.exit(0)  # else srun adds a line of its own
+
+
 def _keys(job: str) -> JobKeys:
-    from enroot_py.cli import jobs
-    from enroot_py.cli.sshkeys import JobKeys
+    from pyxis_py.features.ssh import jobs
+    from pyxis_py.features.ssh.sshkeys import JobKeys
 
     keys = JobKeys(settings.load().config_path, jobs.cluster(), job)
     keys.make()

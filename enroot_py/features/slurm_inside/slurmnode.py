@@ -20,7 +20,7 @@ from struct import unpack_from
 from enroot_py import LIBRARY
 from enroot_py.base import versions
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.slurmconf import Plugin, SlurmConf
+from enroot_py.features.slurm_inside.slurmconf import Plugin, SlurmConf
 
 PROGRAMS = (
     "srun sbatch salloc squeue sinfo scancel scontrol sacct sacctmgr sattach sbcast sstat sprio sshare sreport sdiag "

@@ -14,8 +14,12 @@ from enroot_py.base.errors import ImageError, ImageReferenceError, PenrootError,
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import edf
 from enroot_py.config import settings as enroot_settings
-from enroot_py.registry import lockfile, reference
-from enroot_py.registry.lockfile import LockFile
+from enroot_py.features.pins import lockfile
+from enroot_py.features.pins.arguments import PIN_TAGS
+from enroot_py.features.pins.lockfile import LockFile
+from enroot_py.features.pins.options import LOCK, PIN, PINNED
+from enroot_py.features.pins.settings import LockSettings
+from enroot_py.registry import reference
 from enroot_py.registry.reference import Reference
 
 TYPE_CHECKING = False
@@ -71,7 +75,7 @@ def loads(text: str) -> Pins:
 
 def _carried(job: Job) -> Pins:
     """What sbatch or salloc has found. Raises ConfigError."""
-    return loads(job.pinned)
+    return loads(job.environ.get(PINNED, ""))
 
 
 def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | None:
@@ -83,10 +87,10 @@ def known(job: Job, request: Request, image: Reference | LocalImage) -> Pin | No
         return None
     if lock := _lock(job, request):
         return lock.pin(image)
-    digest = _carried(job).tags.get(str(image), "") if request.pin is not False else ""
+    digest = _carried(job).tags.get(str(image), "") if request.value(PIN) is not False else ""
     if digest:
         return Pin(digest, _OF_JOB, _AGAIN)
-    if request.pin is True and job.verb != "check":
+    if request.value(PIN) is True and job.verb != "check":
         if job.refused(image):
             raise ImageError("")  # srun has printed why
         message = f"{request.origins['pin']}: nobody has resolved {image} for the step: srun and sbatch could not"
@@ -99,7 +103,7 @@ def told(job: Job, request: Request, digest: str) -> Pin:
     name, _ = _lock_name(job, request)
     if name:
         return Pin(digest, f"{name} locks it to", f"penroot lock {name} locks what the tag is now")
-    if request.pin is not False and digest in _carried(job).tags.values():
+    if request.value(PIN) is not False and digest in _carried(job).tags.values():
         return Pin(digest, _OF_JOB, _AGAIN)
     return Pin(digest)
 
@@ -131,9 +135,11 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
 
 def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tuple[str, Reference]]:
     """The tags that are to be pinned, with what asks for each. Raises UsageError."""
-    named = request.pin if isinstance(request.pin, tuple) else ()
+    asked = request.value(PIN)
+    named = asked if isinstance(asked, tuple) else ()
     of_step = request.image if request.image is not None and request.is_reference(job.cwd) else None
-    wanted = request.lock is not None or request.pin or request.pin is None and plugin.pins_tags
+    by_site = plugin.value(PIN_TAGS) and plugin.resolve_tags and not plugin.importer
+    wanted = request.value(LOCK) is not None or asked or asked is None and by_site
     texts = [(request.origins["image"], of_step)] if of_step is not None and wanted else []
     texts += [(request.origins["pin"], text) for text in named]
     for origin, text in texts:
@@ -152,8 +158,8 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
     from enroot_py.registry import tags
 
     loaded = enroot_settings.load(job.host(), in_job=False)
-    if loaded.lock:
-        pin = lockfile.read(loaded.lock).pin(image)
+    if path := LockSettings(loaded).lock:
+        pin = lockfile.read(path).pin(image)
         return pin.digest if pin else ""
     hint = "--container-pin=no lets each step resolve it"
     try:
@@ -162,7 +168,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
         why = f"{image.registry} does not tell its digest"
     except PenrootError as e:
         why, hint = str(e), e.hint or hint
-    if request.pin:
+    if request.value(PIN):
         raise ImageError(f"{origin} cannot be pinned: {why}", hint=hint)
     log.warn(f"{origin} is not pinned, and each step of the job resolves it: {why}")
     return ""
@@ -170,9 +176,9 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
 
 def _lock_name(job: Job, request: Request) -> tuple[str, str]:
     """How the lock file is asked for, and by what."""
-    if request.lock is not None:
-        return request.lock, request.origins["lock"]
-    return job.lock, "ENROOT_LOCK"
+    if (name := request.value(LOCK)) is not None:
+        return name, request.origins["lock"]
+    return job.environ.get("ENROOT_LOCK", ""), "ENROOT_LOCK"
 
 
 def _lock(job: Job, request: Request) -> LockFile | None:
@@ -180,7 +186,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
     name, origin = _lock_name(job, request)
     if not name:
         return None
-    if request.pin is False:
+    if request.value(PIN) is False:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
     path = edf.path_in(job.cwd, name)
     carried = _carried(job)

@@ -20,10 +20,11 @@ from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import namespaces
 from pyxis_py import plugstack, settings
+from pyxis_py.features.ssh.joined import Inside, Nursery
+from pyxis_py.features.ssh.sshsession import JobServer, copy
+from pyxis_py.features.ssh.step import NOTE
 from pyxis_py.held import Lent
-from pyxis_py.joined import Inside, Nursery
 from pyxis_py.running import Notes, RunningContainers
-from pyxis_py.sshsession import JobServer, copy
 
 _NOT_HERE = re.compile("LANG|LANGUAGE|LC_.*|PWD|SHLVL|SLURM_JOB_NAME")  # of srun, and its locale
 _STEPS = {"4294967291": "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT and its like of slurm.h
@@ -36,7 +37,7 @@ def serve(job: int, asked: str, keys: str) -> NoReturn:
     if lent.unsealed >= 0:  # it would last as long as the connection
         os.close(lent.unsealed)
     notes = Notes(runtime_path, os.geteuid())
-    notes.add(notes.of_keys(job), keys)
+    notes.add(notes.of_feature(job, NOTE), keys)
     lent.environ = {**_own(), **lent.environ}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     namespaces.hide()  # from what runs in containers of the user

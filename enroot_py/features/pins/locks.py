@@ -8,28 +8,17 @@ import click
 
 from enroot_py.base import log, making, waits
 from enroot_py.base.errors import ConfigError, PenrootError
-from enroot_py.cli.commands import CONTEXT, synopsis, there
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
-from enroot_py.registry import lockfile
-from enroot_py.registry.lockfile import LockFile
+from enroot_py.features.pins import lockfile
+from enroot_py.features.pins.lockfile import LockFile
 from enroot_py.registry.reference import Reference
 
 _Found = dict[str, tuple[str, str]]  # by canonical names: how an image is written, and its digest now
 
 
-@synopsis
-@click.command("lock", context_settings=CONTEXT)
-@click.option("--check", is_flag=True, help="Change nothing: say which tags have moved, and fail where one has.")
-@click.argument("file", callback=there)
-@click.argument("images", nargs=-1, callback=there, metavar="[IMAGE...]")
-def lock(check: bool, file: str, images: tuple[str, ...]) -> None:
-    """Write into a lock FILE the digest that each IMAGE has now.
-
-    Without an IMAGE that is done with all that are in it, else with these, and with those that have no digest yet.
-    A lock file has a line "version 1", then a line IMAGE DIGEST for each image, or IMAGE alone for one that waits for
-    its digest, and comments, which begin with #.
-    """
+def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
+    """Write into a lock file the digest that each image has now, or check that none has moved. Raises PenrootError."""
     path = os.path.realpath(file)  # what a symbolic link leads to is replaced, and not the link
     locked = _read(path, makes=bool(images) and not check)[1]
     wanted = {str(lockfile.tag(text)): text for text in images}

@@ -18,7 +18,7 @@ import asyncssh
 from asyncssh.constants import EXTENDED_DATA_STDERR
 
 from enroot_py.base import log
-from pyxis_py.joined import Inside
+from pyxis_py.features.ssh.joined import Inside
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _TAKEN = re.compile("LANG|LC_[A-Z]+|COLORTERM")  # of what a client sends with SendEnv
