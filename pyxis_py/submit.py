@@ -80,10 +80,13 @@ def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
     from enroot_py.base.errors import ImageReferenceError, PolicyError
     from enroot_py.config import settings as enroot_settings
     from enroot_py.registry import reference, tags
-    from enroot_py.store import admission
+    from enroot_py.store import policies
 
     assert request.image is not None
     loaded = enroot_settings.load(job.host(), in_job=False)
+    if not loaded.policies:
+        return
+    admission = policies.admission(loaded)
     path = os.path.join(job.cwd, request.image)
     try:
         if request.sent:

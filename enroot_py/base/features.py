@@ -19,6 +19,8 @@ SOCKETS = {
     "start": "finish(context): what a container gets last; returns who asks for it. If a setting of a feature is set",
     "flags": "FLAGS: options of penroot start that change settings",
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
+    "admission": "checks of an image before it is used, if there are policies: see store/policies.py",
+    "doctor": "findings(settings): for penroot doctor and pyxis-py check",
     "verbs": "add(group): verbs of penroot; add_admin(group): of pyxis-py",
     "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
@@ -43,6 +45,7 @@ PARTS = {
 FEATURES = {
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options step",
     "enroot_py.features.records": "settings verbs manual recorder arguments step",
+    "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step",
     "pyxis_py.features.ssh": "verbs step",
 }

@@ -26,13 +26,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "create": (("penroot create --name box ubuntu+latest.sqsh", "The container box, unpacked from the image."),),
     "load": (("penroot load --name box docker://ubuntu", "The container box, from the registry without an image."),),
     "digest": (("penroot digest docker://ubuntu:24.04", "What to pin: docker://ubuntu@sha256:..."),),
-    "inspect": (
-        ("penroot inspect docker://ubuntu", "Layers, platform and configuration, without unpacking it."),
-        (
-            "penroot inspect --signatures docker://registry.example.org#approved/box:1",
-            "Who has signed it, and what each rule of policy.json makes of that.",
-        ),
-    ),
+    "inspect": (("penroot inspect docker://ubuntu", "Layers, platform and configuration, without unpacking it."),),
     "start": (
         ("penroot start ubuntu", "What the image runs, as the caller, read-only."),
         ("penroot start --root --rw ubuntu apt-get install -y git", "Root inside, and changes are kept."),

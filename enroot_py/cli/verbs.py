@@ -171,22 +171,15 @@ def digest(arch: str | None, uri: str) -> None:
 
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
-@click.option("--signatures", is_flag=True, help="Show who has signed an image of a registry, and which rules want it.")
 @click.argument("image")
-def inspect(arch: str | None, signatures: bool, image: str) -> None:
+def inspect(arch: str | None, image: str) -> None:
     """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
 
     IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
     """
     from enroot_py.cli import images
 
-    if signatures:
-        from enroot_py.cli import signed
-
-        shown = signed.inspect(image, loaded(), arch)
-    else:
-        shown = images.inspect(image, loaded(), arch)
-    click.echo(shown_json(shown))
+    click.echo(shown_json(images.inspect(image, loaded(), arch)))
 
 
 @command

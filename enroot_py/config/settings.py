@@ -38,7 +38,7 @@ class Settings(Table):
     ) -> None:
         super().__init__(values)
         self._passed_on = passed_on or {}
-        self.policies = policies  # files that say which images are let in: registry/policy.py
+        self.policies = policies  # files that say which images are let in: store/policies.py
 
     @property
     def is_extended(self) -> bool:

@@ -59,9 +59,9 @@ def admit_file(path: str, settings: Settings) -> str:
     """The real path of a squashfs file. Raises PolicyError where a policy does not let it in."""
     real = os.path.realpath(path)
     if settings.policies:
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        admission.check_file(real, settings)
+        policies.admission(settings).check_file(real, settings)
     return real
 
 
@@ -69,9 +69,9 @@ def admit_imported(uri: str, settings: Settings) -> None:
     """Raises PolicyError where a policy rejects an image that the site's own importer is about to bring."""
     if settings.policies:
         from enroot_py.registry import reference
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        admission.check_name(reference.parse(uri), settings, None, by_importer=True)
+        policies.admission(settings).check_name(reference.parse(uri), settings, None, by_importer=True)
 
 
 def of_image(name: str, image: Image) -> Source:
@@ -95,9 +95,9 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
             raise _not_ours(path) if records.text(f"{path}/{records.MARK}") else _damaged(path)
         if os.path.isdir(path):
             if settings.policies:
-                from enroot_py.store import admission
+                from enroot_py.store import policies
 
-                admission.check_directory(path, settings)
+                policies.admission(settings).check_directory(path, settings)
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
@@ -107,9 +107,9 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
 
         fuseoverlay.settle(path)
     if settings.policies:
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        record = dict(admission.admitted(record, settings))
+        record = dict(policies.admission(settings).admitted(record, settings))
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], changes=path)
     if "image" not in record:

@@ -3,7 +3,7 @@
 What it meant last is known of the store's refs. A digest goes on meaning that; of a tag the registry is asked for the
 digest that it has now. Where the image is stored it is used. Else its source (a registry, its mirrors, a file or an
 engine) is asked for the manifest, and fetch.py brings what the store lacks. What the reference means is remembered.
-Where there is a policy, admission.py says before all that, and before anything is unpacked, whether the image may be.
+Where there is a policy, policies.py asks before all that, and before anything is unpacked, whether the image may be.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from enroot_py.store.store import Image, Name, Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Manifest
     from enroot_py.registry.sources import ImageSource
-    from enroot_py.store.admission import Admission
     from enroot_py.swarm.guest import Invitation
     from enroot_py.swarm.source import SwarmSource
 
@@ -80,11 +81,11 @@ class Pull:
         self._pin = pin or tags.pin(reference, settings)
         self._wanted = _pinned(reference, self._pin)
         self._invitation = invitation
-        self._admission: Admission | None = None
+        self._admission: Any = None
         if settings.policies:
-            from enroot_py.store.admission import Admission
+            from enroot_py.store import policies
 
-            self._admission = Admission(reference, settings)
+            self._admission = policies.admission(settings).Admission(reference, settings)
         self._store = Store(settings.cache_path, create=True)
 
     def image(self) -> Image:

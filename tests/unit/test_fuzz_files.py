@@ -16,7 +16,7 @@ from enroot_py.cli.startfile import StartFile
 from enroot_py.config import edf, edffile
 from enroot_py.features.pins import lockfile
 from enroot_py.features.slurm_inside.slurmconf import SlurmConf
-from enroot_py.registry.policy import Policy
+from enroot_py.features.trust.policy import Policy
 from pyxis_py import options
 from tests.unit.test_fuzz import mutate
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import ConfigError, PolicyError
-from enroot_py.config import lined
-from enroot_py.registry import identities, policy, reference
-from enroot_py.registry.identities import DockerName, Identity
-from enroot_py.registry.policy import Policy
+from enroot_py.features.trust import identities, lined, policy
+from enroot_py.features.trust.identities import DockerName, Identity
+from enroot_py.features.trust.policy import Policy
+from enroot_py.registry import reference
 from tests.unit.test_fuzz import mutate
 from tests.unit.test_reference import SPELLINGS
 

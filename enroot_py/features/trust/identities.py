@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.lined import Lined
 from enroot_py.config.words import nearest
+from enroot_py.features.trust.lined import Lined
 from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
 
 _HUB = "docker.io"  # as policies and signatures call Docker's registry

@@ -11,11 +11,12 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
-from enroot_py.registry import identities, policy, reference, signatures
+from enroot_py.features.trust import identities, policy, signatures
+from enroot_py.features.trust.policy import Requirement, Rule
+from enroot_py.features.trust.signatures import Evidence, Signature
+from enroot_py.registry import reference
 from enroot_py.registry.manifests import Manifest
-from enroot_py.registry.policy import Requirement, Rule
 from enroot_py.registry.reference import LocalImage, Reference
-from enroot_py.registry.signatures import Evidence, Signature
 from enroot_py.store import layout
 from enroot_py.store.store import Image, Store
 

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from enroot_py.base import digests, log
 from enroot_py.base.errors import ConfigError, ImageError
-from enroot_py.registry import identities, manifests
-from enroot_py.registry.identities import DockerName
+from enroot_py.features.trust import identities
+from enroot_py.features.trust.identities import DockerName
+from enroot_py.registry import manifests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from enroot_py.features.trust.policy import KeySource, Requirement
     from enroot_py.registry.manifests import Descriptor
-    from enroot_py.registry.policy import KeySource, Requirement
     from enroot_py.registry.sources import Blob
 
 _TYPE = "cosign container image signature"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError, PolicyError
 from enroot_py.config import files
-from enroot_py.config.lined import Lined, parse
 from enroot_py.config.words import nearest
-from enroot_py.registry import identities
-from enroot_py.registry.identities import Identity
+from enroot_py.features.trust import identities
+from enroot_py.features.trust.identities import Identity
+from enroot_py.features.trust.lined import Lined, parse
 from enroot_py.registry.reference import LocalImage, Reference
 
 _MAXSYMLINKS = 40  # path_resolution(7)

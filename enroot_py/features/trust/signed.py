@@ -8,12 +8,11 @@ from typing import Any
 from enroot_py.base import log
 from enroot_py.base.errors import RegistryError, UsageError
 from enroot_py.config.settings import Settings
-from enroot_py.registry import identities, signatures
-from enroot_py.registry.policy import Requirement, Rule
+from enroot_py.features.trust import admission, identities, signatures
+from enroot_py.features.trust.policy import Requirement, Rule
+from enroot_py.features.trust.signatures import Evidence, Key
 from enroot_py.registry.reference import Reference, of_command_line
-from enroot_py.registry.signatures import Evidence, Key
 from enroot_py.registry.sources import open_registry
-from enroot_py.store import admission
 
 
 def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
