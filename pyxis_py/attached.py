@@ -13,7 +13,7 @@ import os
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.base.features import calls
+from enroot_py.base.features import parts
 from enroot_py.runtime import mounts, namespaces, pmix, rootfs
 from enroot_py.runtime.mounts import Mount
 from pyxis_py.channel import Channel, built, forked
@@ -48,7 +48,7 @@ def prepare(step: Step, container: Held) -> Brought | None:
     if container.remap_root:
         step.check_pmix()
     wanted, name = step.node_mounts(remap_root=container.remap_root), step.request.name
-    extras: list[Extra] = [extra for attach in calls("step", "attach") if (extra := attach(step, container))]
+    extras: list[Extra] = [extra for attach in parts("attach") if (extra := attach(step, container))]
     if not wanted and not extras:
         return None
     try:

@@ -14,7 +14,7 @@ from enroot_py import PACK
 from enroot_py.base import log, pack, versions
 from enroot_py.base.build import line as build_line
 from enroot_py.base.errors import ConfigError, PenrootError
-from enroot_py.base.features import calls
+from enroot_py.base.features import plugged
 from enroot_py.base.run import Program, find
 from pyxis_py import plugstack, prebuilt, settings
 from pyxis_py.header import c_header
@@ -278,8 +278,8 @@ def main() -> None:
         sys.exit(130)
 
 
-for add_admin in calls("verbs", "add_admin"):
-    add_admin(commands)
+for feature in plugged("admin"):
+    feature.add(commands)
 
 
 if __name__ == "__main__":

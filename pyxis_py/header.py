@@ -24,10 +24,10 @@ def c_header() -> str:
 
 #define PROTOCOL {PROTOCOL}
 #define OPTION_COUNT {len(options)}
-#define ENVIRONMENT_OPTION {names.index("environment")}
+#define ENVIRONMENT_OPTION {next((i for i, o in enumerate(options) if o.describes), -1)}
 #define IMAGE_OPTION {names.index("container-image")}
 #define NAME_OPTION {names.index("container-name")}
-#define ENVIRONMENT_VARIABLE {_c_string(next(o.variable for o in options if o.name == "environment"))}
+#define ENVIRONMENT_VARIABLE {_c_string(next((o.variable for o in options if o.describes), "PYXIS_ENVIRONMENT"))}
 #define DEFAULT_RUNTIME_PATH {_c_string(SETTINGS["runtime_path"].default)}
 
 static int option_given(int val, const char *optarg, int remote);

@@ -11,7 +11,7 @@ import os
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.base.features import calls
+from enroot_py.base.features import parts
 from enroot_py.store import claims, containers, records
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
@@ -228,7 +228,7 @@ def clean_up(job: Job) -> None:
     for data_path in places:
         with failures:
             making.sweep(data_path)
-    for clean_up_of_feature in calls("step", "clean_up"):
+    for clean_up_of_feature in parts("clean_up"):
         with failures:
             clean_up_of_feature(job, notes)
     if failures.lines:

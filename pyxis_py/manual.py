@@ -22,7 +22,6 @@ EXAMPLES = (
         "apt-get install -y git",
         "A container that stays on the node, with what is installed in it; then: srun --container-name=work git status",
     ),
-    ("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),
     (
         "srun -N16 --container-image=bcast:./mine.sqsh ./program",
         "A squashfs file that only this host has, on sixteen nodes.",
@@ -50,10 +49,6 @@ In --container-mounts a backslash before a comma, a colon or a space takes it as
 are replaced by the job's variables, relative sources begin with a dot, and flags are those of penroot-start(1):
 --mount. The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts what a squashfs file
 holds, read-only: data.sqsh:/data:sqsh.
-
-An environment file, --environment, says the same in a file that a team shares: penroot-env(1) has its keys. It is read
-where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
-was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
 
 Variables of the job reach the tasks, but what the image sets wins; --container-env says for which it does not.
 """.replace("$$", "$")

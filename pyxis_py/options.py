@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from enroot_py.config.edf import Environment, FileEntry
+    from enroot_py.config.description import Description, DescriptionEntry
     from enroot_py.runtime.mountentries import MountEntry
     from enroot_py.runtime.mounts import Mount
 
@@ -40,8 +40,7 @@ class Request(Frozen):
     """
 
     origins: Mapping[str, str]
-    environment: str | None = None
-    file: Environment | None = None
+    file: Description | None = None
     image: str | None = None
     mounts: tuple[MountEntry, ...] = ()
     workdir: str | None = None
@@ -204,10 +203,11 @@ class Option:
 
     A flag has a ``value`` and no ``parse``. ``selects`` marks those that ask
     for a container at all, ``of_job`` those that sbatch and salloc get for the steps of a job,
-    ``annotated`` those that are an annotation com.pyxis.ATTRIBUTE of environment files, too.
+    ``annotated`` those that are an annotation com.pyxis.ATTRIBUTE of descriptions, too,
+    ``describes`` the one that names a description of the container.
     """
 
-    __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated variable".split())
+    __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
 
     def __init__(
         self,
@@ -222,6 +222,7 @@ class Option:
         selects: bool = False,
         of_job: bool = False,
         annotated: bool = False,
+        describes: bool = False,
     ) -> None:
         self.name = name
         self.sets = sets
@@ -233,6 +234,7 @@ class Option:
         self.selects = selects
         self.of_job = of_job
         self.annotated = annotated
+        self.describes = describes
         # The no- options have none: PYXIS_CONTAINER_MOUNT_HOME=no says it.
         self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
 
@@ -246,7 +248,7 @@ class Option:
             raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=f"values are {', '.join(YES + NO)}")
         return self.value if text.lower() in YES else not self.value
 
-    def from_file(self, entry: FileEntry, text: str) -> object:
+    def from_file(self, entry: DescriptionEntry, text: str) -> object:
         """The value of a line of an environment file, whose variables ``text`` has."""
         return self.read(entry.where, text) if self.parse else (self.value is (text == YES[1]))
 
@@ -263,15 +265,6 @@ class Option:
 
 
 OPTIONS = (
-    Option(
-        "environment",
-        "environment",
-        "environment file that says what container this is: a path with a /, or a name that is looked up in EDF_PATH",
-        parse=file_name,
-        arginfo="NAME|FILE",
-        example="ubuntu",
-        selects=True,
-    ),
     Option(
         "container-image",
         "image",
@@ -373,7 +366,7 @@ def parse(
     given: Iterable[tuple[str, str]],
     environ: Mapping[str, str],
     cwd: str = "",
-    read: Callable[[str, str], Environment] | None = None,
+    read: Callable[[str, str], Description] | None = None,
 ) -> Request:
     """The request of one step: its options, then the environment file, then PYXIS_CONTAINER_*, each for what is unsaid.
 
@@ -391,7 +384,8 @@ def parse(
         option = by_name[name]
         _add(asked, option, option.from_command_line(text), f"--{name}")
     by_options = frozenset(asked)
-    file = _file(asked, environ, read)
+    option_of_file = next((option for option in known if option.describes), None)
+    file = _file(option_of_file, asked, environ, read) if option_of_file else None
     job = environ if cwd else None
     by_file = _of_file(file, job) if file else {}
     for option in known:
@@ -408,8 +402,10 @@ def parse(
         values["mounts"] = tuple(_resolved(mount, cwd, environ, origins) for mount in values["mounts"])
     more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
     request = Request(**values, file=file, origins=origins, of_features=more)
-    if file and not request.wants_container:
-        message = f"{origins['environment']}={file.name}: neither the file nor those that it is based on say an image"
+    if file and option_of_file and not request.wants_container:
+        message = (
+            f"{origins[option_of_file.sets]}={file.name}: neither the file nor those that it is based on say an image"
+        )
         raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
     return request
 
@@ -421,16 +417,18 @@ _IN_FILES = tuple(
 
 
 def _file(
-    asked: dict[str, tuple[Any, str]], environ: Mapping[str, str], read: Callable[[str, str], Environment] | None
-) -> Environment | None:
-    """What the environment file says that is asked for."""
-    option = _BY_NAME["environment"]
-    if "environment" not in asked and option.variable in environ:
+    option: Option,
+    asked: dict[str, tuple[Any, str]],
+    environ: Mapping[str, str],
+    read: Callable[[str, str], Description] | None,
+) -> Description | None:
+    """The description that is asked for."""
+    if option.sets not in asked and option.variable in environ:
         _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    return read(*asked["environment"]) if read and "environment" in asked else None
+    return read(*asked[option.sets]) if read and option.sets in asked else None
 
 
-def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
+def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
     """The attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
@@ -446,7 +444,7 @@ def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tupl
     return values
 
 
-def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
+def _mounts(file: Description, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
     """The mounts of a file. Raises UsageError, ConfigError."""
     for entry in file.all("mounts"):
         try:

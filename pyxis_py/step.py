@@ -7,7 +7,7 @@ import os
 from enroot_py import __version__
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, ImageError, MountError, PenrootError, RefusedError
-from enroot_py.base.features import calls, plugged
+from enroot_py.base.features import parts
 from enroot_py.base.recording import Recording
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, rootfs
@@ -17,7 +17,7 @@ from enroot_py.store import claims, containers
 from pyxis_py import options
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
-from pyxis_py.job import CARRIED, RESOLVED, VERBOSE
+from pyxis_py.job import RESOLVED, VERBOSE
 from pyxis_py.running import Notes, RunningContainers
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ class Step:
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
         self.job = job
-        self.request = options.parse(job.options, job.environ, job.cwd, job.environment)
+        self.request = options.parse(job.options, job.environ, job.cwd, job.describe)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
             options.check_switched_off(job.options, "sbatch")
@@ -81,7 +81,7 @@ class Step:
             "rootfs_writable": self.request.writable,
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
-        for settings_of in calls("step", "settings"):
+        for settings_of in parts("settings"):
             asked |= settings_of(self)
         changes = {name: value for name, value in asked.items() if value is not None}
         settings = enroot_settings.load(self.host).replace("option", **changes)
@@ -487,7 +487,7 @@ class Step:
         assign.update({name: value for name, value in kept.items() if self.job.environ.get(name) != value})
         drop = tuple(name for name in (*_LANGUAGES, *self.in_file()) if name not in kept and name not in assign)
         # In a batch script each srun is to have the file, and the tags, as sbatch has read them.
-        carried = (CARRIED, *(name for part in plugged("step") for name in getattr(part, "CARRIED", ())))
+        carried = (name for carried in parts("CARRIED") for name in carried)
         ours = (RESOLVED, VERBOSE, *(() if self.job.is_batch else carried))
         return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), *ours)
 

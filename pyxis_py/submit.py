@@ -9,7 +9,7 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import UsageError
-from enroot_py.base.features import calls
+from enroot_py.base.features import parts
 from pyxis_py import options, settings
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     Raises UsageError, ConfigError, ImageError.
     """
     plugin = settings.load(job.arguments)
-    request = options.parse(job.options, job.environ, read=job.environment)
+    request = options.parse(job.options, job.environ, read=job.describe)
     if job.context != "srun" and not plugin.sbatch_support:
         # A step inside may use the variables; the options of sbatch itself are off.
         options.check_switched_off(job.options, job.context)
@@ -63,7 +63,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if pin := job.pin(request, image):
         wish.digest = pin.digest
     if not plugin.importer:
-        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in calls("step", "must_resolve"))
+        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
         wish.resolve = may_resolve and not (image.digest or pin or job.resolved(image))
         wish.swarm = plugin.swarm
     return request, wish if wish.resolve or wish.swarm or wish.digest else None

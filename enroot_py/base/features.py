@@ -10,9 +10,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
     from typing import Any
+
+# What a feature takes along with a job, in one variable: c_shims/spank/options.c has the limits of all of them.
+CARRIED_BYTES = 64 << 10
 
 SOCKETS = {
     "settings": "SETTINGS: rows of the table of settings",
@@ -21,7 +24,8 @@ SOCKETS = {
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
     "admission": "checks of an image before it is used, if there are policies: see store/policies.py",
     "doctor": "findings(settings): for penroot doctor and pyxis-py check",
-    "verbs": "add(group): verbs of penroot; add_admin(group): of pyxis-py",
+    "verbs": "add(group): verbs of penroot",
+    "admin": "add(group): verbs of pyxis-py",
     "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
@@ -33,6 +37,7 @@ SOCKETS = {
 PARTS = {
     "settings": "(step): settings that it changes",
     "at_submit": "(job, request): what a job or a step takes along, as pairs for the plugin",
+    "describe": "(job, name, origin): the description of a container for which an option asks",
     "CARRIED": "the variables in which the plugin carries that",
     "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
@@ -41,30 +46,31 @@ PARTS = {
     "uri": "(job, request, image): the same for an importer, in the URI of the image",
 }
 
-# The sockets of each feature. The order is that of rows, verbs and calls.
+# The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
 FEATURES = {
-    "enroot_py.features.pins": "settings flags pin verbs manual arguments options step",
-    "enroot_py.features.records": "settings verbs manual recorder arguments step",
+    "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit step.CARRIED",
+    "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
+    "step.at_submit step.must_resolve step.pin step.uri step.CARRIED",
+    "enroot_py.features.records": "settings verbs manual recorder arguments step.settings",
     "enroot_py.features.trust": "admission doctor verbs manual",
-    "enroot_py.features.slurm_inside": "settings flags start manual options step",
-    "pyxis_py.features.ssh": "verbs step",
+    "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
+    "pyxis_py.features.ssh": "verbs admin step.clean_up",
 }
 
 
-def calls(socket: str, function: str) -> Iterator[Callable[..., Any]]:
-    """The function of that name in each module that plugs into a socket, if the module has it."""
-    assert socket != "step" or function in PARTS
-    for module in plugged(socket):
-        if found := getattr(module, function, None):
-            yield found
+def parts(name: str) -> Iterator[Any]:
+    """A part of a step, of each feature that has it; no other feature is imported."""
+    assert name in PARTS
+    for module in plugged(f"step.{name}"):
+        yield getattr(module, name)
 
 
 def plugged(socket: str) -> Iterator[ModuleType]:
-    """Import the module of each feature that plugs into a socket."""
-    assert socket in SOCKETS
+    """Import the module of each feature that plugs into a socket; ``step.PART`` is one part of a step."""
+    assert socket.partition(".")[0] in SOCKETS
     for package, sockets in FEATURES.items():
         if socket in sockets.split():
-            name = f"{package}.{socket}"
+            name = f"{package}.{socket.partition('.')[0]}"
             try:
                 __import__(name)
             except ModuleNotFoundError as e:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enroot_py.base import filesystems, linux, log, trees, trusted, workers
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.base.features import calls
+from enroot_py.base.features import plugged
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import isolated, namespaces, pods, rootfs, squashfuse
 from enroot_py.store import format
@@ -57,8 +57,8 @@ def machine() -> Iterator[Finding]:
 
 def of_features(settings: Settings) -> Iterator[Finding]:
     """What features find."""
-    for findings_of in calls("doctor", "findings"):
-        yield from findings_of(settings)
+    for feature in plugged("doctor"):
+        yield from feature.findings(settings)
 
 
 def report(results: Iterable[Finding]) -> bool:

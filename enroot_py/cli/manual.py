@@ -13,7 +13,6 @@ import click
 from enroot_py import __version__
 from enroot_py.base.features import plugged
 from enroot_py.cli import start
-from enroot_py.config import edffile
 from enroot_py.config.table import UNUSED, all_settings
 from enroot_py.config.words import COMMANDS
 
@@ -33,11 +32,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot start -m /data:/mnt:none:bind,ro -e KEY=VALUE ubuntu+latest.sqsh ls /mnt", "An image, directly."),
         ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "What a squashfs file holds, read-only."),
         ("penroot start --explain ubuntu", "What would be done, and why."),
-    ),
-    "env": (
-        ("penroot env render ubuntu", "What ~/.edf/ubuntu.toml says with all that it is based on, and from where."),
-        ("penroot env validate ./*.toml", "Whether files may say what they say."),
-        ("penroot start --environment ubuntu ls", "A command in what it describes; so does srun --environment=ubuntu."),
     ),
     "fabric": (
         ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
@@ -76,19 +70,11 @@ FILES = (
         "~/.docker/config.json",
         "Logins of penroot login and docker login; REGISTRY_AUTH_FILE names another file.",
     ),
-    ("~/.edf/*.toml", "Environment files, which penroot-env(1) describes."),
     ("~/.local/share/enroot/", "Containers."),
     ("~/.cache/enroot/", "The store of layers and images."),
 )
-_FILES_OF_ENVIRONMENTS = """\
-An environment file is TOML, as CSCS has it. It is named by a path with a /, or by its name in a directory of EDF_PATH,
-without which that is ~/.edf. ${NAME} and ${NAME:-TEXT} are replaced by variables of the caller, in env by those of the
-image first; $$ is a dollar. Options of the command line go before what a file says, and that before its bases.
-"""
-_KEYS = [(example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edffile.KEYS.values()]
 VARIABLES = (
     ("ENROOT_*", "Settings, see penroot.yaml(5). A name that is nearly one of these is reported in a warning."),
-    ("EDF_PATH", "Directories of environment files, separated by colons, if not ~/.edf."),
     ("PENROOT_DEBUG", "With 1, say more, and of an error where in the program it arose."),
 )
 STATUS = (
@@ -131,8 +117,7 @@ def pages(root: click.Group) -> Iterator[tuple[str, str]]:
         examples |= getattr(feature, "EXAMPLES", {})
     for verb, command in sorted(root.commands.items()):
         if not command.hidden:
-            more = [section("KEYS OF A FILE", text(_FILES_OF_ENVIRONMENTS) + entries(_KEYS))] if verb == "env" else []
-            more += sections_of_features(f"penroot-{verb}.1")
+            more = sections_of_features(f"penroot-{verb}.1")
             more += [section("EXAMPLES", entries(examples[verb]))] if verb in examples else []
             see = "penroot(1), penroot.yaml(5)"
             yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see, *more)
@@ -152,6 +137,7 @@ def _main_page(root: click.Group) -> str:
             section("EXIT STATUS", entries(STATUS)),
             section("ENVIRONMENT", entries(VARIABLES)),
             section("FILES", entries(FILES)),
+            *sections_of_features("penroot.1"),
             section("SEE ALSO", text(see)),
         )
     )

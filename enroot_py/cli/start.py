@@ -27,9 +27,27 @@ from enroot_py.store import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Protocol
 
-    from enroot_py.cli.startfile import StartFile
+    from enroot_py.runtime.mounts import Mount
+
+    class StartDescription(Protocol):
+        """What one start is described by. Methods raise PenrootError."""
+
+        @property
+        def mounts(self) -> tuple[Mount, ...]: ...
+
+        host: dict[str, str]
+
+        @property
+        def identity(self) -> str: ...
+        @property
+        def target(self) -> str: ...
+        def settings(self, settings: Settings) -> Settings: ...
+        def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]: ...
+        def fit(self, container: Container, command: tuple[str, ...]) -> Container: ...
+
 
 SYNOPSIS = {
     "start": "start [options] [--] NAME|IMAGE [COMMAND] [ARG...]",
@@ -46,8 +64,6 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -c, --conf CONFIG        run a configuration script before the container starts
        --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
-       --environment NAME|FILE
-                            an environment file, which may say the image: then all words are the command
        --join               share the container of equal starts by the same process, as ranks of MPI do
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
@@ -67,17 +83,22 @@ def usage(verb: str) -> str:
 
 def help_text() -> str:
     """What ``start`` and ``batch`` do, and their options with those of features."""
-    more = "".join(f"       {row.name} {row.metavar:18} {row.help}\n" for row in feature_flags().values())
+    words = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
+    more = "".join(f"{word} {text}\n" if len(word) == 27 else f"{word}\n{'':28}{text}\n" for word, text in words)
     return HELP.replace("       --explain ", f"{more}       --explain ")
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` that a feature has. ``change`` gets the settings and the value; a flag has no metavar."""
+    """An option of ``start`` that a feature has; a flag has no metavar.
+
+    ``change`` gets the settings and the value. ``describe`` gets the value, and returns a description of the start.
+    """
 
     name: str
     metavar: str
     help: str
-    change: Callable[[Settings, str], Settings]
+    change: Callable[[Settings, str], Settings] | None = None
+    describe: Callable[[str], StartDescription] | None = None
 
 
 def feature_flags() -> dict[str, FeatureFlag]:
@@ -93,7 +114,6 @@ class Options:
     __slots__ = (
         "devices",
         "env",
-        "environment",
         "of_features",
         "file",
         "mounts",
@@ -108,8 +128,7 @@ class Options:
     def __init__(self) -> None:
         self.devices: list[str] = []
         self.env: list[str] = []
-        self.environment: list[str] = []
-        self.file: StartFile | None = None
+        self.file: StartDescription | None = None
         self.of_features: list[tuple[FeatureFlag, str]] = []
         self.mounts: list[str] = []
         self.conf: list[str] = []
@@ -135,7 +154,6 @@ VALUES = {
     "--device": "devices",
     "-e": "env",
     "--env": "env",
-    "--environment": "environment",
     "-m": "mounts",
     "--mount": "mounts",
     "-c": "conf",
@@ -179,7 +197,7 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             options.of_features.append((row, text))
     if rest:
         options.target, options.command = rest[0], tuple(rest[1:])
-    elif not options.environment or verb == "batch":  # its image may be in the file
+    elif verb == "batch" or not described_by(options):  # its image may be in the description
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
 
@@ -202,18 +220,24 @@ def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
     return row
 
 
-def read_environment(options: Options, verb: str) -> None:
-    """Read the environment file of a start: where it says the image, all words are the command. Raises PenrootError."""
-    if verb == "batch":
-        raise mistake(verb, "batch takes no --environment", "its script says what to start")
-    from enroot_py.cli import startfile
+def described_by(options: Options) -> tuple[FeatureFlag, str] | None:
+    """The option that describes the start, and its value; the last one counts."""
+    return next(((row, value) for row, value in reversed(options.of_features) if row.describe), None)
 
-    options.file = startfile.StartFile(startfile.read(options.environment[-1]))
+
+def read_description(options: Options, verb: str) -> None:
+    """Read the description of a start: where it says the image, all words are the command. Raises PenrootError."""
+    row, value = described_by(options) or (None, "")
+    if row is None or row.describe is None:
+        return
+    if verb == "batch":
+        raise mistake(verb, f"batch takes no {row.name}", "its script says what to start")
+    options.file = row.describe(value)
     if options.file.target:
         words = (options.target, *options.command) if options.target else ()
         options.target, options.command = options.file.target, words
     elif not options.target:
-        raise mistake(verb, f"start needs {_TARGET}", f"{options.environment[-1]} says none")
+        raise mistake(verb, f"start needs {_TARGET}", f"{value} says none")
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
@@ -228,8 +252,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options is None:
         sys.stdout.write(usage(verb))
         return
-    if options.environment:
-        read_environment(options, verb)
+    if options.of_features:
+        read_description(options, verb)
     settings = read_settings(options, batch=batch)
     superuser = namespaces.privileged(settings)  # asked now: inside, root of a user namespace looks like root
     if options.explain:
@@ -280,7 +304,7 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
     if options.file:
         settings = options.file.settings(settings)
     for row, value in options.of_features:
-        settings = row.change(settings, value)
+        settings = row.change(settings, value) if row.change else settings
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     return settings.with_devices(options.devices, "command line")

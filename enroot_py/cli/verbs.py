@@ -13,10 +13,9 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
-from enroot_py.base.features import calls
+from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
 from enroot_py.cli.commands import CONTEXT, Commands, changed, shown_json, synopsis, there, usage
-from enroot_py.cli.env import env
 from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -305,7 +304,6 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
 
 
 penroot.add_command(cache)
-penroot.add_command(env)
 penroot.add_command(login)
 penroot.add_command(logout)
 penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
@@ -398,7 +396,8 @@ def fabric(environment: str | None, name: str | None) -> None:
     from enroot_py.cli import start
 
     options = start.Options()
-    options.environment = [environment] if environment else []
+    describing = (row for row in start.feature_flags().values() if row.describe)
+    options.of_features = [(row, environment) for row in describing if environment]
     options.target = name or ""
     report.report(options)
 
@@ -425,5 +424,5 @@ def help_(ctx: click.Context, verb: str | None) -> None:
         click.echo(ctx.parent.get_help())
 
 
-for add in calls("verbs", "add"):
-    add(penroot)
+for feature in plugged("verbs"):
+    feature.add(penroot)

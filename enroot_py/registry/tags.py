@@ -15,7 +15,7 @@ import time
 from enroot_py import __version__
 from enroot_py.base import errors, log
 from enroot_py.base.digests import Pin, is_digest
-from enroot_py.base.features import calls
+from enroot_py.base.features import plugged
 from enroot_py.registry import site
 from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, LocalImage, is_local
 
@@ -223,8 +223,8 @@ def pin(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
     """The digest that the settings pin a tag to; None where they pin none. Raises ConfigError."""
     if not settings.is_extended or isinstance(reference, LocalImage) or reference.digest:
         return None
-    for known in (pin_of(reference, settings) for pin_of in calls("pin", "pin")):
-        if known:
+    for feature in plugged("pin"):
+        if known := feature.pin(reference, settings):
             return known  # type: ignore[no-any-return]
     return None
 

@@ -368,10 +368,10 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
     """Let features bring what no mount of the caller may cover."""
     if not context.settings.is_extended:
         return
-    from enroot_py.base.features import calls
+    from enroot_py.base.features import plugged
 
-    for finish in calls("start", "finish"):
-        if origin := finish(context):
+    for feature in plugged("start"):
+        if origin := feature.finish(context):
             variables.note(origin)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from enroot_py.base.features import FEATURES, SOCKETS
+from enroot_py.base.features import FEATURES, PARTS, SOCKETS
 from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -29,9 +30,7 @@ ROOMS = {
     "errors": "base",
 }
 # These modules of pyxis_py enter containers; the others take base alone.
-ENTERING = set(
-    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual ".split()
-)
+ENTERING = set("held step leave entrypoint attached options submit swarm sent check reach manual ".split())
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
 DECIDING = {f"enroot_py.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
@@ -99,7 +98,13 @@ def test_features_plug_in_and_the_core_imports_none() -> None:
     }
     assert folders == set(FEATURES)
     for package, sockets in FEATURES.items():
-        assert set(sockets.split()) == {socket for socket in SOCKETS if f"{package}.{socket}" in modules()}
+        defined = {socket for socket in SOCKETS if socket != "step" and f"{package}.{socket}" in modules()}
+        if step := modules().get(f"{package}.step"):
+            text = step.read_text()
+            defined |= {
+                f"step.{name}" for name in PARTS if re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE)
+            }
+        assert set(sockets.split()) == defined
     for module, path in modules().items():
         within = ".".join(module.split(".")[:3])
         for feature in FEATURES:

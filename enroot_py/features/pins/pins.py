@@ -11,8 +11,9 @@ import os
 from enroot_py.base import log
 from enroot_py.base.digests import Pin, is_digest
 from enroot_py.base.errors import ImageError, ImageReferenceError, PenrootError, UsageError
+from enroot_py.base.features import CARRIED_BYTES
 from enroot_py.base.frozen import Frozen
-from enroot_py.config import edf
+from enroot_py.config import files
 from enroot_py.config import settings as enroot_settings
 from enroot_py.features.pins import lockfile
 from enroot_py.features.pins.arguments import PIN_TAGS
@@ -125,9 +126,9 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
         elif str(image) not in tags:
             tags[str(image)] = _resolved(job, request, plugin, origin, image)
     pins = Pins(tags, _lock_name(job, request)[0], lock).dumps()
-    if len(pins) > edf.LARGEST:
+    if len(pins) > CARRIED_BYTES:
         raise UsageError(
-            f"the pinned images need more than the {edf.LARGEST >> 10} KiB that fit into the environment of a job",
+            f"the pinned images need more than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
             hint="give it fewer of them",
         )
     return pins
@@ -188,7 +189,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
         return None
     if request.value(PIN) is False:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
-    path = edf.path_in(job.cwd, name)
+    path = files.path_in(job.cwd, name)
     carried = _carried(job)
     # A script may have gone to another directory; on a node the file may not be there, or be another one by now.
     if carried.lock and carried.name == name and (carried.lock.path == path or not os.path.exists(path)):

@@ -12,8 +12,7 @@ import sys
 
 import click
 
-from enroot_py.base import log
-from enroot_py.base.errors import PenrootError, UsageError
+from enroot_py.base.errors import UsageError
 from enroot_py.cli.commands import CONTEXT, synopsis
 from enroot_py.config import settings
 
@@ -47,11 +46,6 @@ def add(penroot: click.Group) -> None:
     """Add the verbs of a login node."""
     for verb in (ssh_config, ssh_key, ssh_proxy):
         penroot.add_command(verb)
-
-
-def add_admin(commands: click.Group) -> None:
-    """Add the verb of a compute node to those of pyxis-py."""
-    commands.add_command(ssh_server)
 
 
 _suffix = click.option(
@@ -130,31 +124,6 @@ def ssh_proxy(suffix: str, name: str) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     keys.forget_all_but({job.number for job in jobs.mine()})
     sys.exit(status and 1)
-
-
-@click.command("ssh-server", hidden=True)
-@click.argument("job", type=int)
-@click.argument("keys")
-@click.argument("container")
-def ssh_server(job: int, keys: str, container: str) -> None:
-    """Be the server of one ssh connection, on stdin and stdout, in a step that penroot ssh-proxy starts.
-
-    CONTAINER is a step or a name, "" where the job has but one.
-    """
-    hint = ""
-    try:
-        from pyxis_py.features.ssh import sshd
-
-        sshd.serve(job, container, keys)
-    except ModuleNotFoundError as e:
-        log.error(f"{os.uname().nodename}: {e.name} is not installed")
-        hint = "make install brings it, where pip has an index"
-    except PenrootError as e:
-        log.error(str(e))
-        hint = e.hint
-    if hint:
-        log.hint(hint)
-    sys.exit(0)  # else srun adds a line of its own
 
 
 def _keys(job: str) -> JobKeys:

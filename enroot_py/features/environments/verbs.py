@@ -9,6 +9,11 @@ from enroot_py.base.errors import PenrootError
 from enroot_py.cli.commands import CONTEXT, synopsis
 
 
+def add(penroot: click.Group) -> None:
+    """Add the verb."""
+    penroot.add_command(env)
+
+
 @click.group("env", context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
 def env() -> None:
     """Show and check environment files, as start and srun take them with --environment."""
@@ -20,9 +25,9 @@ def env() -> None:
 @click.argument("name", metavar="NAME|FILE")
 def render(form: str, name: str) -> None:
     """Show what a file says with all that it is based on, and where each value comes from."""
-    from enroot_py.cli import environments, startfile
+    from enroot_py.features.environments import shown, startfile
 
-    click.echo(environments.shown(startfile.read(name), form))
+    click.echo(shown.shown(startfile.read(name), form))
 
 
 @synopsis
@@ -30,7 +35,7 @@ def render(form: str, name: str) -> None:
 @click.argument("files", nargs=-1, required=True, metavar="NAME|FILE...")
 def validate(files: tuple[str, ...]) -> None:
     """Check environment files: keys, values, variables, mounts and the form of the image."""
-    from enroot_py.cli import startfile
+    from enroot_py.features.environments import startfile
 
     failed = False
     for name in files:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from enroot_py.base import log
 from enroot_py.base.errors import ImageReferenceError, UsageError
-from enroot_py.config import edffile
-from enroot_py.config.edf import Environment
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import all_settings
+from enroot_py.features.environments import edffile
+from enroot_py.features.environments.edf import Environment
 from enroot_py.registry import reference
 from enroot_py.runtime import mountentries
 from enroot_py.runtime.execute import Container

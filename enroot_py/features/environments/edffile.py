@@ -14,9 +14,11 @@ from typing import Any
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, UsageError
-from enroot_py.config import edf, files
-from enroot_py.config.edf import Environment, FileEntry
+from enroot_py.base.features import CARRIED_BYTES
+from enroot_py.config import files
 from enroot_py.config.words import base_directories, nearest
+from enroot_py.features.environments import edf
+from enroot_py.features.environments.edf import Environment, FileEntry
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,9 +94,9 @@ def check(environment: Environment) -> None:
                 raise ConfigError(f"{entry.where}={text} is no {what}", hint=f"for example {KEYS[entry.key][1]}")
     for name in _TRUTHS:
         environment.annotation(name)
-    if len(environment.dumps()) > edf.LARGEST:
+    if len(environment.dumps()) > CARRIED_BYTES:
         raise UsageError(
-            f"{environment.path} says more than the {edf.LARGEST >> 10} KiB that fit into the environment of a job",
+            f"{environment.path} says more than the {CARRIED_BYTES >> 10} KiB that fit into the environment of a job",
             hint="mount a directory above many, and let programs read files",
         )
 
@@ -155,7 +157,7 @@ class _Reading:
         if name.startswith(("~", "$")):
             hint = f"write the path out; a file of that name is ./{name}"
             raise UsageError(f"{origin}: no shell has replaced the {name[0]}", hint=hint)
-        here = edf.path_in(self._cwd, name)
+        here = files.path_in(self._cwd, name)
         if edf.is_path(name):
             if not _is_there(here):
                 hint = self._hint(name, here) or "without a / or a dot before it, a name is looked for in EDF_PATH"

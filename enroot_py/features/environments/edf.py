@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-# A variable of a job may have so much: c_shims/spank/options.c has the limits, which leave room for all options too.
-LARGEST = 64 << 10  # bytes
 DEFAULT = "the default of environment files"
 DEFAULTS = {"entrypoint": False, "writable": True}
 
@@ -27,11 +25,6 @@ def is_of_job(variable: str) -> bool:
 def is_path(name: str) -> bool:
     """Whether a file is asked for by its path alone; else it is looked for by its name."""
     return "/" in name or name.startswith(".")
-
-
-def path_in(cwd: str, name: str) -> str:
-    """The path that a name has in a directory."""
-    return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
 
 
 class FileEntry(Frozen):

@@ -6,25 +6,42 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
-from enroot_py.config import edf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.config.edf import Environment
+    from enroot_py.features.environments.edf import Environment
     from pyxis_py.job import Job
+    from pyxis_py.options import Request
 
 
-def at_submit(job: Job, name: str, origin: str) -> Environment:
+# What the environment file said where the step or its job was submitted: Environment.dumps().
+CARRIED = ("PYXIS_EDF",)
+
+
+def describe(job: Job, name: str, origin: str) -> Environment:
+    """What an environment file says, for which ``origin`` asks. Raises UsageError, ConfigError."""
+    return _at_submit(job, name, origin) if job.verb == "check" else _on_node(job, name, origin)
+
+
+def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
+    """What the environment file says, for the nodes."""
+    return [("environment", request.file.dumps())] if request.file else []
+
+
+def _at_submit(job: Job, name: str, origin: str) -> Environment:
     """What a file says to srun, sbatch or salloc: in a batch job, what sbatch has read of the same file.
 
     Raises UsageError, ConfigError.
     """
+    from enroot_py.config import files
+    from enroot_py.features.environments import edf
+
     carried = _carried(job, name)
-    here = edf.path_in(job.cwd, name)
+    here = files.path_in(job.cwd, name)
     named = carried and (carried.path == here or not edf.is_path(name) and not os.path.exists(here))
     if carried and named and job.context == "srun":
         return carried
-    from enroot_py.config import edffile
+    from enroot_py.features.environments import edffile
 
     file = edffile.read(name, f"{origin}={name}", job.cwd, job.caller)
     edffile.check(file)
@@ -33,14 +50,14 @@ def at_submit(job: Job, name: str, origin: str) -> Environment:
     return file
 
 
-def on_node(job: Job, name: str, origin: str) -> Environment:
+def _on_node(job: Job, name: str, origin: str) -> Environment:
     """What it says to a step: as it was read at submit, or where nothing of us was there, as the node sees the file.
 
     Raises UsageError, ConfigError.
     """
     if carried := _carried(job, name):
         return carried
-    from enroot_py.config import edffile
+    from enroot_py.features.environments import edffile
 
     try:
         return edffile.read(name, f"{origin}={name}", job.cwd, job.environ)
@@ -51,5 +68,9 @@ def on_node(job: Job, name: str, origin: str) -> Environment:
 
 def _carried(job: Job, name: str) -> Environment | None:
     """What was read of that name before. Raises ConfigError."""
-    file = edf.loads(job.carried) if job.carried else None
-    return file if file and file.name == name else None
+    if not (carried := job.environ.get(CARRIED[0], "")):
+        return None
+    from enroot_py.features.environments import edf
+
+    file = edf.loads(carried)
+    return file if file.name == name else None

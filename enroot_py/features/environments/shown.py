@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from enroot_py.cli.commands import shown_json
-from enroot_py.config import edf, edffile
-from enroot_py.config.edf import Environment, FileEntry
+from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments.edf import Environment, FileEntry
 
 
 def shown(file: Environment, form: str) -> bytes:
