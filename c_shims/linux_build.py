@@ -33,7 +33,7 @@ ffibuilder.cdef(
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
     int penroot_explain(const char *path, char *why, size_t size);
-    int penroot_withhold_directories(void);
+    int penroot_withhold_descriptors(void);
     int penroot_renew_keyring(void);
     """
 )

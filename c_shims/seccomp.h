@@ -135,21 +135,23 @@ static inline int penroot_drop_capabilities_unless_root(void)
 	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
 }
 
-/* Keep the caller's directories from the program: openat(2) and /proc/self/fd lead through a descriptor of a directory,
- * or through an O_PATH descriptor, out of the mount namespace. Such a descriptor closes at execve(2). If it is stdin,
- * stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this while /proc is the node's.
- * Returns 0, or -1 with errno. */
-static inline int penroot_withhold_directories(void)
+/* Keep from the program those descriptors of the caller that lead out of the container: openat(2) and /proc/self/fd lead
+ * through a directory or through an O_PATH descriptor, setns(2) through a namespace. Such a descriptor closes at
+ * execve(2). If it is stdin, stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this
+ * while /proc is the node's. Returns 0, or -1 with errno. */
+static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");
+	struct stat is, namespace;
 	struct dirent *entry;
-	int result = entries ? 0 : -1;
+	int result = entries ? stat("/proc/self/ns/mnt", &namespace) : -1;
 
 	while (result == 0 && (entry = readdir(entries))) {
 		int fd = atoi(entry->d_name), flags = *entry->d_name == '.' ? -1 : fcntl(fd, F_GETFL), null;
-		struct stat is;
 
-		if (flags < 0 || fd == dirfd(entries) || (!(flags & O_PATH) && (fstat(fd, &is) < 0 || !S_ISDIR(is.st_mode))))
+		if (flags < 0 || fd == dirfd(entries) ||
+		    (!(flags & O_PATH) &&
+		     (fstat(fd, &is) < 0 || (!S_ISDIR(is.st_mode) && is.st_dev != namespace.st_dev))))
 			continue;
 		if (fd > STDERR_FILENO) {
 			result = fcntl(fd, F_SETFD, FD_CLOEXEC);

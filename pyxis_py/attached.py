@@ -14,8 +14,8 @@ from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.features import parts
-from enroot_py.runtime import mounts, namespaces, pmix, rootfs
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime import mounting, namespaces, pmix, rootfs
+from enroot_py.runtime.mounting import Mount
 from pyxis_py.channel import Channel, built, forked
 
 TYPE_CHECKING = False
@@ -209,7 +209,7 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
         # The first step has it, or another one has brought it, or an earlier helper of this one.
         if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
             return False
-        mounts.attach(tree, target)
+        mounting.attach(tree, target)
     return True
 
 

@@ -27,8 +27,15 @@ _DENIED = frozenset(
 # "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
+# Where srun's tracker is, and the key of the swarm: the plugin takes it out of the environment for the helper alone.
+SWARM = "SLURM_PYXIS_SWARM"
 VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: the step says how long its container took
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
+
+# What a description of the container said where the step or its job was submitted, as a feature writes it.
+CARRIED = "PYXIS_EDF"
+# What tags were where the job was submitted, and its lock file, as a feature writes them.
+PINNED = "PYXIS_PINNED"
 
 # Of the messages between plugin and helper. One more where a message means another thing than before: a plugin that is
 # older than the packages, as a slurmd may have it for months, asks no longer then.

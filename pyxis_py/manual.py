@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 
 from enroot_py.cli import manual
-from pyxis_py.options import NAME_MODES, YES, all_options
+from enroot_py.config.words import YES
+from pyxis_py.options import NAME_MODES, all_options
 from pyxis_py.settings import all_settings
 
 EXAMPLES = (

@@ -83,7 +83,7 @@ static void withhold(int flags)
 {
 	if (flags & CLOSE && linux_close_range(STDERR_FILENO + 1, ~0U, 0) < 0)
 		err(EXIT_FAILURE, "cannot close descriptors");
-	if (penroot_withhold_directories() < 0)
+	if (penroot_withhold_descriptors() < 0)
 		err(EXIT_FAILURE, "cannot look through the open descriptors");
 	if (flags & KEYRING && penroot_renew_keyring() < 0)
 		err(EXIT_FAILURE, "cannot create a session keyring");

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
-#include "brought.h"
 #include "linux.h"
 
 #include <errno.h>
@@ -199,7 +198,7 @@ static void execute(const char *verb, int socket, int control, int log, const st
 	char *const environment[] = { search, "LC_ALL=C.UTF-8", authorities, NULL };
 
 	if (!path || !*path || snprintf(search, sizeof(search), "PATH=%s", path) >= (int)sizeof(search))
-		(void)snprintf(search, sizeof(search), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+		(void)snprintf(search, sizeof(search), "PATH=" DEFAULT_PATH);
 	bool ahead = strcmp(verb, AHEAD) == 0;
 
 	reset_scheduling();
@@ -368,7 +367,7 @@ int coprocess_connect(struct coprocess *process, int control, const struct ident
 	return rc;
 }
 
-bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line))
+bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line))
 {
 	char text[4096];
 	char *rest = text;
@@ -383,7 +382,7 @@ bool coprocess_each_log_line(const struct coprocess *process, void (*print)(cons
 	text[n] = '\0';
 	for (char *line; (line = strsep(&rest, "\n"));) {
 		if (*line)
-			print(line);
+			print(step, line);
 	}
 	return true;
 }

@@ -38,7 +38,6 @@ PARTS = {
     "settings": "(step): settings that it changes",
     "at_submit": "(job, request): what a job or a step takes along, as pairs for the plugin",
     "describe": "(job, name, origin): the description of a container for which an option asks",
-    "CARRIED": "the variables in which the plugin carries that",
     "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "attach": "(step, container): what a running container gets when a step joins it: see pyxis_py/attached.py",
@@ -48,9 +47,9 @@ PARTS = {
 
 # The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
 FEATURES = {
-    "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit step.CARRIED",
+    "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit",
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
-    "step.at_submit step.must_resolve step.pin step.uri step.CARRIED",
+    "step.at_submit step.must_resolve step.pin step.uri",
     "enroot_py.features.records": "settings verbs manual recorder arguments step.settings",
     "enroot_py.features.trust": "admission doctor verbs manual",
     "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",

@@ -208,7 +208,7 @@ def install_filter() -> None:
 
 
 def explain(path: str) -> str:
-    """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
+    """Return why execve(2) cannot run a file, if the file, a link, a mount or an interpreter is at fault; else ""."""
     size = 6 << 12  # PENROOT_WHY of interpreter.h
     why = ffi.new("char[]", size)
     if not lib.penroot_explain(_text(path), why, size):
@@ -216,9 +216,9 @@ def explain(path: str) -> str:
     return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
-def withhold_directories() -> None:
-    """Close the caller's descriptors of directories and of O_PATH at execve(2): c_shims/seccomp.h"""
-    _check(lib.penroot_withhold_directories())
+def withhold_descriptors() -> None:
+    """Close the caller's descriptors of directories, namespaces and of O_PATH at execve(2): c_shims/seccomp.h"""
+    _check(lib.penroot_withhold_descriptors())
 
 
 def renew_keyring() -> None:

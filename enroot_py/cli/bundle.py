@@ -25,7 +25,7 @@ from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import all_settings
-from enroot_py.runtime import environ, etc, hooks, mounts
+from enroot_py.runtime import environ, etc, hooks, mounts, secrets
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
 PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
@@ -105,7 +105,7 @@ class Bundle:
             "compression": _compression(source),
             "target": os.path.basename(self.path).removesuffix(".run") if self.target is None else self.target,
             "size": str(-(-_unpacked_size(source, self.image) // 1024)),
-            **environ.secret_lists(),
+            **secrets.secret_lists(),
         }
         script = etc.read_rc(unsquashfs.read(self.image, "etc/rc"), unsquashfs.read(self.image, "etc/rc.local"))
         if script is not None:  # no shell is needed to know what it runs

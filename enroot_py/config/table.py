@@ -10,19 +10,17 @@ from _collections_abc import Mapping
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.words import nearest
+from enroot_py.config.words import NO, YES, nearest, truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-YES = frozenset(("1", "y", "yes", "true", "t", "on"))
-NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
 _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of the table: an attribute of Settings that knows its variable.
+    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written.
 
     An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
     """
@@ -39,11 +37,15 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
+        """Raises ValueError with what the text should have been."""
         return text
+
+    def __set__(self, instance: Rows, value: object) -> None:
+        raise AttributeError(f"the setting {self.name} does not change")
 
 
 class Text(Setting):
-    def __get__(self, instance: Values, owner: type) -> str:
+    def __get__(self, instance: Rows, owner: type) -> str:
         return instance.text(self)
 
 
@@ -88,7 +90,7 @@ class Words(Setting):
             raise ValueError("must be some of " + ", ".join(self.words))
         return said
 
-    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -103,7 +105,7 @@ class Paths(Setting):
             raise ValueError("must be absolute paths, separated by colons")
         return tuple(path.rstrip("/") or "/" for path in said)
 
-    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -124,15 +126,14 @@ class Place(Path):
 
 
 class Bool(Setting):
+    """yes or no; empty is no."""
+
     kind = "bool"
 
     def parse(self, text: str) -> bool:
-        word = text.lower()
-        if word not in YES and word not in NO:
-            raise ValueError("must be yes or no")
-        return word in YES
+        return bool(text) and truth(text)
 
-    def __get__(self, instance: Values, owner: type) -> bool:
+    def __get__(self, instance: Rows, owner: type) -> bool:
         return self.parse(instance.text(self))
 
 
@@ -142,7 +143,10 @@ class Auto(Bool):
     kind = "bool|auto"
 
     def parse(self, text: str) -> bool:
-        return text != "auto" and super().parse(text)
+        try:
+            return text != "auto" and super().parse(text)
+        except ValueError:
+            raise ValueError("must be yes, no or auto") from None
 
 
 class Hosts(Setting):
@@ -159,7 +163,7 @@ class Hosts(Setting):
                 raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
         return tuple(words)
 
-    def __get__(self, instance: Values, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -171,7 +175,7 @@ class Int(Setting):
             raise ValueError("must be a whole number")
         return int(text)
 
-    def __get__(self, instance: Values, owner: type) -> int:
+    def __get__(self, instance: Rows, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
@@ -183,12 +187,12 @@ class Size(Setting):
     def parse(self, text: str) -> int:
         return log.parse_size(text)
 
-    def __get__(self, instance: Values, owner: type) -> int:
+    def __get__(self, instance: Rows, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
-class Values:
-    """What settings are set to, and where each value comes from."""
+class Rows:
+    """A table: what each row is set to, and where that comes from."""
 
     def __init__(self, values: dict[str, tuple[str, str]]) -> None:
         self._values = values  # by name: text and origin
@@ -200,7 +204,7 @@ class Values:
         return self._values.get(setting.name, ("", "default"))[1]
 
 
-class Table(Values):
+class Table(Rows):
     """A row for each setting of the core."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
@@ -281,14 +285,14 @@ class Table(Values):
     force_override = Bool("no", "overwrite what exists")
 
 
-class FeatureTable(Values):
+class FeatureTable(Rows):
     """A row for each setting of a feature; a base class."""
 
-    def __init__(self, settings: Values) -> None:
+    def __init__(self, settings: Rows) -> None:
         super().__init__(settings._values)
 
 
-def rows(table: type[Values]) -> dict[str, Setting]:
+def rows(table: type[Rows]) -> dict[str, Setting]:
     """The settings of a table, by their variables."""
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 

@@ -15,7 +15,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import environ, etc, hooks, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, hooks, mounting, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.runtime.environ import Variables, Wanted
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
 
@@ -107,7 +107,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
+    inner = enter_namespaces(inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -206,7 +206,7 @@ def enter_servers(start: Start) -> None:
 
 def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
     """Start what serves the squashfs files that are to be mounted, if there are any."""
-    files = [mount for mount in fstab if mount.fstype == mounts.SQUASHFS]
+    files = [mount for mount in fstab if mount.fstype == mounting.SQUASHFS]
     if not files:
         return
     if not start.is_served:
@@ -222,6 +222,16 @@ def await_servers(own: int) -> None:
     if own & linux.CLONE_NEWPID and servers:
         for server in servers.starting:
             server.await_start()
+
+
+def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nested: bool) -> int:
+    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
+    if not own:
+        namespaces.enter(*inside, superuser=superuser)
+        return -1
+    from enroot_py.runtime import isolated
+
+    return isolated.enter(*inside, own, superuser=superuser, nested=nested)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
@@ -334,7 +344,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
     path = scratch + "/rc"
     with open(path, "wb") as f:
         f.write(os.fsencode(script))
-    mounts.Mount(path, "/etc/rc", "none", "x-create=file,bind,nosuid,nodev", 0, "--rc").execute(root)
+    mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc").execute(root)
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:

@@ -14,7 +14,7 @@ from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
 from enroot_py.base import linux, signals
 from enroot_py.base.errors import ContainerError
-from enroot_py.runtime import mounts, rootfs, squashfuse
+from enroot_py.runtime import mounting, rootfs, squashfuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
         lowerdirs = (scratch + "/lower",)
     with squashfuse.open_device("ENROOT_NATIVE_OVERLAYFS=yes") as fuse:
         name = SOURCE + (source.directory or source.upper or source.label or source.image)
-        mount = mounts.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
+        mount = mounting.mount_filesystem("fuse.fuse-overlayfs", name, squashfuse.mount_options(fuse), _ATTRIBUTES)
         with mount:
             pid = os.fork()
             if pid == 0:

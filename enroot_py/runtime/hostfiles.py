@@ -10,7 +10,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import signals
 from enroot_py.base.fds import Fd
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime.mounting import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
                 mounts.append(mount)
                 continue
             os.chmod(copy, 0o644)
-            options = f"x-create=file,bind,{'rw' if writable else 'ro'},nosuid,nodev,noexec,private"
+            mode = "rw" if writable else "ro"
+            options = ("x-create=file", "bind", mode, "nosuid", "nodev", "noexec", "private")
             mount = Mount(copy, mount.target, "none", options, mount.passno, mount.origin)
         mounts.append(mount)
     return mounts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 import os
 
-from enroot_py.base import locks, trusted
+from enroot_py.base import locks, proc, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import environ, pmix, processes
 
@@ -145,10 +145,8 @@ def _directory(host: Mapping[str, str]) -> str:
 
 def _started(pid: int) -> int:
     """When a process began, in ticks after the boot; 0 where it is gone or hidden."""
-    try:
-        return processes.started(pid)
-    except OSError:
-        return 0
+    stat = proc.look(pid)
+    return stat.started if stat else 0
 
 
 def _has_ended(pid: int, began: int) -> bool:
@@ -168,7 +166,7 @@ def _launcher(rank: list[str]) -> int:
         try:
             if environ.rank(processes.of_process(pid)) != rank:
                 break
-            pid = processes.parent(pid)
+            pid = proc.Stat(pid).parent
         except OSError:  # another user's, as slurmstepd is
             break
     return pid

@@ -6,10 +6,10 @@ import errno
 import os
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, sigtimedwait
 
-from enroot_py.base import errors, linux, log, paths, signals, superblock
+from enroot_py.base import errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, rootfs
+from enroot_py.runtime import mounting, rootfs
 
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
@@ -62,7 +62,7 @@ class Server:
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
             options = mount_options(fuse, checks_modes=superuser or opened < 0)
-            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
+            self._mount = mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
                 self._starter = _spawn([*program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
             except OSError as e:
@@ -132,11 +132,10 @@ def why(error: BaseException) -> ImageError | None:
         seen = seen.__cause__ or seen.__context__
     if not _served or seen is None:
         return None
-    if seen.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+    fault = seen.errno if seen.errno != errno.ENOENT else _fault()
+    if fault in (errno.ENOTCONN, errno.ECONNABORTED):
         return _killed(_served)
-    if seen.errno == errno.EIO or seen.errno == errno.ENOENT and _loses_names():
-        return _damaged(_served)
-    return None
+    return _damaged(_served) if fault == errno.EIO else None
 
 
 def report_killed(image: str = "") -> None:
@@ -153,7 +152,7 @@ def report_killed(image: str = "") -> None:
             return
         if ended is None:
             return
-        name = _stat(ended.si_pid)[0]
+        name = proc.Stat(ended.si_pid).comm
         _, status = os.waitpid(ended.si_pid, 0)
         if os.WIFSIGNALED(status) and name in ("squashfuse", "squashfuse_ll", "fuse-overlayfs"):
             what = image or _served or "the root file system"
@@ -163,18 +162,24 @@ def report_killed(image: str = "") -> None:
             )
 
 
-def _loses_names() -> bool:
-    """Whether a directory of the container lists what then cannot be found: squashfuse says so of a damaged inode."""
-    if not os.listdir("/"):
-        return True  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+def _fault() -> int | None:
+    """Return the errno of a root file system that loses names: EIO if it is damaged, ENOTCONN if its server is gone.
+
+    squashfuse says ENOENT of a damaged inode, so a directory may list what then cannot be found.
+    """
     for directory in ("/", "/bin", "/usr", "/usr/bin", "/etc"):
         try:
-            for name in os.listdir(directory):
+            names = os.listdir(directory)
+            if directory == "/" and not names:
+                return errno.EIO  # glibc takes ENOENT for the end of a directory, and here is at least /proc
+            for name in names:
                 os.lstat(f"{directory}/{name}")
         except OSError as e:
-            if e.errno == errno.EIO or e.filename != directory:
-                return True
-    return False
+            if e.errno != errno.ENOENT:
+                return e.errno
+            if e.filename != directory:
+                return errno.EIO
+    return None
 
 
 def _killed(image: str) -> ImageError:
@@ -205,12 +210,12 @@ def wait_for(starter: int) -> int:
             if sigtimedwait((SIGCHLD,), _TICK_S):
                 continue
             ticks += 1
-            processes = {pid: _stat(pid)[1] for pid in (starter, *_children(starter))}
-            stopped += "T" in processes.values()
+            processes = {pid: proc.look(pid) for pid in (starter, *proc.children(starter))}
+            states = [stat.state for stat in processes.values() if stat]
+            stopped += not {*states}.isdisjoint("Tt")
             reason = "is stopped" if stopped * _TICK_S > _STOPPED_S else ""
             reason = reason or (f"does not answer for {_START_S} seconds" if ticks * _TICK_S > _START_S else "")
-            killed = "Z" in processes.values()
-            if reason or killed and processes[starter] == "S":
+            if reason or "Z" in states and states[0] == "S":
                 for pid in processes:
                     try:
                         os.kill(pid, SIGKILL)
@@ -221,24 +226,6 @@ def wait_for(starter: int) -> int:
                 return int(SIGKILL)
     finally:
         pthread_sigmask(SIG_SETMASK, before)
-
-
-def _children(process: int) -> list[int]:
-    try:
-        with Fd(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            return [int(pid) for pid in fd.content().split()]
-    except OSError:
-        return []
-
-
-def _stat(process: int) -> tuple[str, str]:
-    """Return name and state of a process as in proc_pid_stat(5): T if it is stopped, "" if there is none."""
-    try:
-        with Fd(os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            name, _, rest = os.fsdecode(fd.content()).partition(" (")[2].rpartition(") ")
-            return name, rest[0].upper()
-    except OSError:
-        return "", ""
 
 
 def _spawn(command: list[str], fuse: int, file: int) -> int:

@@ -1,5 +1,5 @@
 """The plugin in real Slurm with UBSan in it. AddressSanitizer wants to be there before slurmstepd, srun and all that
-they execute: with that, tests/unit/test_plugin_build.py runs it against hostile helpers."""
+they execute: with that, tests/kernel/test_plugin_build.py runs it against hostile helpers."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
     os.unlink(plugin)
 
 
+@pytest.mark.security("R8")
 @pytest.mark.soak
 def test_the_plugin_in_slurm_with_a_sanitizer(sanitized: Lab) -> None:
     lab = sanitized

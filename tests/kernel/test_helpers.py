@@ -13,14 +13,15 @@ import pytest
 from enroot_py import ENROOT_VERSION
 from enroot_py.base import linux
 from enroot_py.config.settings import load
-from enroot_py.runtime import environ
+from enroot_py.runtime import environ, secrets
 from enroot_py.runtime.etc import read_environment
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User, require
 from tests.unit.test_environ import OTHER_VALUES, SECRET_VALUES
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = HERE.parent.parent / "c_shims/helpers"
-LIBEXEC = pathlib.Path(PREFIX) / "libexec/penroot"
+LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
     return user.run(*prefix, "enroot-unshare", "bash", "-ec", script, status=status).stdout
 
 
+@pytest.mark.parity("penroot-unshare", "penroot-mount")
 def test_the_talks_three_commands(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "fstab").write_text(
         """\
@@ -95,6 +97,7 @@ def test_an_old_kernel_is_told(user: User, ubuntu: pathlib.Path) -> None:
     assert done.stderr == f"enroot-mount: this kernel is too old: Linux {linux.FLOOR} or later is needed\n"
 
 
+@pytest.mark.parity("penroot-mount")
 def test_targets_stay_beneath_the_root(user: User, ubuntu: pathlib.Path) -> None:
     outside = user.home / "outside"
     outside.mkdir()
@@ -131,6 +134,7 @@ def test_nofail_warns_and_silent_does_not(user: User, ubuntu: pathlib.Path) -> N
         assert user.run("enroot-unshare", "bash", "-ec", script).stderr.count("/nowhere") == said
 
 
+@pytest.mark.parity("penroot-mount")
 def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         printf '%s\\n' 'tmpfs /one tmpfs x-create=dir 0 -1' 'tmpfs /two tmpfs x-create=dir' >fstab
@@ -140,6 +144,7 @@ def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     assert unshared(user, script) == "one\none\ntwo\n"
 
 
+@pytest.mark.parity("fstab: omitted fields")
 def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         mkdir -p mine ubuntu$PWD/mine
@@ -152,6 +157,7 @@ def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
     assert unshared(user, script) == "tmpfs\n0\n1\n"
 
 
+@pytest.mark.parity("penroot-switchroot")
 def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "env").write_text(
         "# penroot-exact: A=one\\ntwo\\\\\nA=one two\\\nB= x \n# penroot-exact: C=old\nC=new\n"
@@ -162,6 +168,7 @@ def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Pat
     assert "FROM_IMAGE" not in out
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize("kind", ["image", "site"])
 def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathlib.Path) -> None:
     host = {
@@ -193,7 +200,7 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     (tmp_path / "etc/environ.d/10-terminal.env").write_text(text)
     host["ENROOT_SYSCONF_PATH"] = str(tmp_path / "etc")
     if kind == "image":
-        words = list(environ.secret_lists().values())
+        words = list(secrets.secret_lists().values())
         root = os.open(tmp_path, os.O_PATH)
         meant = environ.of_image(root, host)
         os.close(root)
@@ -206,6 +213,7 @@ def test_runfile_reads_an_environment_as_a_start_does(kind: str, tmp_path: pathl
     assert ("[s]" in meant.values()) == (kind == "site")
 
 
+@pytest.mark.security("I6")
 def test_bundle_finds_the_secrets_that_a_start_finds(rng: random.Random) -> None:
     pieces = ["u", ":", "@", "/", "://", "http", "https", "1", "22", ",", ";", " ", "=", "key", "token", "sha256:", "?"]
     values = [*SECRET_VALUES, *OTHER_VALUES]
@@ -213,12 +221,13 @@ def test_bundle_finds_the_secrets_that_a_start_finds(rng: random.Random) -> None
     host = {f"V{number}": value for number, value in enumerate(values)}
     host |= dict.fromkeys("SSHPASS LDAP_PW OLDPWD PWD PASS COMPASS_X A_BYPASS MYSQLPWD KEY A_KEY X".split(), "x")
     text = "".join(f"X=${{{name}}}\n" for name in host)
-    command = [LIBEXEC / "penroot-runfile", "environment", *environ.secret_lists().values()]
+    command = [LIBEXEC / "penroot-runfile", "environment", *secrets.secret_lists().values()]
     done = subprocess.run(command, input=text, env=host, capture_output=True, text=True, check=True)
     told = {name for name in host if f"asks for {name}," in done.stderr}
-    assert told == {name for name, value in host.items() if environ.is_secret(name, value)}
+    assert told == {name for name, value in host.items() if secrets.is_secret(name, value)}
 
 
+@pytest.mark.parity("penroot-launch")
 def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:
     show = "ps -o pid=,pgid= $$; for fd in 8 9; do test ! -e /proc/$$/fd/$fd || echo open; done"
     out = user.run("sh", "-c", 'exec penroot-launch slurm_script_launcher /bin/sh sh -c "$0" 8</ 9</', show).stdout
@@ -226,6 +235,7 @@ def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu:
     assert "No such file" in user.run("penroot-launch", "slurm_script_launcher", "/none", "none", status=127).stderr
 
 
+@pytest.mark.parity("penroot-switchroot")
 def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "rc").write_text('echo rc "$@"\n')
     (user.home / "fstab").write_text(
@@ -250,6 +260,7 @@ def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pa
     assert int(out[0]) > 0
 
 
+@pytest.mark.parity("penroot-unshare")
 def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
     # A port of loopback refuses where that is up; it would be unreachable.
     script = "echo $$; (: < /dev/tcp/127.0.0.1/9) 2>&1 | grep -m 1 -o refused; grep -c : /proc/net/dev; exit 9"
@@ -259,6 +270,7 @@ def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
     assert done.stdout == "1\nrefused\n1\n"
 
 
+@pytest.mark.parity("penroot-unshare")
 def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         enroot-unshare --user --remap-root --mount --uts sleep 300 & pid=$!
@@ -272,6 +284,7 @@ def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
     assert user.run("bash", "-ec", script).stdout == "joined\n"
 
 
+@pytest.mark.parity("penroot-aufs2ovlfs")
 def test_aufs_whiteouts_become_overlayfs_ones(user: User, ubuntu: pathlib.Path) -> None:
     script = r"""
         mkdir -p low/d low/e up/d up/e mnt
@@ -284,6 +297,7 @@ def test_aufs_whiteouts_become_overlayfs_ones(user: User, ubuntu: pathlib.Path) 
     assert unshared(user, script) == "./d ./d/new ./e ./e/kept "
 
 
+@pytest.mark.parity("penroot-mksquashovlfs")
 def test_mksquashovlfs_flattens_layers(user: User, ubuntu: pathlib.Path) -> None:
     script = r"""
         mkdir -p a b; echo top >a/x; echo low >b/x; echo low >b/y; touch a/.wh.z b/z
@@ -295,6 +309,7 @@ def test_mksquashovlfs_flattens_layers(user: User, ubuntu: pathlib.Path) -> None
     assert user.run("bash", "-ec", script).stdout == "top\nlow\n0\n"
 
 
+@pytest.mark.parity("penroot-runfile")
 @pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd"])
 def test_runfile_unpacks_as_unsquashfs_does(user: User, ubuntu: pathlib.Path, compression: str) -> None:
     tree = user.home / "tree"

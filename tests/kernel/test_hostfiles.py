@@ -41,6 +41,8 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
     return out.read_text().splitlines()
 
 
+@pytest.mark.parity("penroot-follow")
+@pytest.mark.security("C10")
 @pytest.mark.parametrize("how", [RENAME, IN_PLACE], ids=["renamed", "in place"])
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def test_container_sees_host_files_that_change(
     assert "No such file" in apt[0]  # no directory of the host
 
 
+@pytest.mark.security("C10")
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathlib.Path, target: str) -> None:
     """The kernel detaches what is mounted on a file that is replaced."""
@@ -76,6 +79,7 @@ def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.P
     assert user.start("box.sqsh", "sh", "-c", "read x < /proc/$$/task/$$/children; echo [$x]") == "[]\n"
 
 
+@pytest.mark.security("C10")
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 @pytest.mark.parametrize("options", [(), ("--root",), ("--root", "--pid")])
 def test_writable_container_writes_copies_of_host_files(

@@ -111,6 +111,7 @@ def started_under_strace(user: User, inject: str, *words: str) -> subprocess.Com
     )
 
 
+@pytest.mark.security("L5")
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--root", "--rw")], ids=" ".join)
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_squashfuse_killed_as_it_starts(user: User, image: pathlib.Path, signal: str, options: tuple[str, ...]) -> None:

@@ -22,6 +22,7 @@ def install(debian: Machine, packages: Path, *names: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parity("deb: apt install in a Debian without compiler and pip")
 def test_two_commands_and_a_job_of_mpi_runs_and_purge_leaves_nothing(debian: Machine, packages: Path) -> None:
     assert debian.run("command -v cc gcc pip pip3", check=False).stdout == ""
     environ = bring_lab(debian)
@@ -37,6 +38,7 @@ def test_two_commands_and_a_job_of_mpi_runs_and_purge_leaves_nothing(debian: Mac
     assert before.keys() - after.keys() == set()
 
 
+@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm", "--version")
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
 def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
     debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")
@@ -57,6 +59,7 @@ def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) ->
     assert shown == "enroot, enroot+caps, enroot-hardened"
 
 
+@pytest.mark.parity("deb, rpm: another Python")
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
 def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: Path) -> None:
     install(debian, packages, "penroot")
@@ -80,6 +83,7 @@ def test_apparmor_that_comes_and_a_package_that_goes(debian: Machine, packages: 
     assert not (debian.path / "var/lib/penroot-package").exists()
 
 
+@pytest.mark.parity("deb, rpm: another Python")
 @pytest.mark.parametrize("debian", ["trixie"], indirect=True)
 def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
     """A trigger of python3's makes anew what is compiled; dpkg has it, whoever replaces that file."""

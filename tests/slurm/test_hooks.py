@@ -25,6 +25,7 @@ def site(lab: Lab) -> Iterator[Path]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("hooks: /proc/self/cgroup is that of the caller")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
@@ -164,6 +165,7 @@ DAEMONS = {
 }
 
 
+@pytest.mark.security("C9")
 @pytest.mark.parametrize("daemon", [*DAEMONS, "bash"])
 def test_daemon_of_a_hook_is_no_other_step(lab: Lab, site: Path, daemon: str) -> None:
     """The daemon keeps no lock of the container, so the step ends in silence, and the container is removed."""

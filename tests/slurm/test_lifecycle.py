@@ -134,6 +134,7 @@ def open_gate(lab: Lab) -> None:
 VICTIMS = {"helper": f"pkill -KILL -o -f {HELPER}", "server": f"pkill -KILL -f {SERVER}"}
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     on_node(lab, VICTIMS[victim])
@@ -149,6 +150,7 @@ def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subp
     assert err.count(why[victim]) == 1, err
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Popen[str]) -> None:
     on_node(lab, f"kill -KILL $({FIRST})")
     open_gate(lab)  # another one takes over
@@ -157,6 +159,7 @@ def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Po
     assert eight.returncode != 0
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     late = f"$({WAITING} | tail -3)"
@@ -176,6 +179,7 @@ def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.P
         assert out.count("done") == 8 or "the helper process of the container is gone" in err
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     first = on_node(lab, FIRST).strip()
@@ -187,6 +191,7 @@ def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[
     assert (eight.returncode == 0) == (victim == "helper"), err
 
 
+@pytest.mark.parity("what is killed half made goes with the step")
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
@@ -197,6 +202,7 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     assert "the helper process of the container ended without an answer: killed?" in err
 
 
+@pytest.mark.parity("what is killed half made goes with the step")
 def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
@@ -237,6 +243,7 @@ def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subproc
         step.communicate(timeout=300)
 
 
+@pytest.mark.parity("SIGTERM leaves a program its files")
 @pytest.mark.soak
 def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: Lab, file: str, soak: bool) -> None:
     with saving(lab, file, 10 if soak else 1) as step:
@@ -248,10 +255,12 @@ def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: L
 CHILDREN = "read -r children < /proc/$$/task/$$/children; echo children: $children"  # of the shell alone
 
 
+@pytest.mark.parity("no child that the program did not make")
 def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
     assert srun(lab, "-n2", IMAGE, *sh(f"wait; {CHILDREN}")) == "children:\n" * 2
 
 
+@pytest.mark.parity("a terminal")
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
@@ -266,6 +275,7 @@ def test_a_terminal(lab: Lab) -> None:
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 
+@pytest.mark.parity("srun waits for nothing of ours")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
     # It would kill it, and sleep for a second before it looks again: srun returns later then.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
@@ -278,12 +288,14 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
     assert "proctrack_p_signal: killing process" not in said
 
 
+@pytest.mark.parity("SIGTERM leaves a program its files")
 @pytest.mark.soak
 def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Popen[str]) -> None:
     out, err = end(overtime)
     assert "saved" in out, err
 
 
+@pytest.mark.parity("many steps at once")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
     """Steps in a row, some at once, some cancelled at random moments: all others exit 0."""

@@ -55,6 +55,7 @@ def test_no_file_is_anonymous(home: Home) -> None:
     assert home.find("reg.io") is None
 
 
+@pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
 def test_netrc_by_host_and_user(home: Home) -> None:
     home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
                "machine b.io login $oauthtoken password three\n")  # fmt: skip
@@ -65,6 +66,7 @@ def test_netrc_by_host_and_user(home: Home) -> None:
     assert home.find("c.io", "me") is None  # known for another host only
 
 
+@pytest.mark.parity("credentials with and without a port")
 def test_netrc_without_port_serves_every_port_but_the_exact_one_wins(home: Home) -> None:
     home.netrc("machine a.io login me password any\nmachine a.io:5000 login me password exact\n")
     assert home.find("a.io:443") == ("me", "any")
@@ -91,6 +93,7 @@ def test_netrc_entry_over_several_lines(home: Home) -> None:
     assert home.find("a.io") == ("me", "one")
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 def test_password_from_a_variable(home: Home) -> None:
     home.netrc("machine a.io login me password $TOKEN\nmachine b.io login me password ${TOKEN}\n")
     assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
@@ -99,6 +102,7 @@ def test_password_from_a_variable(home: Home) -> None:
         home.find("a.io")
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

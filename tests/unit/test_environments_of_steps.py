@@ -9,9 +9,8 @@ import pytest
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
 from enroot_py.features.environments.edf import Environment, FileEntry
 from enroot_py.features.environments.options import ENVIRONMENT
-from enroot_py.features.environments.step import CARRIED
 from pyxis_py import options, submit
-from pyxis_py.job import Job
+from pyxis_py.job import CARRIED, Job
 from pyxis_py.options import parse
 
 
@@ -54,6 +53,7 @@ def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
 
+@pytest.mark.parity("srun --environment: options go before the file")
 def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
     request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
@@ -63,6 +63,7 @@ def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     assert request.origins["entrypoint"] == "--no-container-entrypoint"
 
 
+@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
 def test_an_annotation_of_pyxis_is_an_option() -> None:
     text = "image a\nannotations.com.pyxis.entrypoint_log true"
     assert of_file(text).entrypoint_log is True
@@ -79,6 +80,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
     assert asked[1:] == [("other", "--environment")]
 
 
+@pytest.mark.security("H11")
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
@@ -156,7 +158,7 @@ def carried(tmp_path: Path) -> tuple[str, str]:
     """What a step of another file of that name is told, as sbatch has read it."""
     file = submit.check(with_file(tmp_path, 'image = "first"'))[0].file
     assert file
-    return "environ", f"{CARRIED[0]}={file.dumps()}"
+    return "environ", f"{CARRIED}={file.dumps()}"
 
 
 def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_what_was_carried_of_another_path_is_another_file(tmp_path: Path) -> Non
     file = submit.check(there)[0].file
     assert file
     (tmp_path / "it.toml").write_text('image = "second"')
-    told = ("environ", f"{CARRIED[0]}={file.dumps()}")
+    told = ("environ", f"{CARRIED}={file.dumps()}")
     here = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), path, told])
     assert submit.check(here)[0].image == "second"
 
@@ -189,7 +191,7 @@ def test_what_was_carried_of_a_name_is_not_a_file_here(tmp_path: Path) -> None:
     with_file(tmp_path, 'image = "first"')
     file = submit.check(Job(job))[0].file
     assert file and file.path == f"{tmp_path}/.edf/it.toml"
-    told = ("environ", f"{CARRIED[0]}={file.dumps()}")
+    told = ("environ", f"{CARRIED}={file.dumps()}")
     with_file(tmp_path, 'image = "second"')
     assert submit.check(Job([*job, told]))[0].image == "first"
     (tmp_path / "it.toml").write_text('image = "third"')

@@ -121,3 +121,31 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
             file.publish(replace=True)
     os.close(swept[0])
     assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("before", ["", "old"])
+def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    if before:
+        Path("made").write_text(before)
+    making.write("made", b"new", 0o640)
+    assert os.listdir() == ["made"] and Path("made").read_text() == "new"
+    assert Path("made").stat().st_mode & 0o7777 == 0o640
+
+
+def test_written_file_replaces_another_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    making.write(str(path), b"one", replace=False)
+    with pytest.raises(FileExistsError):
+        making.write(str(path), b"two", replace=False)
+    assert os.listdir(tmp_path) == ["made"] and path.read_text() == "one"
+
+
+def test_symbolic_link_replaces_what_is_there(tmp_path: Path) -> None:
+    making.symlink("a", str(tmp_path / "link"))
+    making.symlink("b", str(tmp_path / "link"))
+    assert os.listdir(tmp_path) == ["link"] and os.readlink(tmp_path / "link") == "b"
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        making.symlink("c", str(tmp_path / "directory"))
+    assert sorted(os.listdir(tmp_path)) == ["directory", "link"]

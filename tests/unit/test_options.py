@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from enroot_py.base.errors import ConfigError, UsageError
+from enroot_py.config.table import SETTINGS
 from enroot_py.runtime.mountentries import MountEntry
 from pyxis_py import options
 from pyxis_py.header import c_header
@@ -57,6 +58,7 @@ def test_a_request_is_read_only() -> None:
         of().image = "other"
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -101,6 +103,7 @@ def test_a_squashfs_file_without_its_flag_says_it() -> None:
     assert "d.sqsh:/d:sqsh mounts what a squashfs file holds" in caught.value.hint
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     "given",
     [
@@ -179,6 +182,7 @@ def test_the_longest_name_still_is_a_file_name() -> None:
     assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
 def test_command_line_beats_variables() -> None:
     environ = {
         "PYXIS_CONTAINER_IMAGE": "other",
@@ -194,13 +198,16 @@ def test_command_line_beats_variables() -> None:
     }
 
 
-@pytest.mark.parametrize(("text", "said"), [("1", True), ("Yes", True), ("0", False), ("n", False), ("false", False)])
-def test_flags_in_variables(text: str, said: bool) -> None:
+@pytest.mark.parametrize("text", ["1", "Yes", "on", "t", "0", "n", "false", "OFF", "F"])
+def test_flags_in_variables(text: str) -> None:
+    said = text in ("1", "Yes", "on", "t")
+    assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is said
     assert of(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
     assert of(PYXIS_CONTAINER_READONLY=text).writable is not said
     assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
 
 
+@pytest.mark.parity("the command line wins over variables")
 @pytest.mark.parametrize("text", ["", "maybe", "2"])
 def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
     with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
@@ -234,6 +241,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
     assert of("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
+@pytest.mark.parity("options without image or name are ignored and said so")
 def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
     lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
@@ -272,6 +280,10 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.base",
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
+        "enroot_py.base.log",
+        "enroot_py.config",
+        "enroot_py.config.table",
+        "enroot_py.config.words",
         "enroot_py.runtime",
         "enroot_py.runtime.mountentries",
         "pyxis_py",
@@ -306,6 +318,7 @@ def mounts(text: str) -> list[tuple[str, str]]:
     return [(mount.source, mount.target) for mount in parse([("container-mounts", text)], ENVIRON, "/work").mounts]
 
 
+@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

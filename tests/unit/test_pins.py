@@ -10,11 +10,11 @@ import pytest
 from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
 from enroot_py.features.pins import lockfile, pins, step
-from enroot_py.features.pins.options import PIN, PINNED
+from enroot_py.features.pins.options import PIN
 from enroot_py.features.pins.pins import Pins
 from enroot_py.registry.reference import LocalImage, Reference, parse
 from pyxis_py import comment, options, submit
-from pyxis_py.job import RESOLVED, Job
+from pyxis_py.job import PINNED, RESOLVED, Job
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 TEXT = f"# of the team\nversion 1\n\nubuntu {A}\n  reg#b/c:1   {B}\nwaits:1\n"
@@ -62,6 +62,7 @@ def test_what_a_job_carries_is_what_was_found() -> None:
     assert pins.loads(Pins({"reg/a:1": A}).dumps()) == Pins({"reg/a:1": A})
 
 
+@pytest.mark.security("H6")
 def test_what_a_user_makes_of_it_is_no_bug() -> None:
     chance = random.Random(15)
     words = [
@@ -166,6 +167,7 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
         pinned(asked)
 
 
+@pytest.mark.parity("digests, squashfs files")
 @pytest.mark.parametrize(
     ("given", "context"),
     [
@@ -183,12 +185,14 @@ def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], contex
     assert pinned(asked) == ""
 
 
+@pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
 def test_a_site_may_leave_it_to_steps(argument: str) -> None:
     asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
     assert pinned(asked) == ""
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_PIN")
 @pytest.mark.parametrize(
     ("text", "pin"),
     [("no", False), ("NO", False), ("yes", True), ("a,reg#b:1,a", ("a", "reg#b:1")), ("docker://no", ("docker://no",))],
@@ -221,6 +225,7 @@ def test_what_has_no_tag_cannot_be_named(image: str) -> None:
         pinned(asked)
 
 
+@pytest.mark.parity("show_image=yes")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

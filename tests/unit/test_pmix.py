@@ -29,6 +29,7 @@ def test_other_steps_are_none_of_it() -> None:
     assert pmix.check_root({}, 2) == ""
 
 
+@pytest.mark.parity("50-slurm-pmi")
 def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pmix, "MUNGE", str(tmp_path))
     assert pmix.check_root(MUNGE, 2) == ""
@@ -77,6 +78,7 @@ def test_what_a_hook_has_copied_is_told_from_words_of_the_user() -> None:
     assert not pmix.is_copy("PMIX_MCA_ptl", "tcp", server)
 
 
+@pytest.mark.parity("PMIx 3 and 5 in the image")
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     given = {**MUNGE, "PMIX_SECURITY_MODE": offered}

@@ -32,6 +32,7 @@ def rule(document: object, uri: str) -> policy.Rule:
     return read(document).rule(*policy.scopes_of(reference.parse(uri)))
 
 
+@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
 @pytest.mark.parametrize(
     "uri, scope",
     [
@@ -72,6 +73,7 @@ def test_all_requirements_of_a_scope_count() -> None:
     assert isinstance(error, PolicyError) and str(error) == "x is rejected by P:10 (default)" and error.hint
 
 
+@pytest.mark.parity("signedBy (GPG)")
 @pytest.mark.parametrize(
     "more",
     [
@@ -126,6 +128,7 @@ SLIPS: list[tuple[object, str]] = [
 ]
 
 
+@pytest.mark.parity("slips in a policy")
 @pytest.mark.parametrize("document, why", SLIPS)
 def test_a_slip_is_told_with_its_line(document: object, why: str) -> None:
     with pytest.raises(ConfigError) as said:
@@ -176,6 +179,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
 @pytest.mark.parametrize(
     "kind, words, image, good, bad",
     [
@@ -311,6 +315,7 @@ def test_a_policy_or_key_of_another_user_is_not_believed(tmp_path: pathlib.Path)
         policy.load(str(path))
 
 
+@pytest.mark.security("S3")
 def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
     """As to that of podman; one that leads nowhere is not as if there were none."""
     (tmp_path / "policy.json").symlink_to("other.json")

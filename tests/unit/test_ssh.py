@@ -151,6 +151,6 @@ def test_a_directory_that_others_see_is_refused(tmp_path: pathlib.Path, mode: in
 
 def test_without_asyncssh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncssh", None)
-    with pytest.raises(PenrootError, match="^asyncssh is not installed$"):
+    with pytest.raises(PenrootError, match="^ssh needs the Python library asyncssh, which is not installed$"):
         JobKeys(str(tmp_path), "lab", "42").make()
     assert os.listdir(tmp_path / "ssh") == []

@@ -188,6 +188,7 @@ class Guarded(Told):
         assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
 
 
+@pytest.mark.security("N2")
 @pytest.mark.parametrize("kind", BAD_MESSAGES)
 @pytest.mark.parametrize("stage", STAGES)
 def test_message_of_one_member_ends_no_other(stage: str, kind: str) -> None:
@@ -209,6 +210,7 @@ def test_bytes_of_another_plan_end_no_other(stage: str, length: int) -> None:
         Guarded(5).live_through(stage, [wire.encode(message), wire.encode(BAD_MESSAGES["Joined"])])
 
 
+@pytest.mark.security("N2")
 def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool) -> None:
     known = [data for message in BAD_MESSAGES.values() for data in retyped(wire.encode(message))]
     numbers = [0, 1, 2, 3, 4, 31, 32, SEED, (1 << 63) - 1]

@@ -243,6 +243,7 @@ def test_nodes_that_lack_little_take_that_alone(make: Callable[..., Lab]) -> Non
     assert lab.requests == [0, 1, 2, 3]
 
 
+@pytest.mark.security("N2")
 @pytest.mark.soak
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_nodes_that_die_or_stop_cost_the_others_nothing(
@@ -301,6 +302,7 @@ def is_thrown_out(sock: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.security("N1")
 def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     began = time.monotonic()
@@ -311,6 +313,7 @@ def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
         assert time.monotonic() - began >= loops.PATIENCE - 0.2
 
 
+@pytest.mark.security("N1")
 def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     with contextlib.ExitStack() as crowd:
@@ -405,6 +408,7 @@ def test_addresses_that_one_user_has_count_as_one(one: str, other: str, are_one:
     assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
 def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
     def attack(address: str) -> bool:
@@ -442,6 +446,7 @@ def shaken(sock: socket.socket, handshake: Handshake) -> bool:
     return True
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize("wrong", [{"key": b"x" * 32}, {"context": "7.1"}, {"role": "p"}, {"context": "8.0"}])
 def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, bytes]) -> None:
     lab = make(SIZES, 2)
@@ -454,6 +459,7 @@ def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong:
     assert lab.result(0) == whole(lab)
 
 
+@pytest.mark.security("N1")
 def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     first = hello()
@@ -468,6 +474,7 @@ def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
         assert is_thrown_out(sock)
 
 
+@pytest.mark.security("N2")
 @pytest.mark.parametrize(
     "message",
     [
@@ -491,6 +498,7 @@ def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., La
     assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
+@pytest.mark.security("N2")
 @pytest.mark.parametrize(
     "message",
     [
@@ -535,6 +543,7 @@ def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., 
     assert sorted((heard[1]["reason"], heard[2]["reason"])) == ["", "no such image"]
 
 
+@pytest.mark.security("N2")
 def test_who_does_not_listen_is_thrown_out() -> None:
     """What is still to be sent to one has a limit, and then it is the end of that connection alone."""
     here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
@@ -558,6 +567,7 @@ def test_who_does_not_listen_is_thrown_out() -> None:
         assert gone == ["it does not listen"]
 
 
+@pytest.mark.security("N2")
 def test_who_does_not_read_is_given_no_more_than_the_kernel_holds(tmp_path: Path) -> None:
     size, piece = 1 << 30, 1 << 20
     given = 0
@@ -645,6 +655,7 @@ def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Membe
     assert sorted(lobby.open) == [1] * most + [2]
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize("role", ["t", "p"])
 def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
     lobby = members(role, 2)
@@ -729,6 +740,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attack, why = ATTACKS[name]
@@ -793,6 +805,7 @@ class Member:
         self._sock.close()
 
 
+@pytest.mark.security("N2")
 def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> None:
     """What a member asks for before there is a plan is looked at when the tracker sends the plan."""
     here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
@@ -834,6 +847,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         sock.close()
 
 
+@pytest.mark.security("N2")
 @pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent
 @pytest.mark.parametrize(
     "message",
@@ -858,6 +872,7 @@ def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
         assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
 
 
+@pytest.mark.security("N2")
 def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab]) -> None:
     """Blobs have numbers, by a manifest that all know: who asks for one beyond it gets what else it has asked for."""
     lab = make(SIZES, 3)

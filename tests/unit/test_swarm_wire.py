@@ -124,6 +124,7 @@ def test_messages_count_once_and_in_order() -> None:
         mine.open(bytearray(first), 100)
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize(("at", "bit"), [(len(wire.MAGIC) + 1, 1), (len(wire.MAGIC) + 10, 128), (wire.HELLO - 1, 1)])
 def test_first_message_proves_the_key(at: int, bit: int) -> None:
     """A stranger is known by it, before anything is answered."""

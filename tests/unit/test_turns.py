@@ -122,6 +122,7 @@ def elsewhere(target: Path) -> Path:
     return turn
 
 
+@pytest.mark.parity("import -o FILE in several processes")
 def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = elsewhere(target)
     second = maker(target)
@@ -156,6 +157,7 @@ def test_maker_gives_signs_of_life(target: Path, monkeypatch: pytest.MonkeyPatch
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+@pytest.mark.security("U11")
 def test_turn_of_another_user_is_not_waited_for(target: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
@@ -174,6 +176,7 @@ def test_full_disk_leaves_no_turn(tmp_path: Path) -> None:
         assert os.listdir(place) == ["fill"]
 
 
+@pytest.mark.security("U11")
 def test_link_in_place_of_a_turn_is_not_followed(target: Path) -> None:
     (target.parent / ".x.sqsh.turn").symlink_to(target.parent / "victim")
     with Turn(str(target)) as turn:

@@ -16,7 +16,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.base.features import CARRIED_BYTES
 from enroot_py.config import files
-from enroot_py.config.words import base_directories, nearest
+from enroot_py.config.words import base_directories, nearest, true_or_false
 from enroot_py.features.environments import edf
 from enroot_py.features.environments.edf import Environment, FileEntry
 
@@ -106,7 +106,7 @@ def lacking(environment: Environment) -> str:
     wanted = {
         match[1]: entry
         for name, entry in environment.by_name("annotations").items()
-        if (match := _HOOK.fullmatch(name)) and entry.text.strip().lower() == "true" and match[1] not in SERVED
+        if (match := _HOOK.fullmatch(name)) and _is_true(entry) and match[1] not in SERVED
     }
     stack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
     source = stack.get(f"{_NETSTACK}source")
@@ -117,6 +117,13 @@ def lacking(environment: Environment) -> str:
     if not hooks:
         return ""
     return f"{environment.path}: nothing here does what these annotations ask for: {', '.join(hooks)}"
+
+
+def _is_true(entry: FileEntry) -> bool:
+    try:
+        return bool(true_or_false(entry.text))
+    except ValueError:
+        return False
 
 
 def _slip(name: str, entry: FileEntry) -> str:

@@ -6,16 +6,13 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
+from pyxis_py.job import CARRIED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.features.environments.edf import Environment
     from pyxis_py.job import Job
     from pyxis_py.options import Request
-
-
-# What the environment file said where the step or its job was submitted: Environment.dumps().
-CARRIED = ("PYXIS_EDF",)
 
 
 def describe(job: Job, name: str, origin: str) -> Environment:
@@ -68,7 +65,7 @@ def _on_node(job: Job, name: str, origin: str) -> Environment:
 
 def _carried(job: Job, name: str) -> Environment | None:
     """What was read of that name before. Raises ConfigError."""
-    if not (carried := job.environ.get(CARRIED[0], "")):
+    if not (carried := job.environ.get(CARRIED, "")):
         return None
     from enroot_py.features.environments import edf
 

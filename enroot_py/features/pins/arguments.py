@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pyxis_py.settings import PluginSetting
+from enroot_py.config.table import Bool, FeatureTable, rows
 
-PIN_TAGS = PluginSetting(
-    "pin_tags", "1", "let sbatch and salloc resolve the tag of an image for all steps of their job"
-)
-ARGUMENTS = (PIN_TAGS,)
+
+class PinArguments(FeatureTable):
+    pin_tags = Bool("1", "let sbatch and salloc resolve the tag of an image for all steps of their job")
+
+
+ARGUMENTS = rows(PinArguments)

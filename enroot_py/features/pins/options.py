@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pyxis_py.options import NO, YES, Option, file_name, image_text
-
-# What tags were where the job was submitted, and its lock file: Pins.dumps().
-PINNED = "PYXIS_PINNED"
+from enroot_py.config.words import truth
+from pyxis_py.options import Option, file_name, image_text
 
 
 def _pin(text: str) -> bool | tuple[str, ...]:
-    if text.lower() in YES + NO:
-        return text.lower() in YES
+    try:
+        return truth(text)
+    except ValueError:  # images
+        pass
     images = text.split(",")
     if not all(images):
         raise ValueError("an image is empty", "separate images with one comma each")

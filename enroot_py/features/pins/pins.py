@@ -16,12 +16,13 @@ from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config import settings as enroot_settings
 from enroot_py.features.pins import lockfile
-from enroot_py.features.pins.arguments import PIN_TAGS
+from enroot_py.features.pins.arguments import PinArguments
 from enroot_py.features.pins.lockfile import LockFile
-from enroot_py.features.pins.options import LOCK, PIN, PINNED
+from enroot_py.features.pins.options import LOCK, PIN
 from enroot_py.features.pins.settings import LockSettings
 from enroot_py.registry import reference
 from enroot_py.registry.reference import Reference
+from pyxis_py.job import PINNED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tupl
     asked = request.value(PIN)
     named = asked if isinstance(asked, tuple) else ()
     of_step = request.image if request.image is not None and request.is_reference(job.cwd) else None
-    by_site = plugin.value(PIN_TAGS) and plugin.resolve_tags and not plugin.importer
+    by_site = PinArguments(plugin).pin_tags and plugin.resolve_tags and not plugin.importer
     wanted = request.value(LOCK) is not None or asked or asked is None and by_site
     texts = [(request.origins["image"], of_step)] if of_step is not None and wanted else []
     texts += [(request.origins["pin"], text) for text in named]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enroot_py.base.digests import is_digest
-from enroot_py.features.pins.options import LOCK, PIN, PINNED
+from enroot_py.features.pins.options import LOCK, PIN
+from pyxis_py.job import PINNED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.job import Job
     from pyxis_py.options import Request
-
-CARRIED = (PINNED,)
 
 
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:

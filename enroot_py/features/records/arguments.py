@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pyxis_py.settings import PluginSetting
+from enroot_py.config.table import FeatureTable, Place, rows
 
-EVENTS = PluginSetting(
-    "events", "", "where steps are recorded, whatever ENROOT_EVENTS says", kind="path|journald|syslog"
-)
-ARGUMENTS = (EVENTS,)
+
+class RecordArguments(FeatureTable):
+    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
+
+
+ARGUMENTS = rows(RecordArguments)

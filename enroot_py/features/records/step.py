@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enroot_py.features.records.arguments import EVENTS
+from enroot_py.features.records.arguments import RecordArguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 def settings(step: Step) -> dict[str, object]:
     """The settings of a step that this feature decides."""
-    where = step.plugin.value(EVENTS)
+    where = RecordArguments(step.plugin).events
     return {"events": where} if where else {}

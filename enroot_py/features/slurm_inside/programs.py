@@ -9,7 +9,7 @@ from enroot_py.config.settings import HERE
 from enroot_py.features.slurm_inside import slurm
 from enroot_py.features.slurm_inside.settings import SETTINGS
 from enroot_py.runtime import hooks, rootfs
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime.mounting import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,4 +49,4 @@ class Programs:
             os.close(paths.open_in(root, "/etc/passwd", os.O_PATH, linux.RESOLVE_NO_XDEV))
             slurm.add_users(hooks.Context(root, "/", self._settings, {}, caller), users)
 
-        return Mount(HERE, HERE, "none", "x-create=dir,rbind", 0, self._origin), tree, add_users
+        return Mount(HERE, HERE, "none", ("x-create=dir", "rbind"), 0, self._origin), tree, add_users

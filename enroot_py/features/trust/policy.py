@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from enroot_py import LIBRARY
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError, PolicyError
 from enroot_py.config import files
@@ -227,7 +228,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     for place in _places(path):
         files.check(place)
     # Root's are of another number in a user namespace, as what is installed is.
-    owners = {0, owner, os.stat(__file__).st_uid}
+    owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
         with open(fd, "rb") as f:

@@ -8,6 +8,7 @@ import sys
 import click
 
 from enroot_py.base import log
+from enroot_py.base.build import missing
 from enroot_py.base.errors import PenrootError
 
 
@@ -31,8 +32,9 @@ def ssh_server(job: int, keys: str, container: str) -> None:
 
         sshd.serve(job, container, keys)
     except ModuleNotFoundError as e:
-        log.error(f"{os.uname().nodename}: {e.name} is not installed")
-        hint = "make install brings it, where pip has an index"
+        error = missing("ssh", e)
+        log.error(f"{os.uname().nodename}: {error}")
+        hint = error.hint
     except PenrootError as e:
         log.error(str(e))
         hint = e.hint
