@@ -685,7 +685,7 @@ def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_p
     """As a firewall that lets a node reach the registry, and not the server that has its blobs."""
     image = images.busybox()
     refusal = Reply(status, {"Content-Type": "text/html"}, HTML) if is_page else Reply(status, {}, b"<Error>no</Error>")
-    with serve(bind="127.0.0.2") as server, serve(lambda request: refusal, bind="127.0.0.3") as storage:
+    with fake(bind="127.0.0.2") as server, fake(lambda request: refusal, bind="127.0.0.3") as storage:
         away = Reply(307, {"Location": f"http://{storage.host}/data?secret={SECRET}"})
         has = registry_of(image, "a-token", f"http://{server.host}/token")
         give = token_server()
