@@ -14,7 +14,7 @@ from enroot_py import LIBRARY
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
-from enroot_py.config.table import SETTINGS, UNUSED, Setting, Table, all_settings, check_key
+from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
 # Where a container has what srun and its like need, and penroot too: features/slurm_inside, c_shims/brought.h.
@@ -94,10 +94,8 @@ def load(
     places = list(_places(environ, base))
     in_files = dict(_in_files(places, environ, base, in_job))
     values = {}
-    known = SETTINGS
-    given = (*environ, *in_files, *(directives or ()))
-    if any(key not in SETTINGS for key in given if key.startswith("ENROOT_")):
-        known = all_settings()
+    others = (key for key in (*environ, *in_files, *(directives or ())) if key.startswith("ENROOT_"))
+    known = SETTINGS if all(key in SETTINGS or key in FIXED or key in UNUSED for key in others) else all_settings()
     for variable, setting in known.items():
         if directives and variable in directives:
             value = directives[variable]

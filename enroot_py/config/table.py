@@ -315,7 +315,7 @@ UNUSED = {
 # Variables that no file sets.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Where penroot itself is: a file that it finds there cannot move it.
-_FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
+FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
 # Keys of enroot.conf that are not settings of ours but reach hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
@@ -328,7 +328,7 @@ def check_key(key: str, origin: str) -> None:
     """
     if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES or key in all_settings():
         return
-    if key in _FIXED:
+    if key in FIXED:
         raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
     if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
         raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
@@ -338,7 +338,7 @@ def check_key(key: str, origin: str) -> None:
 
 def slips(environ: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is nearly one of ours."""
-    known = (*SETTINGS, *_MORE, *_FIXED)
+    known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
     if unknown:
         of_features = all_settings()
