@@ -171,7 +171,7 @@ void enter_user(uid_t uid, gid_t gid)
 /* A new network namespace has a loopback interface, which is down. netdevice(7) */
 static void raise_loopback(void)
 {
-	struct ifreq request = {.ifr_name = "lo"};
+	struct ifreq request = { .ifr_name = "lo" };
 	AUTO_CLOSE fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &request) < 0)
@@ -207,7 +207,7 @@ void keep_capabilities(void)
 }
 
 static volatile sig_atomic_t forward_to;
-static const int forwarded[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT};
+static const int forwarded[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT };
 
 static void pass_on(int signal, siginfo_t *info, void *context)
 {
@@ -233,12 +233,12 @@ pid_t fork_heard(void)
 {
 	pid_t child;
 
-	handle((struct sigaction){.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART});
+	handle((struct sigaction){ .sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART });
 	child = fork();
 	if (child < 0)
 		err(EXIT_FAILURE, "cannot fork");
 	if (child == 0)
-		handle((struct sigaction){.sa_handler = SIG_DFL});
+		handle((struct sigaction){ .sa_handler = SIG_DFL });
 	return child;
 }
 
@@ -280,7 +280,7 @@ void fork_and_forward(void)
 		err(EXIT_FAILURE, "cannot create a pipe");
 	child = fork_heard();
 	if (child == 0) {
-		struct pollfd parent = {.fd = alive[0]};
+		struct pollfd parent = { .fd = alive[0] };
 
 		/* Ends with its parent, also where that one is killed; maybe it was already. */
 		close(alive[1]);
@@ -324,7 +324,7 @@ struct shown {
 
 static bool parse_mountinfo(char *line, int *id, struct shown *shown)
 {
-	char *fields[5] = {0}, *tail = strstr(line, " - ");
+	char *fields[5] = { 0 }, *tail = strstr(line, " - ");
 
 	if (!tail)
 		return false;
@@ -334,7 +334,7 @@ static bool parse_mountinfo(char *line, int *id, struct shown *shown)
 		if (!(fields[i] = strsep(&line, " ")))
 			return false;
 	*id = atoi(fields[0]);
-	*shown = (struct shown){fields[2], fields[3], fields[4], strsep(&tail, " ")};
+	*shown = (struct shown){ fields[2], fields[3], fields[4], strsep(&tail, " ") };
 	return true;
 }
 
@@ -364,7 +364,7 @@ bool is_own(int root, int fd)
 	AUTO_FREE all = here == base || info < 0 ? NULL : read_all(info, NULL);
 	AUTO_FREE copy = all ? strdup(all) : NULL;
 	char *rest = all, *line;
-	struct shown shown, mine = {0}, roots = {0};
+	struct shown shown, mine = { 0 }, roots = { 0 };
 	bool own;
 
 	if (here == base)

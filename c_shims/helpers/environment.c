@@ -163,8 +163,7 @@ static bool has_login(const char *text, size_t length)
 		if (begins_with_login(text, piece, scheme, token))
 			return true;
 		scheme = piece > 0;
-		token = (piece >= 4 && !memcmp(text + piece - 4, "http", 4)) ||
-			(piece >= 5 && !memcmp(text + piece - 5, "https", 5));
+		token = (piece >= 4 && !memcmp(text + piece - 4, "http", 4)) || (piece >= 5 && !memcmp(text + piece - 5, "https", 5));
 		next = text + piece + (mark ? 3 : 0);
 		length -= piece + (mark ? 3 : 0);
 	}
@@ -196,9 +195,8 @@ static const char *given(const char *name, const struct secrets *secrets)
 
 	if (!value || !secrets || !is_secret(name, value, secrets))
 		return value;
-	fprintf(stderr,
-		"[WARN] /etc/environment of the image asks for %s, which looks like a secret: --env %s would give it\n",
-		name, name);
+	fprintf(stderr, "[WARN] /etc/environment of the image asks for %s, which looks like a secret: --env %s would give it\n", name,
+		name);
 	unsetenv(name);
 	return NULL;
 }

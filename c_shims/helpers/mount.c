@@ -43,25 +43,25 @@ static const struct {
 	unsigned long flag;
 	uint64_t attribute;
 } flags[] = {
-	{"ro", "rw", MS_RDONLY, ATTR_RDONLY},
-	{"nosuid", "suid", MS_NOSUID, ATTR_NOSUID},
-	{"nodev", "dev", MS_NODEV, ATTR_NODEV},
-	{"noexec", "exec", MS_NOEXEC, ATTR_NOEXEC},
-	{"noatime", "atime", MS_NOATIME, ATTR_NOATIME},
-	{"nodiratime", "diratime", MS_NODIRATIME, ATTR_NODIRATIME},
-	{"strictatime", "", MS_STRICTATIME, ATTR_STRICTATIME},
-	{"sync", "", MS_SYNCHRONOUS, 0},
-	{"dirsync", "", MS_DIRSYNC, 0},
+	{ "ro", "rw", MS_RDONLY, ATTR_RDONLY },
+	{ "nosuid", "suid", MS_NOSUID, ATTR_NOSUID },
+	{ "nodev", "dev", MS_NODEV, ATTR_NODEV },
+	{ "noexec", "exec", MS_NOEXEC, ATTR_NOEXEC },
+	{ "noatime", "atime", MS_NOATIME, ATTR_NOATIME },
+	{ "nodiratime", "diratime", MS_NODIRATIME, ATTR_NODIRATIME },
+	{ "strictatime", "", MS_STRICTATIME, ATTR_STRICTATIME },
+	{ "sync", "", MS_SYNCHRONOUS, 0 },
+	{ "dirsync", "", MS_DIRSYNC, 0 },
 };
 
 static const struct {
 	const char *name; /* with an "r" before it, of all that is beneath, too */
 	unsigned long flag;
 } propagations[] = {
-	{"shared", MS_SHARED},
-	{"slave", MS_SLAVE},
-	{"private", MS_PRIVATE},
-	{"unbindable", MS_UNBINDABLE},
+	{ "shared", MS_SHARED },
+	{ "slave", MS_SLAVE },
+	{ "private", MS_PRIVATE },
+	{ "unbindable", MS_UNBINDABLE },
 };
 
 /* The bits of an entry, and their words. */
@@ -84,8 +84,9 @@ static const char *const kinds[] = {
 
 /* What means nothing here, but is no option of a file system either. */
 static const char *const ignored[] = {
-	"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup", "loud", "async",
-	"relatime", "norelatime", "nostrictatime", "iversion", "noiversion", "mand", "nomand", "lazytime", "nolazytime",
+	"defaults", "auto",       "noauto",  "user",   "nouser",   "users",      "nousers",    "owner",
+	"noowner",  "group",      "nogroup", "loud",   "async",    "relatime",   "norelatime", "nostrictatime",
+	"iversion", "noiversion", "mand",    "nomand", "lazytime", "nolazytime",
 };
 
 /* A line; what it takes is not freed, as the program ends with the last of them. */
@@ -138,7 +139,7 @@ static bool apply(struct entry *e, const char *word)
 
 static bool are_options(const char *field)
 {
-	return *field != '/' && (strchr(field, ',') || apply(&(struct entry){0}, field));
+	return *field != '/' && (strchr(field, ',') || apply(&(struct entry){ 0 }, field));
 }
 
 /* fstab(5): "\040" and its like are characters that would separate fields. */
@@ -210,7 +211,7 @@ static const char *inside(const char *source)
 /* One line to an entry; false where it is blank or a comment. */
 static bool parse(char *line, struct entry *e)
 {
-	char *fields[MAX_FIELDS + 1] = {0}, **field = fields, *word;
+	char *fields[MAX_FIELDS + 1] = { 0 }, **field = fields, *word;
 	int n = 0;
 
 	line += strspn(line, " \t\r");
@@ -244,7 +245,8 @@ static bool parse(char *line, struct entry *e)
 	if (!strcmp(e->type, "none") && !strcmp(e->source, "tmpfs"))
 		e->type = "tmpfs";
 	if (!strcmp(e->type, "sqsh"))
-		errx(EXIT_FAILURE, "%s:%d: cannot mount %s: a squashfs file needs penroot start or srun", e->origin, e->line, e->source);
+		errx(EXIT_FAILURE, "%s:%d: cannot mount %s: a squashfs file needs penroot start or srun", e->origin, e->line,
+		     e->source);
 	e->options = *field ? *field : strcmp(e->type, "none") ? "" : "rbind,x-create=auto";
 	parse_words(e);
 	e->inside = inside(e->source);
@@ -299,7 +301,9 @@ static int open_target(const struct entry *e, const char *source, int root)
 	/* Where the root is the host's own, all of it is. */
 	bool hosts = stat("/", &top) == 0 && fstat(root, &is) == 0 && is.st_dev == top.st_dev && is.st_ino == top.st_ino;
 	return create_in(root, e->target, directory ? S_IFDIR : S_IFREG, directory ? 0755 : 0644,
-			 hosts ? ANYWHERE : e->image ? OWN : NAMED);
+			 hosts    ? ANYWHERE :
+			 e->image ? OWN :
+				    NAMED);
 }
 
 /* An image does not cover what the host lends, as /proc, nor the root, where the other mounts are. */
@@ -362,8 +366,11 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 	if (!all)
 		err(EXIT_FAILURE, "cannot read %s", name);
 	while ((line = strsep(&rest, "\n"))) {
-		struct entry e = {
-			.origin = image ? "/etc/fstab of the image" : strcmp(name, "-") ? name : "stdin", .line = ++number, .image = image};
+		struct entry e = { .origin = image             ? "/etc/fstab of the image" :
+					     strcmp(name, "-") ? name :
+								 "stdin",
+				   .line = ++number,
+				   .image = image };
 
 		if (!parse(line, &e))
 			continue;
@@ -379,8 +386,8 @@ static void mount_fstab(const char *name, int root, int pass, bool image)
 			errx(EXIT_FAILURE, "%s:%d: cannot mount on %s: it leads to what is mounted from the host", e.origin, number,
 			     e.target);
 		if (!(e.is & NOFAIL))
-			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is & DETACH ? "detach" : "mount",
-			    e.source, e.target);
+			err(EXIT_FAILURE, "%s:%d: cannot %s %s on %s", e.origin, number, e.is & DETACH ? "detach" : "mount", e.source,
+			    e.target);
 		if (!(e.is & SILENT))
 			warn("%s:%d: cannot mount %s on %s", e.origin, number, e.source, e.target);
 	}
@@ -390,7 +397,8 @@ int main(int argc, char **argv)
 {
 	const char *directory = "/", *pass = "0", *image = NULL;
 	const struct word words[] = {
-		{"--root", .value = &directory}, {"--image", .value = &image}, {"--pass", .value = &pass}, {0}};
+		{ "--root", .value = &directory }, { "--image", .value = &image }, { "--pass", .value = &pass }, { 0 }
+	};
 	int flags = 0, at = parse_options(argv, 1, words, &flags);
 	AUTO_CLOSE root = -1;
 	char *end;

@@ -128,7 +128,7 @@ static void delete_directory(const char *path)
 
 static void await(int pidfd)
 {
-	struct pollfd waiting = {.fd = pidfd, .events = POLLIN};
+	struct pollfd waiting = { .fd = pidfd, .events = POLLIN };
 
 	while (poll(&waiting, 1, -1) < 0 && errno == EINTR)
 		;
@@ -193,8 +193,8 @@ static void unpack(const char *path, const char *offset, const char *to, bool qu
 	room = (uint64_t)is.f_bavail * is.f_frsize;
 	if (room < need)
 		errx(EXIT_FAILURE,
-		     "not enough space in %s: %llu MiB are needed, %llu MiB are free; set ENROOT_TEMP_PATH to another directory",
-		     to, (unsigned long long)need >> 20, (unsigned long long)room >> 20);
+		     "not enough space in %s: %llu MiB are needed, %llu MiB are free; set ENROOT_TEMP_PATH to another directory", to,
+		     (unsigned long long)need >> 20, (unsigned long long)room >> 20);
 	squashfs_unpack(fs, directory, !quiet && isatty(STDERR_FILENO) && need > SPARE);
 	squashfs_close(fs);
 }
@@ -285,7 +285,7 @@ static int start_server(int *go)
 		else
 			dup2(fuse, 3);
 		execle(start.server, start.server, "-f", "-o", options, start.image, "/dev/fd/3", NULL,
-		       (char *[]){"PATH=/usr/bin:/bin", NULL});
+		       (char *[]){ "PATH=/usr/bin:/bin", NULL });
 		_exit(127);
 	}
 	close(pair[0]);
@@ -296,8 +296,8 @@ static int start_server(int *go)
 /* Mounts what is served; false where the server does not answer: libfuse 2 takes no descriptor. */
 static bool mount_served(int fuse, int go, const char *target)
 {
-	AUTO_FREE data = text("fd=%d,rootmode=40000,user_id=%u,group_id=%u,allow_other,default_permissions", fuse, geteuid(),
-			      getegid());
+	AUTO_FREE data =
+		text("fd=%d,rootmode=40000,user_id=%u,group_id=%u,allow_other,default_permissions", fuse, geteuid(), getegid());
 	bool mounted = mount("squashfuse", target, "fuse.squashfuse", MS_RDONLY | MS_NOSUID | MS_NODEV, data) == 0;
 	struct stat is;
 
@@ -345,8 +345,7 @@ static void mount_unpacked(void)
 		err(EXIT_FAILURE, "cannot open %s", path);
 	source = text("/proc/self/fd/%d", directory);
 	/* A directory that is kept is changed only with --rw; one that is not is ours alone. */
-	if ((start.flags & WRITABLE || !mount_overlay(source, "")) &&
-	    mount(source, "mnt/root", NULL, MS_BIND | MS_REC, NULL) < 0)
+	if ((start.flags & WRITABLE || !mount_overlay(source, "")) && mount(source, "mnt/root", NULL, MS_BIND | MS_REC, NULL) < 0)
 		err(EXIT_FAILURE, "cannot mount the root file system");
 }
 
@@ -389,19 +388,19 @@ static void mount_root(uid_t uid, gid_t gid)
 static int enter(char **argv)
 {
 	static const struct word words[] = {
-		{"--work", .value = &start.work},
-		{"--image", .value = &start.image},
-		{"--offset", .value = &start.offset},
-		{"--keep", .value = &start.keep},
-		{"--server", .value = &start.server},
-		{"--root", .bit = REMAP},
-		{"--rw", .bit = WRITABLE},
-		{"--quiet", .bit = QUIET},
-		{"--pid", .bit = CLONE_NEWPID},
-		{"--net", .bit = CLONE_NEWNET},
-		{"--ipc", .bit = CLONE_NEWIPC},
-		{"--uts", .bit = CLONE_NEWUTS},
-		{0},
+		{ "--work", .value = &start.work },
+		{ "--image", .value = &start.image },
+		{ "--offset", .value = &start.offset },
+		{ "--keep", .value = &start.keep },
+		{ "--server", .value = &start.server },
+		{ "--root", .bit = REMAP },
+		{ "--rw", .bit = WRITABLE },
+		{ "--quiet", .bit = QUIET },
+		{ "--pid", .bit = CLONE_NEWPID },
+		{ "--net", .bit = CLONE_NEWNET },
+		{ "--ipc", .bit = CLONE_NEWIPC },
+		{ "--uts", .bit = CLONE_NEWUTS },
+		{ 0 },
 	};
 	/* Where we are, by a way that stays right when the working directory changes to the mounts' one. */
 	AUTO_CLOSE here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -520,7 +519,7 @@ static int environment(char **argv)
 
 	if (!all)
 		err(EXIT_FAILURE, "cannot read the environment");
-	print_environment(all, argv[0] && argv[1] ? &(struct secrets){.words = argv[0], .parts = argv[1]} : NULL);
+	print_environment(all, argv[0] && argv[1] ? &(struct secrets){ .words = argv[0], .parts = argv[1] } : NULL);
 	return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -529,19 +528,19 @@ static const struct {
 	int least, most; /* of its arguments */
 	int (*run)(char **argv);
 } verbs[] = {
-	{"guard", 2, INT_MAX, guard},
-	{"enter", 2, INT_MAX, enter},
-	{"try", 1, INT_MAX, try},
-	{"extract", 3, 4, extract},
-	{"size", 2, 2, size},
-	{"compressions", 0, 0, compressions},
-	{"get", 2, 2, get},
-	{"put", 2, 2, put},
-	{"mkdir", 3, 4, make},
-	{"symlink", 3, 3, make_symlink},
-	{"exists", 2, 2, exists},
-	{"substitute", 0, 0, print_substituted},
-	{"environment", 0, 2, environment},
+	{ "guard", 2, INT_MAX, guard },
+	{ "enter", 2, INT_MAX, enter },
+	{ "try", 1, INT_MAX, try },
+	{ "extract", 3, 4, extract },
+	{ "size", 2, 2, size },
+	{ "compressions", 0, 0, compressions },
+	{ "get", 2, 2, get },
+	{ "put", 2, 2, put },
+	{ "mkdir", 3, 4, make },
+	{ "symlink", 3, 3, make_symlink },
+	{ "exists", 2, 2, exists },
+	{ "substitute", 0, 0, print_substituted },
+	{ "environment", 0, 2, environment },
 };
 
 int main(int argc, char **argv)

@@ -224,8 +224,9 @@ static struct inode read_inode(struct squashfs *fs, uint64_t reference)
 	size_t left;
 	const uint8_t *p = lookup(&fs->inode_table, reference >> 16, (uint32_t)(reference & 0xffff), &left);
 	const uint8_t *f = take(&p, &left, 16);
-	struct inode inode = {.type = u16(f), .mode = u16(f + 2), .mtime = u32(f + 8), .number = u32(f + 12), .links = 1,
-			      .xattr = NONE};
+	struct inode inode = {
+		.type = u16(f), .mode = u16(f + 2), .mtime = u32(f + 8), .number = u32(f + 12), .links = 1, .xattr = NONE
+	};
 
 	switch (inode.type) {
 	case DIRECTORY:
@@ -493,7 +494,7 @@ struct squashfs *squashfs_open(const char *path, long long offset)
 
 void squashfs_close(struct squashfs *fs)
 {
-	struct table *tables[] = {&fs->inode_table, &fs->directory_table, &fs->xattr_table, &fs->xattr_ids};
+	struct table *tables[] = { &fs->inode_table, &fs->directory_table, &fs->xattr_table, &fs->xattr_ids };
 
 	for (size_t i = 0; i < LENGTH(tables); i++) {
 		free(tables[i]->data);
@@ -590,7 +591,7 @@ static void write_file(struct squashfs *fs, int fd, const char *path, const stru
 
 uint64_t squashfs_size(struct squashfs *fs)
 {
-	struct walk w = {.fs = fs, .top = -1};
+	struct walk w = { .fs = fs, .top = -1 };
 
 	walk_all(&w);
 	return w.bytes;
@@ -598,7 +599,7 @@ uint64_t squashfs_size(struct squashfs *fs)
 
 static void set_time(int parent, const char *name, const struct inode *inode)
 {
-	struct timespec times[2] = {{.tv_sec = inode->mtime}, {.tv_sec = inode->mtime}};
+	struct timespec times[2] = { { .tv_sec = inode->mtime }, { .tv_sec = inode->mtime } };
 
 	utimensat(parent, name, times, AT_SYMLINK_NOFOLLOW);
 }
@@ -660,7 +661,7 @@ static void fill(struct walk *w, int parent, const char *name, const char *path,
 	set_xattrs(w->fs, inode, fd, path);
 	if (fchmod(fd, inode->mode & 01777) < 0)
 		err(EXIT_FAILURE, "cannot change the mode of %s", path);
-	futimens(fd, (struct timespec[2]){{.tv_sec = inode->mtime}, {.tv_sec = inode->mtime}});
+	futimens(fd, (struct timespec[2]){ { .tv_sec = inode->mtime }, { .tv_sec = inode->mtime } });
 }
 
 /* Last: a directory's mode and time, which its content has changed. */
@@ -680,7 +681,7 @@ static void finish(struct walk *w, int parent, const char *name, const char *pat
 
 void squashfs_unpack(struct squashfs *fs, int directory, bool progress)
 {
-	struct walk w = {.fs = fs, .top = directory, .before = make, .workers = 1, .forked = 1};
+	struct walk w = { .fs = fs, .top = directory, .before = make, .workers = 1, .forked = 1 };
 	struct inode root = read_inode(fs, fs->root);
 	pid_t children[MAX_WORKERS];
 	cpu_set_t cpus;
@@ -717,7 +718,7 @@ void squashfs_unpack(struct squashfs *fs, int directory, bool progress)
 	}
 	if (failed)
 		errx(EXIT_FAILURE, "the image was not unpacked"); /* the worker has said why */
-	walk_all(&(struct walk){.fs = fs, .top = directory, .after = finish});
+	walk_all(&(struct walk){ .fs = fs, .top = directory, .after = finish });
 	fchmod(directory, (root.mode & 01777) | 0700);
 	if (progress)
 		fprintf(stderr, "\rExtracting 100%%\n");

@@ -24,20 +24,20 @@
 static void __attribute__((noreturn)) usage(void)
 {
 	printf("Usage: %s [options] [--] ROOTFS [COMMAND] [ARG...]\n\n"
-		" Options:\n"
-		"   --login           use a login shell\n"
-		"   --norc            leave out the command script of the image, /etc/rc\n"
-		"   --exec            run COMMAND itself, without shell or script\n"
-		"   --rcfile FILE     command script instead of the image's\n"
-		"   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's\n"
-		"   --env KEY=VALUE   one variable more\n"
-		"   --workdir DIR     working directory inside\n"
-		"   --lock            keep root inside from changing the mounts, in a second user namespace\n"
-		"   --net --uts       with --lock: give that one a network, or a host name, to configure\n"
-		"   --drop            drop the capabilities of root too\n"
-		"   --keyring         a new session keyring, without the caller's keys\n"
-		"   --close           close all descriptors but stdin, stdout and stderr\n",
-		program_invocation_short_name);
+	       " Options:\n"
+	       "   --login           use a login shell\n"
+	       "   --norc            leave out the command script of the image, /etc/rc\n"
+	       "   --exec            run COMMAND itself, without shell or script\n"
+	       "   --rcfile FILE     command script instead of the image's\n"
+	       "   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's\n"
+	       "   --env KEY=VALUE   one variable more\n"
+	       "   --workdir DIR     working directory inside\n"
+	       "   --lock            keep root inside from changing the mounts, in a second user namespace\n"
+	       "   --net --uts       with --lock: give that one a network, or a host name, to configure\n"
+	       "   --drop            drop the capabilities of root too\n"
+	       "   --keyring         a new session keyring, without the caller's keys\n"
+	       "   --close           close all descriptors but stdin, stdout and stderr\n",
+	       program_invocation_short_name);
 	exit(EXIT_SUCCESS);
 }
 
@@ -70,8 +70,7 @@ static void switch_root(const char *rootfs)
 		if (linux_pivot_root(".", ".") < 0)
 			err(EXIT_FAILURE, "cannot make %s the root", rootfs);
 	}
-	if (fchdir(old) < 0 || mount(NULL, ".", NULL, MS_REC | MS_SLAVE, NULL) < 0 || umount2(".", MNT_DETACH) < 0 ||
-	    chdir("/") < 0)
+	if (fchdir(old) < 0 || mount(NULL, ".", NULL, MS_REC | MS_SLAVE, NULL) < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
 		err(EXIT_FAILURE, "cannot drop the old root");
 	if (unshare(CLONE_NEWCGROUP) < 0 && errno != EINVAL)
 		err(EXIT_FAILURE, "cannot create a cgroup namespace");
@@ -134,7 +133,7 @@ static void complete_environment(bool login)
 	const char *value;
 
 	while (rest && (line = strsep(&rest, "\n"))) {
-		char *fields[7] = {0};
+		char *fields[7] = { 0 };
 		int n = 0;
 
 		while (n < 7 && (fields[n] = strsep(&line, ":")))
@@ -210,20 +209,13 @@ int main(int argc, char **argv)
 	const char *rcfile = NULL, *envfile = NULL, *workdir = NULL, *script = NULL;
 	const char *variables[argc], **end = variables;
 	const struct word words[] = {
-		{"--login", .bit = LOGIN},
-		{"--norc", .bit = NORC},
-		{"--exec", .bit = DIRECT},
-		{"--rcfile", .value = &rcfile},
-		{"--envfile", .value = &envfile},
-		{"--workdir", .value = &workdir},
-		{"--env", .list = &end},
-		{"--lock", .bit = LOCK},
-		{"--net", .bit = CLONE_NEWNET},
-		{"--uts", .bit = CLONE_NEWUTS},
-		{"--drop", .bit = DROP},
-		{"--keyring", .bit = KEYRING},
-		{"--close", .bit = CLOSE},
-		{0},
+		{ "--login", .bit = LOGIN },        { "--norc", .bit = NORC },
+		{ "--exec", .bit = DIRECT },        { "--rcfile", .value = &rcfile },
+		{ "--envfile", .value = &envfile }, { "--workdir", .value = &workdir },
+		{ "--env", .list = &end },          { "--lock", .bit = LOCK },
+		{ "--net", .bit = CLONE_NEWNET },   { "--uts", .bit = CLONE_NEWUTS },
+		{ "--drop", .bit = DROP },          { "--keyring", .bit = KEYRING },
+		{ "--close", .bit = CLOSE },        { 0 },
 	};
 	int flags = 0, at = parse_options(argv, 1, words, &flags);
 

@@ -23,38 +23,38 @@ enum { REMAP = 2 };
 static const char *target, *envfd, *envfile, *workdir;
 static const struct word words[] = {
 	/* In the order in which they are joined: the user namespace first gives the right to the others. */
-	{"--user", .bit = CLONE_NEWUSER},
-	{"--pid", .bit = CLONE_NEWPID},
-	{"--ipc", .bit = CLONE_NEWIPC},
-	{"--uts", .bit = CLONE_NEWUTS},
-	{"--net", .bit = CLONE_NEWNET},
-	{"--cgroup", .bit = CLONE_NEWCGROUP},
-	{"--mount", .bit = CLONE_NEWNS},
-	{"--remap-root", .bit = REMAP},
-	{"--target", .value = &target},
-	{"--envfd", .value = &envfd},
-	{"--envfile", .value = &envfile},
-	{"--workdir", .value = &workdir},
-	{0},
+	{ "--user", .bit = CLONE_NEWUSER },
+	{ "--pid", .bit = CLONE_NEWPID },
+	{ "--ipc", .bit = CLONE_NEWIPC },
+	{ "--uts", .bit = CLONE_NEWUTS },
+	{ "--net", .bit = CLONE_NEWNET },
+	{ "--cgroup", .bit = CLONE_NEWCGROUP },
+	{ "--mount", .bit = CLONE_NEWNS },
+	{ "--remap-root", .bit = REMAP },
+	{ "--target", .value = &target },
+	{ "--envfd", .value = &envfd },
+	{ "--envfile", .value = &envfile },
+	{ "--workdir", .value = &workdir },
+	{ 0 },
 };
 
 /* What /proc/PID/ns calls the first of them. */
-static const char *const names[] = {"user", "pid", "ipc", "uts", "net", "cgroup", "mnt"};
+static const char *const names[] = { "user", "pid", "ipc", "uts", "net", "cgroup", "mnt" };
 
 /* On stdout and with success also where arguments are missing: as enroot's. */
 static void __attribute__((noreturn)) usage(void)
 {
 	printf("Usage: %s [options] [--] COMMAND [ARG...]\n\n"
-		"Run a command in new namespaces: by default as root of a user namespace, with\n"
-		"a mount namespace of its own.\n\n"
-		" Options:\n"
-		"   --user --mount --pid --net --ipc --uts --cgroup   namespaces to create, or to join\n"
-		"   --remap-root      be root in the new user namespace, not oneself\n"
-		"   --target PID      join the namespaces of a process, its cgroup namespace too\n"
-		"   --envfd FD        take the environment from lines KEY=VALUE of a file descriptor\n"
-		"   --envfile FILE    the same from a file\n"
-		"   --workdir DIR     change to a directory\n",
-		program_invocation_short_name);
+	       "Run a command in new namespaces: by default as root of a user namespace, with\n"
+	       "a mount namespace of its own.\n\n"
+	       " Options:\n"
+	       "   --user --mount --pid --net --ipc --uts --cgroup   namespaces to create, or to join\n"
+	       "   --remap-root      be root in the new user namespace, not oneself\n"
+	       "   --target PID      join the namespaces of a process, its cgroup namespace too\n"
+	       "   --envfd FD        take the environment from lines KEY=VALUE of a file descriptor\n"
+	       "   --envfile FILE    the same from a file\n"
+	       "   --workdir DIR     change to a directory\n",
+	       program_invocation_short_name);
 	exit(EXIT_SUCCESS);
 }
 
@@ -79,8 +79,7 @@ static bool is_ours(int fd, const char *name)
 	AUTO_FREE path = text("/proc/self/ns/%s", name);
 	struct stat theirs, ours;
 
-	return fstat(fd, &theirs) == 0 && stat(path, &ours) == 0 && theirs.st_ino == ours.st_ino &&
-	       theirs.st_dev == ours.st_dev;
+	return fstat(fd, &theirs) == 0 && stat(path, &ours) == 0 && theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev;
 }
 
 static void join(int flags)

@@ -13,7 +13,7 @@
 
 /* Of an installation this is a directory, and a link to the one of them that is in use: enroot_py/base/versions.py. */
 #define VERSIONS "/penroot-versions"
-#define LINK     "/penroot"
+#define LINK "/penroot"
 
 enum { DIRECTORIES = 3 };
 

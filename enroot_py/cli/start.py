@@ -64,7 +64,6 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -c, --conf CONFIG        run a configuration script before the container starts
        --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
-       --join               share the container of equal starts by the same process, as ranks of MPI do
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
@@ -142,7 +141,6 @@ class Options:
 FLAGS = {
     "-r": "remap_root",
     "--root": "remap_root",
-    "--join": "join",
     "-w": "rootfs_writable",
     "--rw": "rootfs_writable",
     "--pid": "unshare_pid",
@@ -348,12 +346,8 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Whether this start shares a container. Raises UsageError."""
-    if settings.join == "auto":
-        return settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
-    if settings.join == "yes" and settings.unshare_pid:
-        raise UsageError("--join and --pid exclude each other", hint="processes of one's own end with the first")
-    return settings.join == "yes"
+    """Whether this start shares a container. One with processes of its own would end with the first rank."""
+    return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
 def enter_shared(settings: Settings, options: Options) -> Container:

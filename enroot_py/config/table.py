@@ -275,8 +275,8 @@ class Table(Rows):
     mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
     join = Choice(
         "auto",
-        "share one container with equal starts by the same process while they run; auto: ranks of MPI do",
-        *("auto", "yes", "no"),
+        "share one container among the MPI ranks of a launcher on a node while they run; no: each has its own",
+        *("auto", "no"),
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")

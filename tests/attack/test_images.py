@@ -77,7 +77,7 @@ def unharmed(user: User, secret: pathlib.Path) -> None:
 
 
 @pytest.mark.security("I1")
-def test_volume_through_a_link_of_a_layer_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
+def test_volume_behind_a_link_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
     """A layer links /vol to the victim's directory, and the image has a volume /vol."""
     image = busybox(symlink("vol", str(secret)))
     image.settings["Volumes"] = {"/vol": {}}
@@ -257,9 +257,7 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
 
 
 @pytest.mark.security("I3")
-def test_a_mount_point_that_the_user_names_is_made_where_he_has_mounted(
-    user: User, secret: pathlib.Path, rootfs: pathlib.Path
-) -> None:
+def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathlib.Path, rootfs: pathlib.Path) -> None:
     """Not an attack: a directory of the host's, and another one mounted in it; so does an image's working directory."""
     (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
     out = user.start(
@@ -271,9 +269,7 @@ def test_a_mount_point_that_the_user_names_is_made_where_he_has_mounted(
 
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("path", ["etc/environment", "etc/rc", "etc/skel/stolen", "etc/passwd"])
-def test_the_environment_of_the_caller_is_not_read_through_a_link(
-    account: User, rootfs: pathlib.Path, path: str
-) -> None:
+def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathlib.Path, path: str) -> None:
     """A file of the image is a link to /proc/self/environ, which is penroot's own while it starts."""
     (rootfs / path).parent.mkdir(exist_ok=True)
     (rootfs / path).unlink(missing_ok=True)
@@ -349,9 +345,7 @@ def spoil(path: pathlib.Path, kind: str) -> None:
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
-def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
-    user: User, rootfs: pathlib.Path, name: str, kind: str
-) -> None:
+def test_special_file_of_an_image_fails_in_words(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
     """/etc/rc and its like as a FIFO, /dev/zero, 5 GB of nothing, a link to itself: one line, at once."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)

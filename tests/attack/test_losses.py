@@ -69,7 +69,7 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
 
 
 @pytest.mark.security("L1")
-def test_what_a_user_closes_in_a_container_over_an_image_is_exported(user: User, rootfs: pathlib.Path) -> None:
+def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib.Path) -> None:
     """Line 10: closed in the upper directory, but its files are in a layer below."""
     files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
     files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
@@ -107,9 +107,7 @@ def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -
 
 @pytest.mark.security("L1")
 @pytest.mark.parametrize("verb", ["create", "export", "import", "bundle"])
-def test_a_parent_that_ignores_sigchld_does_not_turn_failures_into_successes(
-    user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
-) -> None:
+def test_ignored_sigchld_hides_no_failure(user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str) -> None:
     """Line 13: the status of a child is lost then, and Python takes it for 0: a full disk would be a success."""
     small = user.home / "small"
     small.mkdir()
@@ -260,7 +258,7 @@ def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, lar
 
 @pytest.mark.security("L2")
 @pytest.mark.soak
-def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
+def test_kill_at_any_moment_leaves_the_previous_state(
     user: User, large: pathlib.Path, rng: random.Random, soak: bool
 ) -> None:
     """Lines 10 and 13: whichever verb is killed whenever, the next one finds the user's things whole, and no lock."""

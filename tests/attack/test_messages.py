@@ -174,7 +174,7 @@ def test_a_closed_stdout_is_told(user: User, rootfs: pathlib.Path, words: str) -
     assert "cannot write the output" in done.stderr
 
 
-def test_nothing_is_written_into_what_takes_the_number_of_a_closed_descriptor(user: User, image: pathlib.Path) -> None:
+def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.Path) -> None:
     """Line 13: the next file that is opened is number 1, and what programs print goes into it."""
     for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
         user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")

@@ -58,7 +58,7 @@ def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: s
 
 
 @pytest.mark.security("U1")
-def test_nothing_is_made_or_removed_in_the_data_path_of_another_user(user: User, scratch: pathlib.Path) -> None:
+def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Path) -> None:
     """Issue 10, 15: the other verbs."""
     data = scratch / "data"
     planted(data)

@@ -96,7 +96,7 @@ def credentials(user: User, *hosts: str) -> None:
         "http://{evil}%5c@{good}/token",
     ],
 )
-def test_realm_that_two_parsers_read_differently_gets_no_password(user: User, form: str) -> None:
+def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
     """7: the realm is ``//evil\\@good/``: its password is found by one parser, and sent by the other one."""
     with fake(bind="127.0.0.2") as evil, fake(bind="127.0.0.3") as good:
         credentials(user, "127.0.0.3", good.host)

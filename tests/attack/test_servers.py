@@ -92,9 +92,7 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
 
 
 @pytest.mark.security("C1")
-def test_root_does_not_reach_the_node_by_who_waits_for_its_pid_namespace(
-    user: User, rootfs: pathlib.Path, mark: str
-) -> None:
+def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pathlib.Path, mark: str) -> None:
     """3: with --pid a process stays behind to wait; where the node's /proc is mounted it has a name there."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")

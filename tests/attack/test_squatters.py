@@ -161,9 +161,7 @@ def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib
 
 
 @pytest.mark.security("U5")
-def test_a_bundle_does_not_run_from_a_directory_that_others_rearrange(
-    user: User, image: pathlib.Path, tmp: pathlib.Path
-) -> None:
+def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pathlib.Path, tmp: pathlib.Path) -> None:
     """Issue 10, 4: programs of a bundle could be swapped in a TMPDIR that is not sticky, as 0777 or a group's."""
     user.penroot("bundle", "-o", "box.run", str(image))
     assert user.run("./box.run", "sh", "-c", "echo fine").stdout == "fine\n"
@@ -215,9 +213,7 @@ def swap_file(place: str, stop: object) -> None:
 @pytest.mark.parity("a file or directory that others write to is not believed")
 @pytest.mark.security("H5")
 @pytest.mark.parametrize("way", ["path", "name", "base"])
-def test_an_environment_file_that_another_user_puts_where_everybody_may(
-    user: User, scratch: pathlib.Path, way: str
-) -> None:
+def test_environment_file_of_another_user_is_refused(user: User, scratch: pathlib.Path, way: str) -> None:
     """It would say which image runs, and with which mounts, as the victim."""
     (scratch / "it.toml").write_text('image = "/squatted.sqsh"\n')
     os.chown(scratch / "it.toml", BOB, BOB)

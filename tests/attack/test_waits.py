@@ -217,7 +217,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 
 
 @pytest.mark.security("R3")
-def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab) -> None:
+def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
     """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)

@@ -103,7 +103,7 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
 
 
 @pytest.mark.security("U9")
-def test_containers_without_a_name_where_nodes_share_the_data_path(shared_home: Lab) -> None:
+def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
     """Issue 10, 18: of two nodes one ended with "container exists: pyxis_J.0", and a hint to remove the other's."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
@@ -122,7 +122,7 @@ def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> N
 
 
 @pytest.mark.security("U9")
-def test_a_container_that_another_node_runs_is_not_used_but_named(shared_home: Lab) -> None:
+def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> None:
     """Issue 10, 18: attaching knows the node, and no hint says to remove what runs."""
     name = "--container-name=two"
     keep = sh("echo up; read x; echo 1 > /kept")

@@ -413,7 +413,7 @@ def test_commands_know_their_directory_as_behind_a_shell(user: User, rootfs: pat
 
 
 @pytest.mark.parity("the image's compression")
-def test_compressions_that_the_helper_does_not_know_are_converted(user: User, rootfs: pathlib.Path) -> None:
+def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) -> None:
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(user.home)

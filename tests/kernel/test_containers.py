@@ -77,9 +77,7 @@ def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> 
     assert [p.name for p in user.data.iterdir()] == []
 
 
-def test_a_root_that_its_owner_cannot_read_is_locked_as_well_while_it_is_deleted(
-    user: User, rootfs: pathlib.Path
-) -> None:
+def test_unreadable_root_is_locked_while_it_is_deleted(user: User, rootfs: pathlib.Path) -> None:
     """Else another process takes it for one that was left, and deletes it at the same time."""
     require(shutil.which("strace"), "strace is not installed")
     rootfs.chmod(0o311)

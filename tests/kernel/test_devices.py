@@ -793,9 +793,7 @@ def test_ten_starts_at_once(user: User, dgx: FakeHost, box: pathlib.Path) -> Non
     assert out.splitlines() == ["libcuda.so.1 loaded"] * 10
 
 
-def test_writable_container_may_start_again_and_with_another_driver(
-    user: User, dgx: FakeHost, box: pathlib.Path
-) -> None:
+def test_writable_container_starts_with_another_driver(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     environ = {"NVIDIA_VISIBLE_DEVICES": "all"}
     for _ in range(2):
         assert user.start("--rw", "box", "loader", "libcuda.so.1", env=environ) == "libcuda.so.1 loaded\n"

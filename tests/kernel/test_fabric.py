@@ -132,7 +132,7 @@ def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathl
 
 
 @pytest.mark.parity("in the place of an older one")
-def test_in_the_place_of_an_older_one_in_an_image_of_another_release(user: User, newer: pathlib.Path) -> None:
+def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
     """Its own lacks libraries; the host's brings them, and both ends of a connection run."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
     assert "librdmacm.so.1: cannot open shared object file" in done.stderr

@@ -115,7 +115,7 @@ def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parity("export: everything is root's", "a container is a directory")
-def test_container_of_enroot_is_used_and_exported_without_what_enroot_left(user: User, tree: pathlib.Path) -> None:
+def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
     """enroot leaves /.lock, mount points that nobody may open, and in bundles /.enroot."""
     (tree / ".lock").write_text("")
     (tree / ".enroot/bin").mkdir(parents=True)

@@ -126,7 +126,7 @@ def test_a_choice_of_a_hook_reaches_ours(user: User, rootfs: pathlib.Path, site:
 
 
 @pytest.mark.parity("what a configuration script exports is told to hooks")
-def test_settings_that_a_configuration_exports_are_those_of_hooks(user: User, rootfs: pathlib.Path) -> None:
+def test_hooks_get_settings_that_a_configuration_exports(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "mine").touch()
     conf = user.home / "box.conf"
     conf.write_text("export ENROOT_MOUNT_HOME=y\n")
@@ -139,7 +139,7 @@ def test_settings_that_a_configuration_exports_are_those_of_hooks(user: User, ro
 
 
 @pytest.mark.parity("environ()")
-def test_a_configuration_is_one_shell_from_its_beginning_to_its_end(user: User, rootfs: pathlib.Path) -> None:
+def test_configuration_runs_in_one_shell(user: User, rootfs: pathlib.Path) -> None:
     conf = user.home / "box.conf"
     conf.write_text(
         "first=$1; export SHOWN=by-export\n"

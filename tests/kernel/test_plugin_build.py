@@ -122,7 +122,7 @@ def verbs(journal: list[str]) -> list[str]:
 # ---- building
 
 
-def test_the_plugin_exports_what_slurm_looks_for_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_plugin_exports_only_symbols_of_slurm(tmp_path_factory: pytest.TempPathFactory) -> None:
     with tempfile.TemporaryDirectory() as directory:
         output = f"{directory}/plugin.so"
         cli.build(output, python="/bin/sh", library="/usr/lib", include=cli.find_slurm(None))
@@ -159,7 +159,7 @@ def test_missing_headers_name_the_package() -> None:
     assert "libslurm-dev" in caught.value.hint
 
 
-def test_configuration_is_written_once_and_never_over_the_sites_own(tmp_path: os.PathLike[str]) -> None:
+def test_configuration_never_replaces_the_sites(tmp_path: os.PathLike[str]) -> None:
     directory = f"{tmp_path}/plugstack.conf.d"
     path = plugstack.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
     with open(path) as file:
@@ -271,9 +271,8 @@ def test_a_process_that_breaks_is_an_error(driver: Driver, image: str, said: str
         ("garbage", "no answer from the helper process of the container: Bad message"),
     ],
 )
-def test_what_goes_wrong_while_srun_asks_for_nodes_is_said_and_left_to_them(
-    driver: Driver, image: str, said: str
-) -> None:
+def test_failure_of_srun_is_shown_and_left_to_nodes(driver: Driver, image: str, said: str) -> None:
+    """srun resolves tags for the nodes."""
     done = driver.run("srun", 0, f"container-image={image}")
     assert (done.returncode, done.stdout) == (0, "resolved nothing\nchildren none\n")
     assert said in done.stderr
@@ -320,7 +319,7 @@ def test_nothing_is_wrong_with_what_srun_does_not_check(driver: Driver, words: t
         ),
     ],
 )
-def test_nothing_is_wrong_with_a_tag_for_which_srun_does_not_wait(driver: Driver, image: str) -> None:
+def test_plain_tag_needs_no_check_by_srun(driver: Driver, image: str) -> None:
     words = (f"container-image={image}", "container-name=a")
     request = options.parse([(word.partition("=")[0], word.partition("=")[2]) for word in words], {}, "/")
     assert not options.ignored(request)
@@ -498,7 +497,7 @@ def test_one_task_says_what_is_wrong_and_none_runs(driver: Driver) -> None:
 
 
 @as_root
-def test_a_task_that_is_not_heard_leaves_it_to_another_one_to_say(driver: Driver) -> None:
+def test_error_of_a_silent_task_is_shown_by_another(driver: Driver) -> None:
     """srun --pty has /dev/null for the stderr of all tasks but one."""
     done = driver.run("stepd", 3, "container-image=step-error", "pty=")
     node = os.uname().nodename.partition(".")[0]
@@ -515,7 +514,8 @@ def test_a_bad_workdir_is_named(driver: Driver) -> None:
 
 @pytest.mark.parity("per-user directories are 0700", "a failing runtime_path or clean-up drains no node")
 @as_root
-def test_a_runtime_path_that_cannot_be_made_fails_the_task_not_the_node(driver: Driver) -> None:
+def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
+    """The node is not drained."""
     done = driver.run("stepd", 2, "container-image=ok", "arg=runtime_path=/proc/nope")
     assert done.returncode == 5
     assert "cannot make the directory /proc/nope/2001: No such file or directory" in done.stderr
@@ -657,7 +657,7 @@ def test_what_a_user_has_mounted_over_his_directory_is_not_asked(driver: Driver)
 
 @pytest.mark.security("R8")
 @as_root
-def test_a_helper_that_says_it_is_another_process_is_not_believed(driver: Driver) -> None:
+def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
     """Root would wait for that, or kill it."""
     with subprocess.Popen(["sleep", "1000"]) as other:
         with open(f"/proc/{other.pid}/stat") as stat:
@@ -727,7 +727,7 @@ def open_gate(driver: Driver) -> None:
 
 
 @as_root
-def test_when_the_first_task_is_killed_during_set_up_the_next_takes_over(driver: Driver) -> None:
+def test_next_task_takes_over_from_one_killed_in_setup(driver: Driver) -> None:
     step, starter = start_slowly(driver, 3)
     os.kill(starter, signal.SIGKILL)
     until(lambda: len(driver.journal()) == 2, "another helper has been asked")
@@ -740,7 +740,7 @@ def test_when_the_first_task_is_killed_during_set_up_the_next_takes_over(driver:
 
 
 @as_root
-def test_when_the_helper_is_killed_during_set_up_all_fail_with_one_line(driver: Driver) -> None:
+def test_helper_killed_in_setup_fails_all_with_one_line(driver: Driver) -> None:
     step, _ = start_slowly(driver, 3)
     (helper,) = processes_of(driver.directory)
     os.kill(helper, signal.SIGKILL)
@@ -812,7 +812,7 @@ def test_the_helper_is_there_before_the_first_task(driver: Driver) -> None:
 
 @pytest.mark.security("R4")
 @as_root
-def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Driver) -> None:
+def test_waiting_helper_is_closed_and_has_no_secret(driver: Driver) -> None:
     with held(driver) as (_, helper, _):
         status = pathlib.Path(f"/proc/{helper}/status").read_text()
         assert f"\nGid:\t65534\t{USER}\t{USER}\t{USER}\n" in status
@@ -828,7 +828,7 @@ def test_what_waits_for_a_task_is_closed_to_its_user_and_has_nothing(driver: Dri
 @pytest.mark.security("R4")
 @as_root
 @pytest.mark.parametrize("signal_", ["KILL", "TERM"])
-def test_a_helper_that_is_killed_before_the_first_task_is_replaced(driver: Driver, signal_: str) -> None:
+def test_helper_killed_before_the_first_task_is_replaced(driver: Driver, signal_: str) -> None:
     with held(driver) as (step, helper, hold):
         assert as_user("kill", f"-{signal_}", str(helper)) == 0
         until(lambda: not processes_of(driver.directory), "the helper is gone")
@@ -875,7 +875,7 @@ def test_a_deaf_helper_is_killed_when_the_task_is_that_asks_it(driver: Driver, a
 
 @pytest.mark.security("R4")
 @as_root
-def test_a_helper_of_another_namespace_than_the_tasks_is_not_taken(driver: Driver) -> None:
+def test_helper_of_another_namespace_is_not_used(driver: Driver) -> None:
     done = driver.run("stepd", 2, "container-image=ok", "unshare=", f"env=JOURNAL={driver.directory}/journal")
     assert (done.returncode, done.stderr) == (0, "")
     assert set(started_as(driver)) == {"step"}
@@ -890,7 +890,7 @@ def test_a_helper_without_a_task_goes_when_slurmstepd_is_killed(driver: Driver) 
 
 
 @pytest.mark.parity("uninstall")
-def test_uninstall_removes_what_install_wrote_and_nothing_of_the_site(tmp_path: pathlib.Path) -> None:
+def test_uninstall_keeps_files_of_the_site(tmp_path: pathlib.Path) -> None:
     directory = str(tmp_path)
     path = plugstack.configure(directory, "/lib/spank_pyxis.so", ())
     (tmp_path / "other.conf").write_text("optional /x/other.so\n")

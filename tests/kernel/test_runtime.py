@@ -120,7 +120,7 @@ def test_no_new_privileges_and_no_capabilities(user: User, rootfs: pathlib.Path)
 
 
 @pytest.mark.parity("descriptors of the caller are inherited")
-def test_descriptors_of_the_caller_reach_the_program_and_ours_do_not(user: User, rootfs: pathlib.Path) -> None:
+def test_only_the_callers_descriptors_reach_the_program(user: User, rootfs: pathlib.Path) -> None:
     out = user.run("sh", "-c", "exec 7</etc/hostname; penroot start box sh -c 'ls /proc/self/fd; cat <&7'").stdout
     name = pathlib.Path("/etc/hostname").read_text().strip()
     assert out.split()[-1] == name

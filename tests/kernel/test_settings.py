@@ -256,7 +256,8 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
     "exec: its variables and its working directory",
     "a cgroup namespace",
 )
-def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User, rootfs: pathlib.Path) -> None:
+def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
+    """Namespaces, working directory and variables are those of the process."""
     spaces = ("--pid", "--net", "--ipc", "--uts")
     script = "cd /opt/work; echo ready; exec sleep 1000"
     command = user.command("penroot", "start", *spaces, "-e", "MINE=1 2", "box", "sh", "-c", script)
@@ -329,9 +330,7 @@ def test_tokens_are_left_nowhere(user: User) -> None:
     "place",
     ["enroot.conf", "penroot.yaml", "enroot.conf.d/", "mounts.d/", "environ.d/", "hooks.d/", "mounts.d/10-site.fstab"],
 )
-def test_what_the_site_says_and_the_user_may_not_read_is_no_silence(
-    user: User, rootfs: pathlib.Path, place: str
-) -> None:
+def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathlib.Path, place: str) -> None:
     closed = user.home / "etc" / place
     closed.parent.mkdir(parents=True, exist_ok=True)
     if place.endswith("/"):

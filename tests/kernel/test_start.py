@@ -499,7 +499,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
     assert mounts_under(user.home) == []
 
 
-def test_a_directory_that_holds_the_scratch_is_mounted_without_it(user: User, image: pathlib.Path) -> None:
+def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
     assert out == ""
 

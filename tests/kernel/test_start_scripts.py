@@ -108,7 +108,8 @@ def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
     assert "[INFO] from the hook" in done.stderr
 
 
-def test_what_hooks_print_is_not_the_containers_and_their_status_is_told(user: User, rootfs: pathlib.Path) -> None:
+def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
+    """The exit status of a hook is shown."""
     hook = user.home / "etc/hooks.d/50-site.sh"
     hook.parent.mkdir(parents=True)
     hook.write_text("#!/bin/sh\necho noise\nexit ${STATUS:-0}\n")
@@ -387,7 +388,8 @@ def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: s
     user.penroot("start", "box", "sh", "-c", "exit 7", env=login, status=7)
 
 
-def test_login_shell_takes_the_path_of_the_profile_where_the_image_has_none(user: User, rootfs: pathlib.Path) -> None:
+def test_login_shell_has_the_path_of_the_profile(user: User, rootfs: pathlib.Path) -> None:
+    """The image sets no PATH."""
     (rootfs / "etc/environment").write_text("A=1\n")
     (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
@@ -483,7 +485,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     assert out[1].endswith("sleep 600")
 
 
-def test_a_data_path_that_is_mounted_from_elsewhere_in_its_file_system(user: User, rootfs: pathlib.Path) -> None:
+def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Path) -> None:
     """As a subvolume is, or the home of a machine in a machine."""
     moved = user.home / "moved"
     user.data.rename(moved)

@@ -38,9 +38,8 @@ def later(user: User) -> str:
     return str(program)
 
 
-def test_a_later_version_reads_the_store_of_an_earlier_one_which_refuses_what_that_has_made(
-    user: User, registry: Server, later: str
-) -> None:
+def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later: str) -> None:
+    """The earlier version refuses what the later one has made."""
     uri = f"docker://{registry.host}/library/small"
     user.penroot("create", "--name", "one", f"{uri}:1")
     mark = user.home / "cache/format"

@@ -62,7 +62,7 @@ def pythons() -> dict[str, str]:
 
 
 @pytest.mark.parity("one package for Python 3.10 to 3.14")
-def test_each_python_of_this_machine_loads_what_is_compiled_for_it(unpacked: Path) -> None:
+def test_each_python_here_loads_its_compiled_module(unpacked: Path) -> None:
     found = pythons()
     assert found
     for version, python in found.items():
@@ -111,7 +111,7 @@ def test_it_runs_by_a_link_for_a_user_who_cannot_write_there(unpacked: Path) -> 
 
 
 @pytest.mark.parity("an archive that runs from any path")
-def test_the_plugin_is_installed_from_a_shared_place_and_a_job_runs(packages: Path) -> None:
+def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
     with machine("trixie", "tarball", slurm=True) as debian:
         environ = bring_lab(debian)
         debian.run(f"apt-get -qq install --yes --no-install-recommends python3 xz-utils {NEEDS}")

@@ -132,7 +132,7 @@ def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
 
 @pytest.mark.parity("sbatch --environment: as the file was at submit")
 @pytest.mark.security("H10")
-def test_a_batch_job_has_the_file_as_it_was_when_it_was_submitted(lab: Lab) -> None:
+def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     """Also when it is requeued, and whatever is exported."""
     script = f'{INSIDE}; echo restart ${{SLURM_RESTART_COUNT:-0}} $WHO; test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", "--hold", "--export=NONE", "--environment=it", script=script)

@@ -43,7 +43,7 @@ def test_each_node_records_the_step(lab: Lab, file: str) -> None:
 
 
 @pytest.mark.parity("failures, with their message")
-def test_a_step_that_gets_no_container_is_recorded_with_the_reason(lab: Lab, file: str) -> None:
+def test_step_without_container_is_recorded_with_reason(lab: Lab, file: str) -> None:
     refused(lab, "--container-image=./no-such.sqsh", "true")
     (record,) = records(lab, "step")
     assert record["result"] == "error" and "no-such.sqsh" in record["error"]

@@ -87,7 +87,7 @@ def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str])
 
 
 @PMIX
-def test_a_credential_that_the_image_does_not_know_is_in_no_variable(lab: Lab, site: Path) -> None:
+def test_credential_unknown_to_the_image_is_in_no_variable(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     show = sh("echo $PMIX_SECURITY_MODE $PMIX_MCA_psec")
     outside = srun(lab, "--mpi=pmix", *show)
@@ -106,7 +106,7 @@ def test_pmi2_of_a_hook_beside_ours(lab: Lab, site: Path) -> None:
     assert {"0", "1"} <= set(out.split())
 
 
-def test_a_second_step_in_a_running_container_has_its_own_variables(lab: Lab, site: Path) -> None:
+def test_second_step_in_a_container_has_own_variables(lab: Lab, site: Path) -> None:
     """Not those that a hook has copied from the first."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-name=own", *sh("echo up; read line; echo $SLURM_JOB_ID")])

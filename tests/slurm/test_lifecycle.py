@@ -74,7 +74,7 @@ def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: s
 
 @pytest.mark.usefixtures("overtime")  # begun here, so that its own test need not wait
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
-def test_the_helper_is_killed_at_some_moment_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
+def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
     time.sleep(seconds)
     on_node(lab, f"pkill -KILL -f {HELPER}")
@@ -157,6 +157,29 @@ def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Po
     out, err = end(eight)
     assert out.count("done") == 7, err
     assert eight.returncode != 0
+
+
+def test_tasks_name_a_stopped_first_task_and_give_up(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}")
+    began = time.monotonic()
+    until(lambda: len(on_node(lab, WAITING).split()) <= 1, "the others have given up", 40)
+    assert 6 < time.monotonic() - began < 30
+    on_node(lab, f"kill -KILL {first}")
+    _, err = end(eight)
+    assert eight.returncode != 0
+    assert (
+        err.count(f"waiting for process {first}, the task that starts the container on this node: it is stopped") == 1
+    )
+    assert err.count(f"process {first}, the task that starts the container on this node, is stopped") == 1
+
+
+def test_tasks_wait_for_a_first_task_that_goes_on(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}; sleep 5; kill -CONT {first}")
+    open_gate(lab)
+    out, err = end(eight)
+    assert (eight.returncode, out.count("done")) == (0, 8), err
 
 
 @pytest.mark.parity("killed helpers, tasks and servers")
@@ -245,7 +268,8 @@ def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subproc
 
 @pytest.mark.parity("SIGTERM leaves a program its files")
 @pytest.mark.soak
-def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: Lab, file: str, soak: bool) -> None:
+def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> None:
+    """A program that writes a checkpoint at the end can read its files."""
     with saving(lab, file, 10 if soak else 1) as step:
         lab.run(["scancel", "--user=alice"])
         out, err = end(step)

@@ -83,7 +83,7 @@ def test_who_one_is_in_a_running_container_was_said_at_its_start(lab: Lab) -> No
         assert "ignoring" not in lab.run(["srun", *ON_N1, NAME, "--no-container-remap-root", "true"]).stderr
 
 
-def test_an_image_that_is_gone_stops_nobody_who_has_the_container(lab: Lab) -> None:
+def test_container_stays_usable_without_its_image(lab: Lab) -> None:
     gone = "--container-image=registry:5000#minimal:gone"
     srun(lab, IMAGE, NAME, "true")
     assert "error" not in lab.run(["srun", *ON_N1, gone, NAME, "true"]).stderr
@@ -218,7 +218,7 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
     assert srun(lab, NAME, "cat", "/later") == "seen\n"
 
 
-def test_what_was_removed_while_it_ran_is_not_the_new_one_of_its_name(lab: Lab) -> None:
+def test_removed_container_is_not_the_new_one_of_its_name(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable"):
         done = lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1", check=False)
         assert done.returncode == 1 and "runs in the container pyxis_one" in done.stderr

@@ -130,7 +130,7 @@ def test_steps_of_the_script_have_it(lab: Lab, tag: Tag) -> None:
 
 @pytest.mark.parity("sbatch --container-pin=IMAGE", "PYXIS_CONTAINER_PIN")
 @pytest.mark.parametrize("way", ["--container-pin", "PYXIS_CONTAINER_PIN"])
-def test_steps_of_a_script_on_the_host_have_the_images_that_are_named(lab: Lab, tag: Tag, way: str) -> None:
+def test_steps_of_a_host_script_have_pinned_images(lab: Lab, tag: Tag, way: str) -> None:
     words = (f"--container-pin={tag.image}",) if way == "--container-pin" else ()
     env = {} if words else {way: tag.image}
     script = f"test -e /number || echo host; srun --container-image={tag.image} {SHOW}"
@@ -320,7 +320,7 @@ def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
 
 @pytest.mark.security("H6")
 @pytest.mark.parametrize("text", ["tag x", "image 1", "lock\npath /etc/shadow\nimage 1 a b", "path /\n\n", "\ttag a b"])
-def test_a_pin_that_the_user_has_written_runs_nothing_on_the_host(lab: Lab, tag: Tag, text: str) -> None:
+def test_forged_pin_runs_nothing_on_the_host(lab: Lab, tag: Tag, text: str) -> None:
     inside = "test -e /number && echo container || echo host"
     for variable in ("PYXIS_PINNED", "SLURM_PYXIS_PINNED"):
         words = ("--container-lock=./x",) if "lock" in text else ()

@@ -49,7 +49,7 @@ def jobs(lab: Lab) -> str:
 
 
 @pytest.mark.parity("srun: nodes get the signatures of srun")
-def test_what_is_signed_runs_and_nodes_get_the_signatures_from_srun(lab: Lab, registry: Server) -> None:
+def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
     digest = image(registry, "signed", 1)
     with front(lab, registry) as shown:
         sign(registry.pusher, "test/signed", digest, SIGNER, f"{shown.host}/test/signed")
@@ -147,7 +147,7 @@ def test_files_by_their_place(lab: Lab) -> None:
 
 
 @pytest.mark.parity("containers that are there already")
-def test_a_container_with_a_name_is_verified_when_it_is_used_again(lab: Lab) -> None:
+def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
     write(lab, ACCEPT)
     srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")
     write(lab, REJECT)
@@ -166,7 +166,7 @@ def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> No
             before = jobs(lab)
             done = lab.run([command, f"--container-image={MINIMAL}", *words], check=False)
             assert done.returncode != 0, done.stderr
-            assert "is rejected by /home/alice/.config/enroot/policy.json:1 (default)" in done.stderr
+            assert "is rejected by /home/alice/.config/enroot/policy.json: default[0] (default)" in done.stderr
             assert jobs(lab) == before
     finally:
         write(lab, WANTED)

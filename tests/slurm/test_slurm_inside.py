@@ -90,7 +90,7 @@ def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str)
 
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
-def test_whoever_asks_for_a_container_by_variable_gets_one_or_an_error(lab: Lab, debian: str) -> None:
+def test_container_by_variable_is_made_or_an_error(lab: Lab, debian: str) -> None:
     script = (
         f"{STEP} {sh(INSIDE)[0]} -c '{INSIDE}'; PYXIS_CONTAINER_IMAGE=none:none:none {STEP} sh -c '{INSIDE}'; echo $?"
     )
@@ -314,7 +314,8 @@ LINKS = {
 @pytest.mark.parity("nothing of an image is replaced")
 @pytest.mark.security("I7")
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
-def test_links_of_an_image_are_not_followed_and_the_step_does_not_run(lab: Lab, place: pathlib.Path, make: str) -> None:
+def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make: str) -> None:
+    """The step does not run."""
     where = pathlib.Path(tempfile.mkdtemp(dir=place))
     where.chmod(0o755)
     said = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))

@@ -293,7 +293,7 @@ def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop
 
 
 @pytest.mark.parity("ssh-key --suffix", "memory and CPUs of the job hold")
-def test_the_end_of_the_job_ends_the_connection_and_removes_the_keys(lab: Lab, laptop: Laptop) -> None:
+def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         step = laptop.popen("ssh", f"{number}.cluster", "trap '' HUP TERM; setsid sleep 999 & echo here; wait")
         assert next_line(step) == "here\n"
@@ -330,7 +330,8 @@ def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> Non
 
 @pytest.mark.parity("ssh-key --suffix")
 @pytest.mark.security("I11")
-def test_only_the_key_of_the_job_opens_and_only_its_server_is_believed(lab: Lab, laptop: Laptop) -> None:
+def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
+    """The client trusts only the server of the job."""
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
         laptop.ssh(host, "true")

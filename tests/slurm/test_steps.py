@@ -314,7 +314,7 @@ def test_disk_full(lab: Lab) -> None:
         lab.run(["umount", "/var/tmp"], node="n2", user="root")
 
 
-def test_a_read_only_place_for_containers_is_no_hindrance_to_a_read_only_step(lab: Lab) -> None:
+def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
     place = "/var/tmp/enroot-data-2001"
     lab.run(["mkdir", "-p", place], node="n1")
     lab.run(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}", node="n1", user="root")

@@ -154,7 +154,7 @@ def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -
 
 
 @pytest.mark.security("N2")
-def test_what_a_node_gives_that_is_no_layer_of_the_image_is_asked_for(four: Lab, registry: Server) -> None:
+def test_layer_that_a_node_spoils_is_fetched_again(four: Lab, registry: Server) -> None:
     """A layer that one has kept, and that somebody has changed since."""
     image = layered(41, layers=1)
     registry.pusher.image("test/changed", "a", image)
@@ -326,13 +326,13 @@ def test_a_registry_that_refuses_is_quoted_once(four: Lab, registry: Server, wha
     assert "Traceback" not in done.stderr
 
 
-def test_a_node_that_cannot_reach_the_registry_has_the_image_of_the_others(four: Lab, registry: Server) -> None:
+def test_node_without_registry_gets_the_image_from_others(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/far", "a", layered(8))
     with front(four, registry) as shown, four.unreachable("n1", "registry"), four.unreachable("n2", "registry"):
         assert four.run(step(shown.host, "far", "cat", "/number")).stdout == "8\n" * 4
 
 
-def test_nodes_that_cannot_reach_the_registry_have_the_image_of_srun_s_host(four: Lab, registry: Server) -> None:
+def test_nodes_without_registry_use_the_host_of_srun(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/air", "a", layered(16))
     with front(four, registry) as shown, contextlib.ExitStack() as gap:
         for node in NODES:

@@ -102,7 +102,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     assert plugstack.files(slurm) == []
 
 
-def test_a_file_that_only_slurmctld_has_hides_the_one_that_it_sends(programs: Path, copy: Path) -> None:
+def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
     """spank_stack_init() takes PlugStackConfig as it is."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
     assert (finding.verdict, "in place of the one that slurmctld sends" in finding.what) == ("bad", True)

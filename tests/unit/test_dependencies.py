@@ -55,7 +55,7 @@ def imported(*places: str) -> set[str]:
     return {distribution.lower() for module in others for distribution in known.get(module, [module])}
 
 
-def test_what_the_product_imports_is_declared_and_nothing_else_is() -> None:
+def test_imports_of_the_product_are_declared() -> None:
     assert imported(*PRODUCT) == declared("run", *FEATURES)
     assert imported("setup.py") | {"cffi"} == declared("build")  # whose module setup.py names
 

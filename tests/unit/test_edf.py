@@ -101,7 +101,8 @@ def test_each_value_has_its_line(home: Home) -> None:
 
 
 @pytest.mark.parity("base_environment")
-def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(home: Home) -> None:
+def test_file_overrides_its_bases(home: Home) -> None:
+    """A file takes precedence over its bases, and a later base over an earlier one."""
     home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
     home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
     file = home.said('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
@@ -218,7 +219,7 @@ def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str]
     assert hint in caught.value.hint
 
 
-def test_a_name_with_toml_is_a_file_of_the_working_directory_first(home: Home) -> None:
+def test_name_with_toml_is_first_a_file_here(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / "it.toml").write_text('image = "b"')
     assert values(home.read("it.toml"))["image"] == ["b"] and values(home.read("it"))["image"] == ["a"]
@@ -257,7 +258,7 @@ def test_a_file_that_others_write_is_not_believed(home: Home, mode: int) -> None
 
 
 @pytest.mark.security("H5")
-def test_a_directory_in_which_everybody_puts_files_is_not_searched(home: Home) -> None:
+def test_world_writable_directory_is_not_searched(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / ".edf").chmod(0o1777)
     with pytest.raises(ConfigError, match="can be written by everybody") as caught:
@@ -308,7 +309,8 @@ def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> Non
 
 
 @pytest.mark.parity("${NAME}")
-def test_nodes_are_told_what_the_submitter_had_and_ask_for_the_rest(home: Home) -> None:
+def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
+    """Nodes look up the rest themselves."""
     file = edf.loads(home.said('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
     entry = file.last("workdir")
     assert entry and file.host == {"SCRATCH": "/scratch/jane"}

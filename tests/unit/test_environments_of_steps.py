@@ -166,7 +166,8 @@ def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
     assert options.parse(node.options, node.environ, node.cwd, node.describe).image == "first"
 
 
-def test_a_step_of_a_batch_job_has_what_sbatch_read_and_another_job_reads_anew(tmp_path: Path) -> None:
+def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
+    """Another job reads the file anew."""
     told = carried(tmp_path)
     assert submit.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
     for context in ("sbatch", "salloc"):

@@ -78,7 +78,8 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_a_start_knows_what_its_pull_found_and_a_pull_the_step_that_it_is_for(tmp_path: pathlib.Path) -> None:
+def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> None:
+    """A start's record has what its pull found, and a pull's has the step."""
     file = tmp_path / "events"
     with Recording("step", to(str(file)), job=3, step="3.1"), Recording("pull", to(str(file)), image="a"):
         recording.fact(digest="sha256:2")
@@ -178,9 +179,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(
     assert words.get(what, "No such file or directory") in said
 
 
-def test_a_record_for_which_there_is_not_enough_room_costs_a_warning(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_without_room_costs_a_warning(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part of it fits: that is no reason to say nothing."""
     file = tmp_path / "events"
     file.write_text("x" * 900 + "\n")

@@ -177,9 +177,7 @@ def test_what_the_image_has_is_the_images(amazon: FakeHost, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parity("what the image has of that is the image's")
-def test_what_the_image_has_of_an_older_release_comes_with_all_that_shares_its_symbols(
-    amazon: FakeHost, tmp_path: pathlib.Path
-) -> None:
+def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     """The image's libefa is too old, and the host's needs private symbols of the host's libibverbs."""
     image(tmp_path)
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_PRIVATE_30"])

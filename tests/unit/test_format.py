@@ -13,7 +13,7 @@ from enroot_py.store.store import Store
 
 
 @pytest.mark.parity("a store says which format it has")
-def test_a_store_is_marked_when_it_is_made_and_so_is_one_of_before(tmp_path: Path) -> None:
+def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)

@@ -44,7 +44,7 @@ HEAVY = set(
     "collections functools contextlib signal inspect".split()
 )
 
-MAX_MODULE_LINES, MAX_FUNCTION_LINES = 500, 60
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_TEST_NAME_CHARACTERS = 500, 60, 60
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -146,6 +146,14 @@ def test_modules_and_functions_are_short() -> None:
                 assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, f"{name} {node.name}"
 
 
+def test_names_of_tests_are_short() -> None:
+    names = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(names) > 1000
+    assert not {name for name in names if len(name) > MAX_TEST_NAME_CHARACTERS}
+
+
 def test_no_circles() -> None:
     """Imports within functions count: what needs them to work is a circle that waits."""
     doors = {module: imports(path) - {module} for module, path in modules().items()}
@@ -184,7 +192,7 @@ def test_start_path_imports_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", helper._LATER)
-def test_what_a_helper_loads_while_it_waits_is_there_and_not_heavy(module: str) -> None:
+def test_modules_of_a_waiting_helper_are_not_heavy(module: str) -> None:
     test_start_path_imports_nothing_heavy(module)
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_registry(text: str) -> None:
     assert "HOST:PORT" in caught.value.hint
 
 
-def test_a_login_is_for_its_user_alone_and_what_else_is_there_stays(file: AuthFile) -> None:
+def test_login_is_private_and_keeps_other_entries(file: AuthFile) -> None:
     other = {"auths": {"other.io": {"auth": "eA=="}, "reg.io/team": {"auth": "eQ=="}}, "HttpHeaders": {"X": "1"}}
     write(file, other)
     Path(file.path).chmod(0o644)

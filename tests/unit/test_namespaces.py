@@ -27,7 +27,7 @@ def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
 
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("AppArmor that restricts user namespaces")
-def test_apparmor_that_restricts_namespaces_is_seen_and_the_fix_printed(tmp_path: pathlib.Path) -> None:
+def test_apparmor_restriction_is_named_with_its_fix(tmp_path: pathlib.Path) -> None:
     said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="1")
     profile = re.search(r"install -m 644 (\S+) /etc/apparmor.d/penroot", said)
     assert profile, said

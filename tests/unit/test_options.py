@@ -242,7 +242,8 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
 
 
 @pytest.mark.parity("options without image or name are ignored and said so")
-def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
+def test_options_without_a_container_are_ignored() -> None:
+    """Each option is named in a line."""
     lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
         "ignoring --container-mounts",

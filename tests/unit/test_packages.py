@@ -150,9 +150,7 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm")
-def test_the_plugin_in_use_is_that_which_came_unless_one_was_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = str(tmp_path)
     for release, number in (("22.05", "0x160500"), ("24.11", "0x180b00")):
         path = tmp_path / "plugins" / release / "spank_pyxis.so"

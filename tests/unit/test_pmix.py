@@ -55,7 +55,7 @@ def test_libraries_are_where_the_loader_looks() -> None:
     assert "/usr/lib64/libmpi.so.40" in asked
 
 
-def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
+def test_credential_that_the_image_lacks_is_not_requested() -> None:
     everything = libraries("libpmix.so.2", "libmunge.so.2")
     assert pmix.security(MUNGE, everything, remap_root=True) == {"PMIX_SECURITY_MODE": "munge,native"}
     assert pmix.security(NATIVE, libraries("libpmix.so.2"), remap_root=False) == {"PMIX_SECURITY_MODE": "native"}

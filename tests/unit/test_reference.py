@@ -174,7 +174,7 @@ def test_images_that_are_here(text: str, canonical: str, filename: str) -> None:
     assert found.filename() == filename
 
 
-def test_password_in_the_name_of_an_engine_is_refused_and_not_shown() -> None:
+def test_password_for_an_engine_is_refused_and_hidden() -> None:
     for scheme in ("dockerd://", "podman://"):
         with pytest.raises(ImageReferenceError) as refused:
             parse(f"{scheme}alice:S3cret@registry.example/x")

@@ -178,9 +178,8 @@ def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
-def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
-    environ: dict[str, str], tmp_path: pathlib.Path
-) -> None:
+def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """penroot.yaml takes precedence over enroot.conf, and the user's files over the system's."""
     conf(environ, "ENROOT_MAX_CONNECTIONS 1\nENROOT_CONNECT_TIMEOUT 1\nENROOT_STALL_TIMEOUT 1\n")
     conf(environ, "connect_timeout: 2\nstall_timeout: 2\n", "penroot.yaml")
     conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")

@@ -100,7 +100,7 @@ def test_why_a_signature_is_not_good() -> None:
         lambda d: d.update(critical=[]),
     ],
 )
-def test_what_a_key_has_signed_for_another_purpose_is_no_signature(change: Any) -> None:
+def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
     signer = Signer()
     document = json.loads(payload("reg.site/box:1", D))
     change(document)

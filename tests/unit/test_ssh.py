@@ -120,7 +120,8 @@ def test_keys_are_the_users_alone_and_made_once(tmp_path: pathlib.Path) -> None:
     assert pathlib.Path(keys.path, "host.pub").read_bytes().split()[1] in listed.stdout
 
 
-def test_keys_of_other_jobs_are_removed_and_those_of_other_clusters_stay(tmp_path: pathlib.Path) -> None:
+def test_keys_of_other_jobs_are_removed(tmp_path: pathlib.Path) -> None:
+    """Keys of other clusters stay."""
     for cluster, job in (("lab", "41"), ("lab", "42"), ("lab-2", "7"), ("lab", "43")):
         JobKeys(str(tmp_path), cluster, job).make()
     (tmp_path / "ssh/.new-lab.41-x").mkdir()

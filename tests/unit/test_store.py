@@ -173,7 +173,7 @@ def test_of_several_makers_one_works(store: Store) -> None:
     assert temporary(store) == []
 
 
-def test_who_waited_for_a_maker_does_not_wait_for_who_uses_what_it_made(store: Store) -> None:
+def test_waiter_for_a_maker_ignores_later_users(store: Store) -> None:
     """A step holds its image shared as long as its container lives; each node's second step would wait for that."""
     with store.build("layers", A) as build:
         waiting = maker(store, 0)

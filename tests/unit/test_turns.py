@@ -64,7 +64,7 @@ def test_stopped_maker_is_not_waited_for_by_the_next(target: Path, first: subpro
     assert out == "without\n" and f"process {first.pid} (" in errors and "not waiting for it" in errors
 
 
-def test_maker_that_stops_after_it_named_itself_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
+def test_maker_that_stops_later_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
     """The second process sees the turn between open(2) and write(2) of the first one."""
     turn = target.parent / ".x.sqsh.turn"
     text = turn.read_text()
@@ -136,9 +136,7 @@ def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatc
     assert second.communicate(timeout=60)[0] == "mine\n"
 
 
-def test_maker_on_another_node_without_a_sign_of_life_is_succeeded(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_maker_on_another_node_is_succeeded(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next maker also removes the half-written file."""
     elsewhere(target)
     monkeypatch.setattr(turns, "_EXPIRED_AFTER_S", 1)

@@ -106,7 +106,8 @@ def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) ->
     assert prefix.names == ["3"]
 
 
-def test_one_that_is_being_made_stays_and_what_a_kill_has_left_goes(prefix: Prefix) -> None:
+def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
+    """A version that is being made stays."""
     prefix.use("2")
     assert "3" in prefix.names
     then = time.time() - 3 * 86400

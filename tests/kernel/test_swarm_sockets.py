@@ -262,7 +262,7 @@ def test_nodes_that_die_or_stop_cost_the_others_nothing(
                 assert lab.result(node) == whole(lab)
 
 
-def test_a_node_that_comes_when_others_have_left_gets_all_the_same(make: Callable[..., Lab]) -> None:
+def test_node_that_comes_late_gets_the_image(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 3)
     for node in range(2):
         lab.start(node)
@@ -568,7 +568,7 @@ def test_who_does_not_listen_is_thrown_out() -> None:
 
 
 @pytest.mark.security("N2")
-def test_who_does_not_read_is_given_no_more_than_the_kernel_holds(tmp_path: Path) -> None:
+def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
     size, piece = 1 << 30, 1 << 20
     given = 0
     with open(tmp_path / "blob", "wb+") as blob:
@@ -900,7 +900,7 @@ def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -
 
 
 @pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
-def test_ten_thousand_are_not_asked_all_the_time_whether_they_are_there(nodes: int, idle: int) -> None:
+def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
     here = Loop(Swarm(KEY, CONTEXT, nodes), 0)
     with socket.create_server(("127.0.0.1", 0)) as there:
         for role, seconds in ((loops.TO_TRACKER, idle), (loops.TO_PEER, 3)):

@@ -25,7 +25,7 @@ def test_a_source_that_is_slow_costs_the_others_little(nodes: int, seed: int) ->
     assert outcome.from_registry <= 1.1 * sum(IMAGE)
 
 
-def test_nodes_that_die_and_links_that_are_slow_cost_the_others_little() -> None:
+def test_dead_nodes_and_slow_links_cost_little() -> None:
     outcome = large(60, **{name: 3 * part for name, part in TROUBLE.items()})
     assert outcome.dead
     assert outcome.slow
@@ -34,7 +34,7 @@ def test_nodes_that_die_and_links_that_are_slow_cost_the_others_little() -> None
 
 
 @pytest.mark.parametrize(("nodes", "late", "seed"), [(4, 1.0, 4), (8, 2, 1), (16, 5, 2), (16, 20, 5), (8, 60, 0)])
-def test_who_comes_when_others_have_begun_gives_as_much_as_they_do(nodes: int, late: float, seed: int) -> None:
+def test_node_that_comes_late_sends_its_share(nodes: int, late: float, seed: int) -> None:
     """Late by as many seconds: whoever was there first would have to give some images else."""
     blobs, link = [80_000_000, 70_000_000, 60_000_000, 40_000_000], 3.75e6
     outcome = Run(World(nodes, blobs, link, link, unpack=1e9, late=late, seed=seed)).go()
