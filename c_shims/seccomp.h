@@ -17,9 +17,11 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/keyctl.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 enum { PENROOT_ARCHITECTURES = 4, PENROOT_CALLS = 20 };
 
@@ -135,22 +137,33 @@ static inline int penroot_drop_capabilities_unless_root(void)
 	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
 }
 
-/* Keep from the program those descriptors of the caller that lead out of the container: openat(2) and /proc/self/fd lead
- * through a directory or through an O_PATH descriptor, setns(2) through a namespace. Such a descriptor closes at
+/* Whether a descriptor of the caller leads out of the container: openat(2) and /proc/self/fd do so through a directory or
+ * an O_PATH descriptor, setns(2) through a namespace. */
+static inline int penroot_leads_out(int fd, int flags)
+{
+	struct statfs system;
+	struct stat is;
+
+	if (flags & O_PATH)
+		return 1;
+	if (fstat(fd, &is) < 0)
+		return 0;
+	return S_ISDIR(is.st_mode) || (S_ISREG(is.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
+}
+
+/* Keep from the program those descriptors of the caller that lead out of the container. Such a descriptor closes at
  * execve(2). If it is stdin, stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this
  * while /proc is the node's. Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");
-	struct stat is, namespace;
 	struct dirent *entry;
-	int result = entries ? stat("/proc/self/ns/mnt", &namespace) : -1;
+	int result = entries ? 0 : -1;
 
 	while (result == 0 && (entry = readdir(entries))) {
 		int fd = atoi(entry->d_name), flags = *entry->d_name == '.' ? -1 : fcntl(fd, F_GETFL), null;
 
-		if (flags < 0 || fd == dirfd(entries) ||
-		    (!(flags & O_PATH) && (fstat(fd, &is) < 0 || (!S_ISDIR(is.st_mode) && is.st_dev != namespace.st_dev))))
+		if (flags < 0 || fd == dirfd(entries) || !penroot_leads_out(fd, flags))
 			continue;
 		if (fd > STDERR_FILENO) {
 			result = fcntl(fd, F_SETFD, FD_CLOEXEC);

@@ -24,7 +24,7 @@ from enroot_py.base import filesystems, log, making, run, superblock
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import all_settings
 from enroot_py.runtime import environ, etc, hooks, mounts, secrets
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
@@ -165,7 +165,7 @@ class Bundle:
         if self.everything:
             places.append(("user", self.settings.config_path, False))
             lines = []
-            for variable, setting in sorted(SETTINGS.items()):
+            for variable, setting in sorted(all_settings().items()):
                 if self.settings.origin(setting) != "default" and setting.kind != "path":
                     value = etc.quote(self.settings.text(setting))
                     lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')

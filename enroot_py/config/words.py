@@ -195,6 +195,14 @@ def _user_name() -> str:
         return str(_ids()[0])
 
 
+def true_or_false(text: str) -> bool | None:
+    """Return the value of ``true`` or ``false``, the words of TOML; None for "". Raises ValueError for other words."""
+    word = text.strip().lower()
+    if word not in ("true", "false", ""):
+        raise ValueError(word)
+    return word == "true" if word else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that ``word`` may be a typo of; "" for none."""
     letters = set(word)

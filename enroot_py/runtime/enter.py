@@ -15,7 +15,6 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.config.table import SETTINGS
 from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
@@ -133,7 +132,7 @@ def enter(start: Start) -> Container:
     image = image_scripts.exec()
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
-    bring_slurm(context, variables)
+    finish_features(context, variables)
     if start.source.lends:
         start.source.shared = rootfs.lend(site.mount_point)
     if not settings.rootfs_writable:
@@ -380,14 +379,15 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
     return umask
 
 
-def bring_slurm(context: hooks.Context, variables: Variables) -> None:
-    """Slurm's programs of the node, where they are asked for; last, so that no mount of the caller covers them."""
-    if context.settings.slurm:
-        from enroot_py.runtime import slurm
+def finish_features(context: hooks.Context, variables: Variables) -> None:
+    """Let features bring what no mount of the caller may cover."""
+    if not context.settings.is_extended:
+        return
+    from enroot_py.base.features import plugged
 
-        origin = context.settings.origin(SETTINGS["ENROOT_SLURM"])
-        slurm.bring(context, origin)
-        variables.note(origin)
+    for feature in plugged("start"):
+        if origin := feature.finish(context):
+            variables.note(origin)
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:

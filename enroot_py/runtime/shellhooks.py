@@ -16,7 +16,7 @@ from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
-from enroot_py.config.table import SETTINGS, check_key
+from enroot_py.config.table import all_settings, check_key
 from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
 from enroot_py.runtime import environ, etc, hooks, mounts
 
@@ -153,7 +153,7 @@ class Scripts:
         exported = {key: value for key, _, value in (record.partition("=") for record in records)}
         # Functions, and what is no name to a shell.
         exported.update((key, value) for key, value in before.items() if not environ.is_name(key))
-        for variable, setting in SETTINGS.items():
+        for variable, setting in all_settings().items():
             text = exported.get(variable, "")
             if text != before.get(variable, "") and (text or setting.kind.startswith("bool")):
                 try:
@@ -205,7 +205,7 @@ def _writable(variables: Mapping[str, str]) -> dict[str, str]:
 def _environ(context: hooks.Context, out: str) -> dict[str, str]:
     """The environment of a hook: the caller's, the settings, and where to look and to write."""
     exported = dict(context.host)
-    for variable, setting in SETTINGS.items():
+    for variable, setting in all_settings().items():
         text = context.settings.text(setting)
         if setting.kind.startswith("bool"):
             # A hook asks [ -n "${ENROOT_X-}" ], so that "no" must be nothing.

@@ -13,9 +13,10 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, PolicyError
 from enroot_py.config import document
-from enroot_py.registry import identities, policy, reference
-from enroot_py.registry.identities import DockerName, Identity
-from enroot_py.registry.policy import Policy
+from enroot_py.features.trust import identities, policy
+from enroot_py.features.trust.identities import DockerName, Identity
+from enroot_py.features.trust.policy import Policy
+from enroot_py.registry import reference
 from tests.unit.test_fuzz import mutate
 from tests.unit.test_reference import SPELLINGS
 
