@@ -283,7 +283,6 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
         "enroot_py.base.log",
-        "enroot_py.base.pack",
         "enroot_py.config",
         "enroot_py.config.table",
         "enroot_py.config.words",
