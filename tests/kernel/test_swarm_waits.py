@@ -16,7 +16,7 @@ from enroot_py.swarm.loop import Swarm, listener
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import Documents, Tracking
-from tests.unit.test_swarm_sockets import CONTEXT, KEY, Host, ending
+from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
 
 @pytest.fixture
