@@ -1,4 +1,4 @@
-/* Start a program that is nobody's child, later or without waiting until execve(2) has read it.
+/* Start a program later, or without waiting until execve(2) has read it.
  *
  * posix_spawn(3) waits, and fork(2) copies the page tables of a Python process: a millisecond.
  */
@@ -25,13 +25,11 @@ static struct {
 
 static int penroot_background_execute(void *unused)
 {
-	struct pollfd end = { .fd = penroot_background.fds[0], .events = POLLIN };
+	struct pollfd end = { .fd = STDERR_FILENO + 1, .events = POLLIN };
 	char *environment[] = { NULL };
 	int last = STDERR_FILENO;
 
 	(void)unused;
-	if (penroot_background.delay_ms && poll(&end, 1, penroot_background.delay_ms) > 0)
-		return (int)syscall(SYS_exit, 0);
 	for (int i = 0; i < penroot_background.count; i++) {
 		int fd = penroot_background.fds[i];
 
@@ -40,7 +38,9 @@ static int penroot_background_execute(void *unused)
 		else
 			(void)dup3(fd, last, 0);
 	}
-	(void)linux_close_range((unsigned int)last + 1, ~0U, 0);
+	(void)linux_close_range((unsigned int)last + 1, ~0U, 0); /* no lock or pipe of the parent stays open meanwhile */
+	if (penroot_background.delay_ms && poll(&end, 1, penroot_background.delay_ms) > 0)
+		return (int)syscall(SYS_exit, 0);
 	(void)execve(penroot_background.path, penroot_background.argv, environment);
 	return (int)syscall(SYS_exit, 1);
 }
@@ -52,10 +52,11 @@ static int penroot_background_fork(void *unused)
 }
 
 /* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
- * in ascending order, as the descriptors from 3 on. The first of them is a pidfd of this process: with `delay_ms`, the
- * program is executed after this time, unless this process has ended. `path`, `argv` and `fds` must stay in memory.
- * Returns the process to wait for, which ends at once, or -1 with errno. Call it once. */
-static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms)
+ * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
+ * first of `fds` becomes readable or is closed at its other end before. With `orphan`, the program is nobody's child, and
+ * the returned process ends at once; else it is the program. `path`, `argv` and `fds` must stay in memory. Returns the
+ * process to wait for, or -1 with errno. Call it once. */
+static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;
 	int pid;
@@ -67,7 +68,8 @@ static inline int penroot_start_background(const char *path, char *const argv[],
 	penroot_background.delay_ms = delay_ms;
 	(void)sigfillset(&all);
 	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
-	pid = clone(penroot_background_fork, penroot_background.stacks[0] + BACKGROUND_STACK_BYTES, CLONE_VM | SIGCHLD, NULL);
+	pid = clone(orphan ? penroot_background_fork : penroot_background_execute,
+		    penroot_background.stacks[0] + BACKGROUND_STACK_BYTES, CLONE_VM | SIGCHLD, NULL);
 	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return pid;
 }

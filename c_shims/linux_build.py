@@ -37,7 +37,7 @@ ffibuilder.cdef(
     int penroot_renew_keyring(void);
     int penroot_digest_format(const char *path, char *word);
     int penroot_start_background(const char *path, char *const argv[], const int fds[], int count,
-                                 int delay_ms);
+                                 int delay_ms, int orphan);
     """
 )
 ffibuilder.set_source(

@@ -2,12 +2,13 @@
  * server of the container is killed: the first one alone.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
- *                                     for the container of process PID, or of its child, until PID ends. Descriptor 3
- *                                     is a pidfd of PID. The next ones are pipes, one for each LINE, which each server
- *                                     keeps open; a byte in a pipe means that the server has started. DIGEST is the
- *                                     text of FILE when the container started: digest.h.
- *   penroot-follow --spaces FILE...   for the container whose user and mount namespace are descriptors 3 and 4, until
- *                                     standard input ends
+ *                         for the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd of
+ *                         PID. The next ones are pipes, one for each LINE, which each server keeps open; a byte in a
+ *                         pipe means that the server has started. DIGEST is the text of FILE when the container
+ *                         started: digest.h.
+ *   penroot-follow 0 [FILE DIGEST]...
+ *                         for the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
+ *                         that is descriptor 3 closes
  *
  * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so
  * the new file is bound in its place, read-only. A container keeps a file that it may write to, and one with
@@ -35,8 +36,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { USER = 3, MOUNTS = 4, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
-enum { PROGRAM = 3, SERVERS = 4, MAX_SERVERS = 16 };
+enum { END = 3, SERVERS = 4, USER = 4, MOUNTS = 5 }; /* descriptors */
+enum { MAX_SERVERS = 16, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
 enum { LOOK_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
@@ -220,9 +221,9 @@ static bool is_exiting(pid_t pid)
 	return flags & EXITING;
 }
 
-static void follow(pid_t pid, int end)
+static void follow(pid_t pid)
 {
-	struct pollfd ready[1 + MAX_SERVERS] = { { .fd = end, .events = POLLIN } };
+	struct pollfd ready[1 + MAX_SERVERS] = { { .fd = END, .events = POLLIN } };
 	char started;
 	int changes;
 
@@ -252,7 +253,7 @@ static int parse(int argc, char **argv, pid_t *pid)
 {
 	int at = 2;
 
-	*pid = argc > 1 ? (pid_t)strtol(argv[1], NULL, 10) : 0; /* 0 for --spaces */
+	*pid = argc > 1 ? (pid_t)strtol(argv[1], NULL, 10) : 0;
 	for (; at < argc && *argv[at] == '-'; at++) {
 		if (strcmp(argv[at], "--child") == 0)
 			waits = true;
@@ -271,25 +272,21 @@ int main(int argc, char **argv)
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	/* Nobody waits for what a container has left behind if this process keeps no pipe of the caller open. */
-	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || (pid && dup2(null, STDIN_FILENO) < 0) ||
-	    (!servers && dup2(null, STDERR_FILENO) < 0))
+	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
 		return EXIT_FAILURE;
 	/* Root in the container could trace the process that enters. setns(2) keeps this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	if (pid)
 		(void)setpgid(0, 0);
-	else
-		(void)linux_close_range(MOUNTS + 1, ~0U, 0);
 	for (int signal_ = 1; signal_ < NSIG; signal_++)
 		if (signal_ != SIGCHLD)
 			(void)signal(signal_, SIG_IGN);
-	for (; at < argc && count < MAX_FILES; at++) {
+	for (; at + 1 < argc && count < MAX_FILES; at += 2) {
 		files[count].path = argv[at];
-		if (pid ? penroot_digest_parse(argv[++at], &files[count].shown) : penroot_digest_at(argv[at], &files[count].shown))
-			count++;
+		count += penroot_digest_parse(argv[at + 1], &files[count].shown);
 	}
 	if ((count || servers) && chdir("/") == 0)
-		follow(pid, pid ? PROGRAM : STDIN_FILENO);
+		follow(pid);
 	return EXIT_SUCCESS;
 }

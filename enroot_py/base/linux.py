@@ -236,16 +236,16 @@ def digest(path: str) -> str:
     return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
 
 
-def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int) -> int:
-    """Execute a program that is nobody's child, with ``fds``, in ascending order, from 3 on: c_shims/background.h
+def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int, *, orphan: bool) -> int:
+    """Execute a program with ``fds``, in ascending order, from 3 on, and do not wait for it: c_shims/background.h
 
-    The first of ``fds`` is a pidfd of this process: if it ends within ``delay_ms``, nothing is executed. Returns the
-    process to wait for, which ends at once. Call it once.
+    If the first of ``fds`` becomes readable or closed within ``delay_ms``, nothing is executed. Returns the process to
+    wait for: the program, or with ``orphan`` a process that ends at once. Call it once.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
     _in_use.append((words, memory))
-    return _check(lib.penroot_start_background(*memory, len(fds), delay_ms), path)
+    return _check(lib.penroot_start_background(*memory, len(fds), delay_ms, orphan), path)
 
 
-_in_use: list[object] = []  # until this process has executed a program
+_in_use: list[object] = []  # memory of start_background()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from enroot_py import LIBRARY
-from enroot_py.base import linux, log, signals
+from enroot_py.base import linux, log
 from enroot_py.base.fds import Fd
 from enroot_py.runtime.mounting import Mount
 
@@ -61,11 +61,9 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
             end, lifelines[served] = os.pipe()
             fds.append(end)
             options += ["--server", f"[WARN] {log.printable(killed(program, served))}\n"]
-        for path in FILES if changes else ():
-            if digest := linux.digest(path):
-                options += [path, digest]
+        options += _digests() if changes else []
         delay_ms = 0 if servers or child else _DELAY_MS
-        return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms)
+        return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms, orphan=True)
     except OSError:  # no descriptor or process left
         return 0
     finally:
@@ -97,13 +95,16 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
         return  # root that keeps its privileges
     import fcntl
 
-    # Out of the way of the numbers that the program expects.
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (lifetime, spaces["user"], spaces["mnt"])]
-    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(high, (0, 3, 4), strict=True)]
-    actions += [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
+    fds: list[int] = []
     try:
-        argv = [_PROGRAM, "--spaces", *FILES]
-        os.posix_spawn(_PATH, argv, {}, file_actions=actions, setsigmask=signals.UNHEARD)
+        for fd in (lifetime, spaces["user"], spaces["mnt"]):
+            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
+        linux.start_background(_PATH, (_PROGRAM, "0", *_digests()), fds, _DELAY_MS, orphan=False)
     finally:
-        for fd in high:
+        for fd in fds:
             os.close(fd)
+
+
+def _digests() -> list[str]:
+    """Return the readable FILES, each before the digest of its text."""
+    return [word for path in FILES if (digest := linux.digest(path)) for word in (path, digest)]
