@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
+_OPTIONS = "PYXIS_CONTAINER_"  # before the name of a variable that stands for an option
 
 
 def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
@@ -120,15 +121,17 @@ class Wish:
 def slips(environ: Mapping[str, str]) -> list[str]:
     """Variables that are none of ours and look as if they should be: one line each, for people."""
     known = [option.variable for option in options.OPTIONS if option.variable]
-    unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
+    unknown = [name for name in environ if name.startswith(_OPTIONS) and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
         return []
     from enroot_py.config import table, words
 
     known = [option.variable for option in options.all_options() if option.variable]
     unknown = [name for name in unknown if name not in known]
-    meant = ((name, words.nearest(name, known)) for name in unknown)
-    lines = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
+    # The common prefix would make any two names alike.
+    ends = [variable.removeprefix(_OPTIONS) for variable in known if variable.startswith(_OPTIONS)]
+    meant = ((name, words.nearest(name.removeprefix(_OPTIONS), ends)) for name in unknown)
+    lines = [f"ignoring {name}: did you mean {_OPTIONS}{end}?" for name, end in meant if end]
     return lines + table.slips(environ)
 
 
