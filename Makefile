@@ -124,7 +124,7 @@ version: # all of it in NEW, which LIBDIR leads to when it is whole
 	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-compile --no-warn-script-location --target $(NEW) '.$(EXTRAS:%=[%])'
 	$(PYTHON) -m packages.library $(NEW)
 	@$(MAKE) --no-print-directory libexec
-	$(call from,pack,from enroot_py.base import pack; pack.write())
+	$(call from,packing,from enroot_py.base import packing; packing.write())
 	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
 	elif test -e $(LIBDIR)/$(PLUGIN); then cp -pL $(LIBDIR)/$(PLUGIN) $(NEW) && \

@@ -180,7 +180,9 @@ def _took(library: str, python: str) -> str | None:
 def _compile() -> None:
     """The modules of an archive that is unpacked, and has been run by nobody who may write there."""
     if os.path.exists(pack.MODULES) and not os.path.exists(pack.PACK):
-        pack.write()
+        from enroot_py.base import packing
+
+        packing.write()
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py.base import mountinfo, pack, trusted
+from enroot_py.base import pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
@@ -450,6 +450,8 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 
 def _mounted_beneath(directory: str) -> str:
     """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
+    from enroot_py.base import mountinfo
+
     path = os.path.realpath(directory)
     places = (mount.target for mount in mountinfo.read())
     return next((place for place in places if place == path or place.startswith(path + "/")), "")
