@@ -9,21 +9,22 @@
  * the new file is bound in its place, read-only. A container keeps a file that it may write to, and one with
  * another text than the host's had.
  */
-#include "common.h"
-
 #include "../linux.h"
 
-#include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
@@ -32,6 +33,10 @@
 enum { USER = 3, MOUNTS = 4, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
+
+#define CLEANUP(function) __attribute__((cleanup(function)))
+#define AUTO_CLOSE CLEANUP(close_fd) int
+#define AUTO_FREE CLEANUP(free_text) char *
 
 /* Enough to tell one text of a file from another. */
 struct digest {
@@ -45,6 +50,25 @@ static struct {
 } files[MAX_FILES];
 static size_t count;
 static bool waits; /* the parent is outside of the container, and waits for a child that is in it */
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void free_text(char **text)
+{
+	free(*text);
+}
+
+/* Open a path beneath the directory `root`, out of which no symlink leads. */
+static int open_in(int root, const char *path, int flags)
+{
+	path += strspn(path, "/");
+	return linux_openat2(root, *path ? path : ".", (uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT);
+}
 
 /* FNV-1a of a regular file; false if it cannot be read. Closes the descriptor. */
 static bool digest(int fd, struct digest *digest)
@@ -72,27 +96,32 @@ static bool is_same(const struct digest *a, const struct digest *b)
 
 static int open_namespace(pid_t pid, const char *name)
 {
-	AUTO_FREE path = text("/proc/%d/ns/%s", pid, name);
+	char path[64];
 
+	(void)snprintf(path, sizeof(path), "/proc/%d/ns/%s", pid, name);
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static bool is_ours(int namespace, const char *name)
 {
-	AUTO_FREE path = text("/proc/self/ns/%s", name);
+	char path[64];
 	struct stat here, there;
 
+	(void)snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
 /* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
-	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
+	char path[64], children[4096];
 
-	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
+	(void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, children, sizeof(children) - 1);
+
+	children[length > 0 ? length : 0] = '\0';
+	for (char *rest = children; (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
 		AUTO_CLOSE processes = open_namespace(pid, "pid");
 
 		if (processes >= 0 && !is_ours(processes, "pid"))
@@ -148,8 +177,8 @@ static int cover(int root, const char *path, int tree)
 static void uncover(int root, const char *path)
 {
 	const char *name = strrchr(path, '/');
-	AUTO_FREE parent = text("%.*s", (int)(name - path), path);
-	AUTO_CLOSE directory = open_in(root, parent, O_PATH | O_DIRECTORY);
+	AUTO_FREE parent = strndup(path, (size_t)(name - path));
+	AUTO_CLOSE directory = parent ? open_in(root, parent, O_PATH | O_DIRECTORY) : -1;
 
 	if (directory >= 0 && fchdir(directory) == 0)
 		(void)umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW);
@@ -182,7 +211,7 @@ static void watch(int inotify)
 {
 	for (size_t i = 0; i < count; i++) {
 		AUTO_FREE real = realpath(files[i].path, NULL);
-		AUTO_FREE near = text("%s", files[i].path);
+		AUTO_FREE near = strdup(files[i].path);
 
 		for (size_t j = 0; j < 2; j++) {
 			char *directory = j ? real : near, *slash = directory ? strrchr(directory, '/') : NULL;

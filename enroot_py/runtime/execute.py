@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, SIGSTOP, pthread_sigmask, sigwaitinfo
+from _signal import SIG_BLOCK, SIG_DFL, SIG_SETMASK, SIG_UNBLOCK, SIGCHLD, SIGKILL, SIGSTOP
+from _signal import pthread_sigmask, sigwaitinfo, signal
 
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
@@ -195,6 +196,17 @@ def wait(child: int) -> int:
         caught = sigwaitinfo(signals.CATCHABLE)
         if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # not the kernel's: somebody has sent it
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
+
+
+def end(status: int) -> NoReturn:
+    """End as a child that wait() has seen end, by the same signal if it was one."""
+    if status > 128:
+        number = status - 128
+        if number in signals.CATCHABLE:
+            signal(number, SIG_DFL)
+            pthread_sigmask(SIG_UNBLOCK, (number,))
+        os.kill(os.getpid(), number)
+    os._exit(status)
 
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:
