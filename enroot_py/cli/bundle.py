@@ -152,7 +152,7 @@ def _blocks(first: bytes, image: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
-    """An image that every squashfuse can serve and unsquashfs unpack: the same file, or a copy in another compression."""
+    """Give an image that each squashfuse can serve: the same file, or a copy in another compression."""
     compression = _compression(image)
     if compression in _KEPT:
         yield image

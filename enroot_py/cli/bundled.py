@@ -206,7 +206,7 @@ class Options(start.Options):
 
 
 def parse(words: list[str]) -> Options:
-    """Return the options of a command line; those behind --help, --info and --verify are not read. Raises UsageError."""
+    """Return the options of a command line, up to --help, --info or --verify. Raises UsageError."""
     options = Options()
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -232,7 +232,7 @@ def parse(words: list[str]) -> Options:
 
 
 class Bundled:
-    """The bundle at ``path``: its image begins at ``offset``, and ``checksum`` is that of all behind the header, or ""."""
+    """The bundle at ``path``, whose image begins at ``offset``; ``checksum`` is of all behind the header, or ""."""
 
     def __init__(self, path: str, offset: int, checksum: str, place: Place) -> None:
         self.path = path

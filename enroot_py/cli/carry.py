@@ -65,7 +65,7 @@ File = tuple[str, bytes, int]  # a path in the bundle, content and mode; mode 0 
 
 
 def files(site_hooks: Iterable[str]) -> Iterator[File]:
-    """Yield what a bundle carries to run a start; ``site_hooks`` are Python hooks that go along. Raises PenrootError."""
+    """Yield what a bundle needs for a start with ``site_hooks``, which are Python. Raises PenrootError."""
     programs = _programs()
     modules = _modules(site_hooks)
     for name, path in programs.items():

@@ -359,7 +359,8 @@ def _complete(environ: dict[str, str], *, login: bool) -> None:
         defs = dict(line.split(None, 1) for line in _lines(root, "/etc/login.defs") if len(line.split()) > 1)
     if entry:
         shell = entry[6] if entry[6] and os.access(entry[6], os.X_OK) else "/bin/sh"
-        for name, value in zip(("USER", "LOGNAME", "HOME", "SHELL"), (entry[0], entry[0], entry[5] or "/", shell)):
+        known = {"USER": entry[0], "LOGNAME": entry[0], "HOME": entry[5] or "/", "SHELL": shell}
+        for name, value in known.items():
             environ.setdefault(name, value)
     environ.setdefault("HOME", "/" if os.geteuid() else "/root")
     environ.setdefault("SHELL", "/bin/sh")

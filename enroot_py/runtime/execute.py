@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from _signal import SIG_BLOCK, SIG_DFL, SIG_SETMASK, SIG_UNBLOCK, SIGCHLD, SIGKILL, SIGSTOP
-from _signal import pthread_sigmask, sigwaitinfo, signal
+from _signal import (
+    SIG_BLOCK,
+    SIG_DFL,
+    SIG_SETMASK,
+    SIG_UNBLOCK,
+    SIGCHLD,
+    SIGKILL,
+    SIGSTOP,
+    pthread_sigmask,
+    signal,
+    sigwaitinfo,
+)
 
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError

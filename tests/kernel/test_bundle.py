@@ -288,7 +288,10 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
 @contextlib.contextmanager
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
     """A bundle whose command runs until it is killed."""
-    command = [*host(path), *user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600")]
+    command = [
+        *host(path),
+        *user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600"),
+    ]
     process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout

@@ -63,7 +63,6 @@ def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path
 
 def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
     """An image that a bundle cannot unpack is converted there, and nothing stays."""
-    require((pathlib.Path(PREFIX) / "libexec/penroot/penroot-runfile").exists(), "the helpers are not installed")
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(image)
@@ -98,7 +97,6 @@ def test_force_by_variable(user: User, image: pathlib.Path) -> None:
 
 
 def test_bundle_settings(user: User, image: pathlib.Path) -> None:
-    require((pathlib.Path(PREFIX) / "libexec/penroot/penroot-runfile").exists(), "the helpers are not installed")
     user.penroot("bundle", "-o", "plain.run", str(image))
     assert "Checksum: " not in user.run("./plain.run", "--info").stdout
     own = {"ENROOT_BUNDLE_CHECKSUM": "y", "ENROOT_BUNDLE_ALL": "y", "ENROOT_REMAP_ROOT": "y"}
