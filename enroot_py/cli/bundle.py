@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enroot_py import __version__
 from enroot_py.base import filesystems, log, making, run
 from enroot_py.base.errors import ImageError, PenrootError
-from enroot_py.cli import bundled, carry
+from enroot_py.cli import carry
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
 from enroot_py.config.table import SETTINGS, Setting
@@ -116,7 +116,7 @@ class Bundle:
         configuration = sorted(self._configuration())
         site_hooks = [path for _, path in configuration if path.endswith(".py")]
         with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            _add(tar, (bundled.ABOUT, self._about(source), 0o644))
+            _add(tar, (carry.ABOUT, self._about(source), 0o644))
             for file in carry.files(site_hooks):
                 _add(tar, file)
             for name, path in configuration:

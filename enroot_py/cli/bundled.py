@@ -1,6 +1,6 @@
 """A bundle that runs: its options, then a start of the image in it, as ``penroot start`` does it.
 
-configs/bundle/header.sh has unpacked this Python, and calls main(). Everything that a start needs of the directory is
+configs/bundle/header.sh has unpacked this Python, which calls run(). Everything that a start needs of the directory is
 in memory or mounted when the program begins, so the directory is removed before. If the image has to be unpacked, a
 process outside of the container waits for its end and removes it then.
 """
@@ -19,12 +19,11 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.recording import Recording
 from enroot_py.cli import start
 from enroot_py.config.settings import Settings
-from enroot_py.main import main as guarded
 from enroot_py.runtime import execute, mounts, namespaces, rootfs, squashfuse
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import squashfs
 
-ABOUT = "about"  # the file of what `penroot bundle` wrote down
+ABOUT = "about"  # what `penroot bundle` wrote down
 PREFIX = "penroot-bundle."
 _LIVE = "live"  # a file that is open for writing while the directory is in use
 _SCRATCH = "runtime"
@@ -63,21 +62,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def main() -> None:
-    """Run the bundle that has unpacked this, with the words that header.sh gives. Never returns."""
-    carried.directory, path, offset, live, checksum = sys.argv[1:6]
-    sys.argv[:] = [path, *sys.argv[6:]]
+def run(words: list[str]) -> int:
+    """Run the bundle that has unpacked this, with the words that header.sh gives.
+
+    Returns the exit status of what is no start. Raises PenrootError.
+    """
+    carried.directory, path, offset, live, checksum, *words = words
+    sys.argv[0] = path
     for name in ("LD_PRELOAD", "LD_AUDIT"):  # the header took them from this Python, for which they are not made
         if (value := os.environ.pop(f"PENROOT_{name}", None)) is not None:
             os.environ[name] = value
-    place = Place(carried.directory, int(live or -1))
+    place = WorkDirectory(carried.directory, int(live or -1))
     try:
-        guarded(Bundled(path, int(offset), checksum, place).run)
+        return Bundled(path, int(offset), checksum, place).run(words)
     finally:
         place.remove()
 
 
-class Place:
+class WorkDirectory:
     """The directory that the bundle is unpacked in. It goes with this process, and at the latest with a later run."""
 
     def __init__(self, path: str, live: int) -> None:
@@ -195,7 +197,7 @@ def _is_abandoned(above: int, name: str) -> bool:
         return e.errno == errno.EINVAL and time() - state.st_mtime > _ABANDONED_S
 
 
-class Options(start.Options):
+class BundleOptions(start.Options):
     """The command line of a bundle."""
 
     __slots__ = ("actions",)
@@ -205,9 +207,9 @@ class Options(start.Options):
         self.actions: set[str] = set()
 
 
-def parse(words: list[str]) -> Options:
+def parse(words: list[str]) -> BundleOptions:
     """Return the options of a command line, up to --help, --info or --verify. Raises UsageError."""
-    options = Options()
+    options = BundleOptions()
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -234,7 +236,7 @@ def parse(words: list[str]) -> Options:
 class Bundled:
     """The bundle at ``path``, whose image begins at ``offset``; ``checksum`` is of all behind the header, or ""."""
 
-    def __init__(self, path: str, offset: int, checksum: str, place: Place) -> None:
+    def __init__(self, path: str, offset: int, checksum: str, place: WorkDirectory) -> None:
         self.path = path
         self.offset = offset
         self.checksum = checksum
@@ -252,9 +254,9 @@ class Bundled:
             sys.stdout.flush()
             log.error(str(e))
             return 0
-        for name in _ENDING:
+        for name, action in (("help", self._help), ("info", self._info), ("verify", self._verify)):
             if name in options.actions:
-                return int(getattr(self, f"_{name}")())
+                return int(action())
         self._check_sum()
         self._start(options)
         return 0
@@ -317,7 +319,7 @@ class Bundled:
         scratch = self.place.path + "/lower"
         os.close(rootfs.overlay((f"{scratch}/lower",), f"{scratch}/upper", f"{scratch}/work", ["userxattr"]))
 
-    def _start(self, options: Options) -> None:
+    def _start(self, options: BundleOptions) -> None:
         """Become the program of the container. Raises PenrootError."""
         for path in (*options.conf, *options.rc):
             if not os.access(path, os.R_OK):
@@ -342,7 +344,7 @@ class Bundled:
         self.place.remove()
         start.execute(container, settings, options.command, superuser=superuser)
 
-    def _source(self, settings: Settings, options: Options) -> Source:
+    def _source(self, settings: Settings, options: BundleOptions) -> Source:
         """Return the root file system: where it is kept, in the bundle, or unpacked. Raises PenrootError."""
         quiet = "quiet" in options.actions
         if options.actions & {"keep", "extract"}:
@@ -352,7 +354,9 @@ class Bundled:
                 sys.exit()
             return Source(os.path.basename(target), directory=target)
         if squashfuse.installed("squashfuse_ll", "squashfuse") and _succeeds(_mount_fuse):
-            return Source(self.path, image=self.path, offset=self.offset)
+            source = Source(self.path, image=self.path)
+            source.offset = self.offset
+            return source
         directory = self.place.path + "/rootfs"
         self.place.outlive()
         self._unpack(directory, settings, quiet=quiet)

@@ -28,7 +28,8 @@ from enroot_py.base.errors import PenrootError
 from enroot_py.runtime import hooks, squashfuse
 from enroot_py.runtime.slurmnode import interpreter
 
-ENTRANCE = "enroot_py.cli.bundled"
+ABOUT = "about"
+ENTRANCE = ("enroot_py.main", "enroot_py.cli.bundled")
 REST = "rest.zip"
 #: The programs that hooks call, and what calls them.
 HELPERS = {
@@ -75,7 +76,7 @@ def files(site_hooks: Iterable[str]) -> Iterator[File]:
     stdlib = os.path.dirname(os.path.realpath(os.__file__))
     top = os.path.relpath(stdlib, os.path.realpath(sys.base_prefix))
     yield f"{top}/lib-dynload/", b"", 0o755  # by which Python knows the directory of its extension modules
-    always = {name.partition(".")[0] for name in (*_loaded({ENTRANCE}), *_BY_NAME)} | {"os"}
+    always = {name.partition(".")[0] for name in (*_loaded({*ENTRANCE}), *_BY_NAME)} | {"os"}
     rest = {}
     for name, path in modules.items():
         real, above = os.path.realpath(path), top
@@ -114,14 +115,14 @@ def _programs() -> dict[str, str]:
 def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
     """Return the modules that a start can import, and their files."""
     names = {*_BY_NAME, *_SITE}
-    pending = [ENTRANCE, *HELPERS]
+    pending = [*ENTRANCE, *HELPERS]
     seen = set(pending)
     sources = [*_own_hooks(), *site_hooks]
     while pending or sources:
         if pending:
             name = pending.pop()
             path = _source(name)
-            everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE, *HELPERS)
+            everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE[1], *HELPERS)
         else:
             path, everything = sources.pop(), True
         for found in _imported(path, everything=everything):

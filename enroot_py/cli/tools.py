@@ -64,6 +64,7 @@ Usage: {} [options] [--] ROOTFS [COMMAND] [ARG...]
    --keyring         a new session keyring, without the caller's keys
    --close           close all descriptors but stdin, stdout and stderr
 """
+_DEFAULT_SEARCH = "/bin:/usr/bin"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -194,7 +195,15 @@ def unshare(program: str, words: list[str]) -> None:
         variables = _variables(int(number) if number.isdecimal() else -1, number)
     if (path := options.value("--envfile")) is not None:
         variables = _variables(path, path)
-    execute.execute(tuple(options.rest), variables)
+    _execute(options.rest, variables)
+
+
+def _execute(command: list[str], variables: dict[str, str]) -> NoReturn:
+    """Become a command; without a PATH it is looked up as by execvp(3). Raises CommandError."""
+    name, path = command[0], command[0]
+    if "/" not in name and "PATH" not in variables:
+        path = next(filter(os.path.exists, execute.candidates(name, _DEFAULT_SEARCH)), f"/bin/{name}")
+    execute.execute((path, *command[1:]), variables, argv0=name)
 
 
 def _enter(directory: str) -> None:
@@ -304,7 +313,7 @@ def switchroot(program: str, words: list[str]) -> None:
     if "--exec" in options.flags and command:
         environ["PWD"] = os.getcwd()  # what a shell would set that had run the command
         environ.setdefault("SHLVL", "0")
-        execute.execute(tuple(command), environ)
+        _execute(command, environ)
     _run_shell(script, command, environ, login="--login" in options.flags)
 
 
@@ -387,7 +396,7 @@ def _run_shell(script: str, command: list[str], environ: dict[str, str], *, logi
     """Let a shell run the script, or the command, or be interactive. Raises CommandError."""
     shell = environ["SHELL"] if os.access(environ["SHELL"], os.X_OK) else "/bin/sh"
     if not os.access(shell, os.X_OK) and not script and command:  # an image without a shell
-        execute.execute(tuple(command), environ)
+        _execute(command, environ)
     words = [script, *command] if script else ["-c", 'exec "$@"', "sh", *command] if command else []
     name = ("-" if login else "") + os.path.basename(shell)
     execute.execute((shell, *words), environ, argv0=name)

@@ -50,14 +50,13 @@ class Source:
         *,
         lowerdirs: tuple[str, ...] = (),
         image: str = "",
-        offset: int = 0,
         directory: str = "",
         changes: str = "",
     ) -> None:
         self.name = name
         self.lowerdirs = lowerdirs
         self.image = image
-        self.offset = offset
+        self.offset = 0
         self.directory = directory
         self.changes = changes
         self.shared = -1

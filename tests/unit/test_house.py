@@ -35,6 +35,7 @@ CALLED = {
     "enroot_py.base.pack rewrite",  # of itself, in another process
     "enroot_py.base.versions use",  # Makefile, packages/scripts/packaged
     "enroot_py.cli.ovlfs main",
+    "enroot_py.cli.tools main",
     "enroot_py.cli.verbs help_text",  # base/pack.py
     "enroot_py.main main",
     "enroot_py.runtime.hooks Context.is_directory",  # hooks/README.md
