@@ -21,7 +21,6 @@ DIRECTORY = ROOT / "docs/errors"
 IN_C = "fail()"
 # Functions that put a place before the words of another error, or print those of another process or a library.
 HANDED_ON = {
-    "bundle _unpacked_size",
     "cdi _parse_yaml",
     "edf _expand",
     "edffile _variables",
