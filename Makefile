@@ -15,26 +15,40 @@ TOOLS  := unshare mount switchroot $(LAYERS)
 VENV   := .venv
 PYTEST := PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m pytest
 
-.PHONY: version libexec around packages packages-test packages-ci release help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
+.PHONY: dev check version libexec around packages packages-test packages-ci release help demo test unit kernel slurm attack lint docs docs-test repeat matrix matrix-ci matrix-vm differential bench soak test-gpu install enroot-names plugin runtime-plugin uninstall prerequisites clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
 demo: prerequisites ## a 2-node Slurm cluster with a registry on this machine, and an MPI job in a container on it
-	@$(MAKE) --no-print-directory install
+	@$(MAKE) --no-print-directory install $(VENV)/done
 	@PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python examples/demo.py
 
-test: prerequisites lint ## all checks and the three tiers of tests
-	@$(MAKE) --no-print-directory install
+dev: $(VENV)/done $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make bin/penroot and bin/pyxis-py run this source tree
+	@$(MAKE) --no-print-directory --silent libexec NEW=$(CURDIR) LIBDIR=$(CURDIR)
+	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
+
+# A tree that only its owner can enter has no plugin: jobs run what the plugin starts as their users.
+$(PLUGIN): $(VENV)/done $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/options.py pyxis_py/header.py
+	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
+
+check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
+
+test: prerequisites lint ## all checks and all tiers of tests, of an installation in PREFIX
+	@$(MAKE) --no-print-directory install EXTRAS=ssh,signatures
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
-unit kernel slurm attack: $(VENV)/done ## one tier of tests
-	$(PYTEST) tests/$@
+unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
+	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto
 
-lint: $(VENV)/done ## ruff, mypy, hadolint, shellcheck
+kernel slurm attack: dev ## one tier of tests, of this source tree or of the installation in PENROOT_PREFIX
+	$(VENV)/bin/python -m pytest tests/$@
+
+lint: $(VENV)/done ## ruff, mypy, clang-format, hadolint, shellcheck
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files '*.[ch]')
 	$(VENV)/bin/hadolint $$(git ls-files '*Dockerfile*')
 	shellcheck $$(git ls-files '*.sh'; git ls-files | xargs awk 'FNR == 1 && /^#!.*[\/ ](ba)?sh( |$$)/ { print FILENAME } { nextfile }')
 
@@ -78,7 +92,7 @@ prerequisites:
 
 $(VENV)/done: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --editable '.[test]'
+	$(VENV)/bin/pip install --quiet --editable '.[test,ssh,signatures]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/done
@@ -95,14 +109,14 @@ NEW  ?= $(ROOT)/lib/penroot
 from = $(PYTHON) -IS -c 'import sys; sys.path.insert(0, "$(NEW)"); sys.argv[0] = "$(1)"; $(2)'
 run  = $(call from,$(2),from $(1) import main; main())
 
-install: $(VENV)/done ## into PREFIX, readable by every user, with the Slurm plugin where slurm/spank.h is
+install: ## into PREFIX, readable by every user, with the Slurm plugin if slurm/spank.h exists; EXTRAS=ssh,signatures
 	rm -rf build
 	mkdir -p $(PREFIX)/bin $(VERSIONS)
 	@new=$$(mktemp -d $(VERSIONS)/$(VERSION)-XXXXXX) && chmod 755 $$new && { $(MAKE) --no-print-directory NEW=$$new version || { rm -rf $$new; exit 1; }; }
 
 version: # all of it in NEW, which LIBDIR leads to when it is whole
-	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-warn-script-location --target $(NEW) .
-	rm -rf $(NEW)/bin
+	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-compile --no-warn-script-location --target $(NEW) '.$(EXTRAS:%=[%])'
+	$(PYTHON) -m packages.library $(NEW)
 	@$(MAKE) --no-print-directory libexec
 	$(call from,pack,from enroot_py.base import pack; pack.write())
 	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
@@ -177,4 +191,4 @@ release: $(VENV)/done ## all that a release has, in dist/release: a commit, with
 	@$(VENV)/bin/python -m packages --release --output dist/release
 
 clean:
-	rm -rf build dist site c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c
+	rm -rf build dist site c_shims/helpers/build c_shims/runtime/build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache enroot_py/base/_linux*.so enroot_py/base/_linux.c $(PLUGIN) libexec bin/penroot-*

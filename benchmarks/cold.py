@@ -16,6 +16,7 @@ import time
 from benchmarks import pytorch
 from benchmarks.images import PLACE, PLAIN, Cost, measure, place
 from benchmarks.tables import judge
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 from tests.kernel.registry import Server
 
@@ -60,7 +61,7 @@ def _directory(user: User, name: str) -> pathlib.Path:
 def _first_use(user: User, server: Server) -> bool:
     plain = [*PLAIN, f"http://{server.host}", IMAGE, "1", str(_directory(user, "plain"))]
     uses = {
-        "fetch, isal | tar -x, 2 at a time": _first(user, server, *plain, PYTHONPATH=f"{PREFIX}/lib/penroot"),
+        "fetch, isal | tar -x, 2 at a time": _first(user, server, *plain, PYTHONPATH=LIBRARY),
         "penroot start REF, cold": _first(user, server, f"{PREFIX}/bin/penroot", "start", _reference(server), "true"),
     }
     if shutil.which("enroot"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from benchmarks.images import PLAIN, images_of
 from benchmarks.tables import PREFIX, judge
+from tests.installation import LIBRARY
 from tests.kernel.registry import Server, serve
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import end
@@ -90,7 +91,7 @@ def rows(lab: Lab, host: str, packed: int, rounds: int) -> bool:
 
 def seconds(lab: Lab, words: list[str]) -> float:
     """A step of a task that has both CPUs."""
-    environ = {"PYTHONPATH": f"{PREFIX}/lib/penroot"}  # for isal
+    environ = {"PYTHONPATH": LIBRARY}  # for isal
     subprocess.run(["sync"], check=True)
     begun = time.perf_counter()
     lab.run(["srun", "-w", NODE, "-c2", *words], env=environ, timeout=900)

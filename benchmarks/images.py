@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from benchmarks.tables import judge
 from enroot_py.config.table import SETTINGS
 from tests.images import Image, Layer, busybox, entry, tar
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User
 from tests.kernel.registry import Server, serve
 
@@ -197,7 +198,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
         return str(made)
 
     def plain() -> Cost:
-        path = {"PYTHONPATH": f"{PREFIX}/lib/penroot"}  # for isal
+        path = {"PYTHONPATH": LIBRARY}  # for isal
         arguments = (f"http://{server.host}", "bench/it", "0", place())
         return measure(user, server, *PLAIN, *arguments, **path)
 
@@ -211,7 +212,7 @@ def rows(user: User, server: Server, image: str, rounds: int, *, judged: bool) -
 
     def of_enroot() -> Cost:
         work = place()
-        helpers = f"{PREFIX}/libexec/penroot"
+        helpers = f"{LIBRARY}/libexec"
         return measure(user, server, *STEPS, f"http://{server.host}", "bench/it", "0", work, helpers)
 
     turns: dict[str, list[Cost]] = {}

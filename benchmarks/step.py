@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 
 from benchmarks.tables import PREFIX, PYTHON, Row, added, judge, more, program, table
+from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 
 MOST = 0.150  # seconds that any container may add to a step
@@ -99,7 +100,7 @@ def calls_of_plugin(rounds: int) -> list[float]:
     with tempfile.TemporaryDirectory() as directory:
         binary = f"{directory}/plugin"
         subprocess.run(["gcc", "-O2", "-rdynamic", "-o", binary, PLUGIN.with_suffix(".c"), "-ldl"], check=True)
-        command = [binary, str(rounds), f"{PREFIX}/lib/penroot/spank_pyxis.so"]
+        command = [binary, str(rounds), f"{LIBRARY}/spank_pyxis.so"]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return [sum(map(int, line.split())) / 1e9 for line in lines]
 

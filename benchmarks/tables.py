@@ -9,13 +9,13 @@ installed is MISSING.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
 import statistics
 from collections.abc import Sequence
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+from tests.installation import PREFIX as PREFIX
+
 PYTHON = ["/usr/bin/python3", "-IS", "-c", "pass"]
 TIMING = pathlib.Path(__file__).with_name("timing.py")
 

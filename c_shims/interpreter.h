@@ -1,4 +1,4 @@
-/* Why execve(2) fails for a file that exists: the interpreter that its #! line or its ELF header names cannot run.
+/* Why execve(2) fails for a file: it or the interpreter that its #! line or its ELF header names cannot run.
  *
  * For a start after a failure, and for a task of Slurm before slurmstepd executes its program. Other
  * formats and architectures give no message, as the kernel may know another way to run them.
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -97,15 +98,15 @@ static inline bool penroot_interpreter(const char *path, char name[PATH_MAX])
 }
 
 /* Follow the links of a path that leads to no file. `there` gets the path without links, `parent` the length of the
- * part that exists. */
-static inline bool penroot_follow(const char *path, char there[PATH_MAX], size_t *parent)
+ * part that exists. Returns the number of links, or -1. */
+static inline int penroot_follow(const char *path, char there[PATH_MAX], size_t *parent)
 {
 	char rest[PATH_MAX], link[PATH_MAX], next[PATH_MAX];
 	int links = 0;
 	size_t length = 0;
 
 	if (*path != '/' || snprintf(rest, sizeof(rest), "%s", path) >= (int)sizeof(rest))
-		return false;
+		return -1;
 	there[0] = '\0';
 	for (char *at = rest + strspn(rest, "/"); *at; at += strspn(at, "/")) {
 		size_t name = strcspn(at, "/");
@@ -118,7 +119,7 @@ static inline bool penroot_follow(const char *path, char there[PATH_MAX], size_t
 			continue;
 		}
 		if (length + name + 2 > PATH_MAX)
-			return false;
+			return -1;
 		there[length] = '/';
 		memcpy(there + length + 1, at, name);
 		there[length + 1 + name] = '\0';
@@ -126,7 +127,7 @@ static inline bool penroot_follow(const char *path, char there[PATH_MAX], size_t
 		if (size > 0 && ++links <= PENROOT_LINKS) {
 			link[size] = '\0';
 			if (snprintf(next, sizeof(next), "%s%s", link, at + name) >= (int)sizeof(next))
-				return false;
+				return -1;
 			memcpy(rest, next, sizeof(rest));
 			if (*rest == '/')
 				length = 0;
@@ -136,12 +137,12 @@ static inline bool penroot_follow(const char *path, char there[PATH_MAX], size_t
 		}
 		if (size > 0 || errno != EINVAL) { /* too many links, or it does not exist */
 			*parent = length;
-			return snprintf(there + length, PATH_MAX - length, "/%s", at) < (int)(PATH_MAX - length);
+			return snprintf(there + length, PATH_MAX - length, "/%s", at) < (int)(PATH_MAX - length) ? links : -1;
 		}
 		length += 1 + name;
 		at += name;
 	}
-	return false;
+	return -1;
 }
 
 /* Add to `text` which mount shows the directory that is the first `length` bytes of `path`, if it is not the root. */
@@ -171,44 +172,101 @@ static inline void penroot_name_mount(const char *path, size_t length, char *tex
 		(void)fclose(mounts);
 }
 
-/* What is wrong with an interpreter; false if it can run. */
-static inline bool penroot_is_broken(const char *script, const char *name, char *why, size_t size)
+/* Add `path` to `text`, quoted as a shell needs it. */
+static inline void penroot_add_quoted(const char *path, char *text, size_t size)
+{
+	const char *plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+	const char *quote = path[strspn(path, plain)] ? "'" : "";
+	size_t used = strlen(text);
+
+	used += (size_t)snprintf(text + used, size - used, "%s", quote);
+	for (; *path && used + sizeof("'\\'''") < size; path++)
+		used += (size_t)snprintf(text + used, size - used, *path == '\'' ? "'\\''" : "%c", *path);
+	(void)snprintf(text + used, size - used, "%s", quote);
+}
+
+/* What keeps a file that exists from being executed, in `why`; false if nothing does. */
+static inline bool penroot_is_closed(const char *what, const char *name, char *why, size_t size)
 {
 	char there[PATH_MAX];
+	struct statvfs mount;
 	struct stat info;
-	size_t parent = 0, length = strlen(name);
 
-	if (access(name, X_OK) == 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode))
+	if (stat(name, &info) < 0 || (S_ISREG(info.st_mode) && access(name, X_OK) == 0))
 		return false;
-	if (stat(name, &info) == 0) {
-		const char *what = !S_ISREG(info.st_mode) ? "is not a regular file" :
-				   info.st_mode & 0111	  ? "cannot be executed by this user, or is mounted noexec" :
-							    "is not executable";
-		return snprintf(why, size, "its interpreter %s %s", name, what) > 0;
-	}
-	if (errno == EACCES)
-		return snprintf(why, size, "its interpreter %s cannot be reached: %s", name, strerror(EACCES)) > 0;
-	if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP)
-		return false;
-	if (name[length - 1] == '\r')
-		return snprintf(why, size, "its first line ends in CR LF, so that its interpreter is '%.*s\\r': convert it: "
-				"sed -i 's/\\r$//' %s", (int)length - 1, name, script) > 0;
-	bool leads = penroot_follow(name, there, &parent);
-	if (leads && strcmp(there, name) != 0)
-		(void)snprintf(why, size, "its interpreter %s leads to %s, which does not exist in the container", name, there);
-	else
-		(void)snprintf(why, size, "its interpreter %s does not exist in the container", name);
-	if (leads)
-		penroot_name_mount(there, parent, why, size);
+	if (!S_ISREG(info.st_mode))
+		return snprintf(why, size, "%s is not a regular file", what) > 0;
+	if (!(info.st_mode & 0111))
+		return snprintf(why, size, "%s is not executable", what) > 0;
+	if (statvfs(name, &mount) < 0 || !(mount.f_flag & ST_NOEXEC))
+		return snprintf(why, size, "%s cannot be executed by this user", what) > 0;
+	(void)snprintf(why, size, "%s is on a file system that is mounted noexec", what);
+	if (realpath(name, there))
+		penroot_name_mount(there, strlen(there), why, size);
 	return true;
 }
 
-/* Why the kernel cannot execute `path`, in `why`, if it is the fault of an interpreter. Returns whether it is. */
+/* Why the path `name` leads to no file, in `why`; false if nobody knows. A `plain` path is one that the user gave: that
+ * it does not exist is no news, but where a link leads is, and what a mount covers. */
+static inline bool penroot_is_missing(const char *what, const char *name, bool plain, char *why, size_t size)
+{
+	char there[PATH_MAX];
+	struct stat info;
+	size_t parent = 0;
+
+	if (stat(name, &info) == 0)
+		return false;
+	if (errno == EACCES && !plain)
+		return snprintf(why, size, "%s cannot be reached: %s", what, strerror(EACCES)) > 0;
+	if (errno == ELOOP)
+		return snprintf(why, size, "%s is a link that leads back to itself", what) > 0;
+	if (errno != ENOENT && errno != ENOTDIR)
+		return false;
+	int links = penroot_follow(name, there, &parent);
+	if (links > 0)
+		(void)snprintf(why, size, "%s leads to %s, which does not exist in the container", what, there);
+	else if (plain)
+		return false;
+	else
+		(void)snprintf(why, size, "%s does not exist in the container", what);
+	size_t length = strlen(why);
+	if (links >= 0)
+		penroot_name_mount(there, parent, why, size);
+	return !plain || strlen(why) > length || lstat(name, &info) == 0;
+}
+
+/* What is wrong with an interpreter; false if it can run. */
+static inline bool penroot_is_broken(const char *script, const char *name, char *why, size_t size)
+{
+	char what[PATH_MAX + 32];
+	size_t length = strlen(name);
+	bool missing = access(name, F_OK) < 0 && (errno == ENOENT || errno == ENOTDIR);
+
+	if (missing && name[length - 1] == '\r') {
+		(void)snprintf(why, size,
+			       "its first line ends in CR LF, so that its interpreter is '%.*s\\r': convert it: "
+			       "sed -i 's/\\r$//' ",
+			       (int)length - 1, name);
+		penroot_add_quoted(script, why, size);
+		return true;
+	}
+	(void)snprintf(what, sizeof(what), "its interpreter %s", name);
+	return penroot_is_closed(what, name, why, size) || penroot_is_missing(what, name, false, why, size);
+}
+
+/* Why the kernel cannot execute `path`, in `why`, if `path` or an interpreter is at fault. Returns whether one is. */
 static inline int penroot_explain(const char *path, char *why, size_t size)
 {
-	char name[PATH_MAX], script[PATH_MAX];
+	char name[PATH_MAX], script[PATH_MAX], error[64];
 	const char *at = path;
 
+	(void)snprintf(error, sizeof(error), "%s: it", strerror(EACCES));
+	if (penroot_is_closed(error, path, why, size))
+		return 1;
+	if (access(path, F_OK) < 0) {
+		(void)snprintf(error, sizeof(error), "%s: it", strerror(errno));
+		return penroot_is_missing(error, path, true, why, size);
+	}
 	for (int depth = 0; depth < PENROOT_SCRIPTS && penroot_interpreter(at, name); depth++) {
 		if (penroot_is_broken(at, name, why, size))
 			return 1;

@@ -6,23 +6,19 @@ a page needs is in the site: no font, no script and no search comes from elsewhe
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-from tests.docs import messages, slug  # noqa: E402 the repository is no package of Python's
 
 project = "penroot"
 copyright = "the authors of penroot, Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "README"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "docs/**.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"),
     *("examples/README.md", "hooks/README.md", "c_shims/spank/README.md", "c_shims/helpers/README.md"),
     *("packages/README.md", "packages/ansible/README.md"),
 ]
@@ -39,7 +35,7 @@ smartquotes = False  # an option has two hyphens, and no dash
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 # What contents of a page says where, in the order of navigation.
-_LISTS = ("docs/README", "docs/troubleshooting", "docs/manual/README")
+_MANUAL = "docs/made/manual/README"
 _ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)
 
 
@@ -65,7 +61,9 @@ def _add_navigation(app: Any, page: str, content: list[str]) -> None:
         sections = re.split(r"^## (.*)\n", (ROOT / "docs/README.md").read_text(), flags=re.M)[1:]
         for caption, text in zip(sections[::2], sections[1::2], strict=True):
             content[0] += _toctree(_entries("docs/README", text), caption)
-    elif page in _LISTS[1:]:
+        made = [f"Manual pages </{_MANUAL}>", "Tests behind each statement </docs/made/proofs>"]
+        content[0] += _toctree(made, "Made of the source")
+    elif page == _MANUAL:
         content[0] += _toctree(_entries(page, content[0]))
 
 
@@ -83,23 +81,7 @@ def _keep_anchors(app: Any, document: Any) -> None:
         section["ids"] += {of_ours.get(name, name) for name in section["ids"]} - {*section["ids"]}
 
 
-def _write_messages(app: Any, failure: Exception | None) -> None:
-    """What find.js looks through: a script, as a browser lets none read another file."""
-    if not failure and app.builder.name == "html":
-        pages = messages.by_page().items()
-        rows = [(m.text, f"errors/{name}.html#{slug(m.text)}") for name, on_page in pages for m in on_page]
-        Path(app.outdir, "_static/messages.js").write_text(f"const messages = {json.dumps(rows)};\n")
-
-
-def _add_finder(app: Any, page: str, template: str, context: Any, document: Any) -> None:
-    if page == "docs/troubleshooting":
-        for name in ("messages.js", "find.js"):
-            app.add_js_file(name)
-
-
 def setup(app: Any) -> None:
     app.connect("source-read", _add_navigation)
     app.connect("doctree-read", _keep_anchors)
-    app.connect("html-page-context", _add_finder)
     app.connect("build-finished", _write_index)
-    app.connect("build-finished", _write_messages)

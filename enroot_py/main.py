@@ -17,13 +17,12 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
     """Run the command line of this process, penroot's or that of another ``command``, and exit with its status."""
     import _signal
 
-    from enroot_py import START, pack
+    from enroot_py.base import pack
 
     if sys.argv[1:2] in (["start"], ["batch"]):
         # Nothing lives long enough there to be garbage, and collections cost a twentieth; a pull has them again.
         gc.disable()
-        if pack:
-            pack.load(START)
+        pack.load(pack.START)
     from enroot_py.base.errors import PenrootError, cause
 
     # Whose parent ignores it loses the status of each child, and Python would take failures for successes.
@@ -51,7 +50,10 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
     except ImportError as e:
         if os.environ.get("PENROOT_DEBUG"):
             raise
-        _say(PenrootError(f"penroot is not whole: {e}", hint=f"install it again; see {os.path.dirname(__file__)}"))
+        from enroot_py import LIBRARY
+
+        hint = f"install it again, or make a source tree ready: make dev; see {LIBRARY}"
+        _say(PenrootError(f"penroot is not whole: {e}", hint=hint))
         sys.exit(1)
     except OSError as e:
         if os.environ.get("PENROOT_DEBUG"):
@@ -114,9 +116,9 @@ def _run(arguments: list[str]) -> int:
 
 def _help() -> str:
     """What click would say, where that is known; "" where it would be another text."""
-    from enroot_py import pack
+    from enroot_py.base import pack
 
-    if pack is None or os.path.basename(sys.argv[0]) != "penroot":
+    if os.path.basename(sys.argv[0]) != "penroot":
         return ""
     asked = os.environ.get("COLUMNS", "").strip()
     columns = int(asked) if asked.isdecimal() else 0
@@ -124,7 +126,7 @@ def _help() -> str:
         columns = columns or os.get_terminal_size(1).columns
     except OSError:
         pass  # as many as it takes
-    return "" if 0 < columns < 80 else pack.help()
+    return "" if 0 < columns < 80 else pack.help_text()
 
 
 def _say(error: PenrootError) -> None:

@@ -7,16 +7,15 @@ its users. Nothing of it stays.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from tests.installation import PREFIX
 from tests.slurm.lab import CommandFailed, Lab, LabError
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 # Open MPI where Slurm has PMIx, which Debian's 26.05 lacks; else MPICH, which speaks PMI-2.
 IMAGES = {"pmix": "registry:5000#mpi:1", "pmi2": "registry:5000#mpich:1"}
 

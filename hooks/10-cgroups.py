@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from enroot_py.base.mountinfo import Mounted
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
@@ -30,11 +32,8 @@ def run(context: Context) -> None:
 def hierarchies(mountinfo: str) -> dict[str, str]:
     """Where each hierarchy of the host is mounted, by its controllers as in cgroups(7)."""
     mounted: dict[str, str] = {}
-    for line in mountinfo.split("\n"):
-        if " - cgroup" not in line:
-            continue
-        fields = line.split()
-        options = [o for o in fields[-1].split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
-        controllers = "" if " - cgroup2 " in line else ",".join(o for o in options if "release_agent=" not in o)
-        mounted.setdefault(controllers, fields[4])
+    for mount in (Mounted(line) for line in mountinfo.split("\n") if " - cgroup" in line):
+        options = [o for o in mount.data.split(",") if o not in ("rw", "ro", "xattr", "clone_children")]
+        controllers = "" if mount.fstype == "cgroup2" else ",".join(o for o in options if "release_agent=" not in o)
+        mounted.setdefault(controllers, mount.target)
     return mounted

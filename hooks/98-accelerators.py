@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enroot_py.config.table import NO
+from enroot_py.config.words import NO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -50,6 +50,29 @@ others. Slurm loads it once `pyxis-py install` has written its line.""",
     on="plugin",
     watches=("/usr/bin/srun", "/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm"),  # Debian has a link to the last
 )
+SIGNATURES = Package(
+    name="penroot-signatures",
+    summary="checks of image signatures for penroot",
+    text="""\
+The Python library cryptography, by which penroot checks signatures of images,
+where a policy of the site asks for them.""",
+    files=(f"{LIBRARY}/cryptography/*",),
+    deb={"Depends": "penroot (= {version}), libc6 (>= 2.34)"},
+    rpm={"Requires": "penroot = {version}"},
+    on="extra cryptography",
+)
+SSH = Package(
+    name="penroot-ssh",
+    summary="ssh into the containers of running jobs, for penroot",
+    text="""\
+The Python library asyncssh, by which users reach the containers of their jobs
+with ssh, sftp and what is built on them.""",
+    files=(f"{LIBRARY}/asyncssh/*", f"{LIBRARY}/typing_extensions.py"),
+    deb={"Depends": "penroot (= {version}), penroot-signatures (= {version})"},
+    rpm={"Requires": "penroot = {version}, penroot-signatures = {version}"},
+    native=False,
+    on="extra asyncssh",
+)
 NAMES = Package(
     name="penroot-enroot-names",
     summary="penroot under the names of enroot's programs",
@@ -72,17 +95,17 @@ library is in the package, for Python 3.10 to 3.14.""",
     files=("*",),
     deb={
         "Depends": f"python3 (>= {PYTHONS[0]}), python3 (<< 3.15), libc6 (>= 2.34)",
-        "Recommends": "ca-certificates, fuse3, squashfs-tools, squashfuse",
+        "Recommends": "ca-certificates, fuse3, penroot-signatures, penroot-ssh, squashfs-tools, squashfuse",
         "Suggests": "fuse-overlayfs, penroot-slurm-plugin",
     },
     rpm={
         "Requires": "libc.so.6(GLIBC_2.34)(64bit), (" + " or ".join(f"python(abi) = {each}" for each in PYTHONS) + ")",
-        "Recommends": "squashfs-tools, squashfuse, fuse3",
+        "Recommends": "squashfs-tools, squashfuse, fuse3, penroot-signatures, penroot-ssh",
     },
     on="library",
     watches=("/usr/bin/python3", "/etc/apparmor.d/abi/4.0"),
 )
-PACKAGES = (PLUGIN, NAMES, MAIN)  # in the order in which they are asked for a file
+PACKAGES = (PLUGIN, SIGNATURES, SSH, NAMES, MAIN)  # in the order in which they are asked for a file
 
 
 def owner(path: str) -> Package:

@@ -99,7 +99,7 @@ AutoReqProv: no
     if package.on:
         text += f"%posttrans -n {name}\n{SETUP} {package.on}\n\n"  # when the files of both are there
         text += f'%preun -n {name}\nif [ "$1" = 0 ]; then {SETUP} remove {package.on}; fi\n\n'
-        text += trigger(package)
+        text += trigger(package) if package.watches else ""
     return text
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from packages import place, vendored
 from packages.description import LIBRARY, Package, owner
+from packages.library import archive_modules, remove_empty
 from packages.place import CACHE, PROJECT, PackageError, run
 
 # Each loads a plugin of its own alone. The headers of one do for all: plugins().
@@ -115,6 +116,8 @@ def library(to: Path, ours: Path) -> None:
     for path in sorted(to.rglob("*.so")):
         if path.parent.name == "base":
             run("strip", "--strip-unneeded", path)
+    archive_modules(to)
+    remove_empty(to)
 
 
 def put(path: Path, data: bytes, *, strip: bool = False) -> None:

@@ -141,11 +141,10 @@ def _download(to: str, python: str, requirements: Iterable[str], *options: str, 
 
 
 def declared() -> dict[str, str]:
-    """What pyproject.toml has the product depend on: a requirement without its marker, by name."""
+    """Return what pyproject.toml says the product and its features need: a requirement without its marker, by name."""
     text = (PROJECT / "pyproject.toml").read_text()
-    lines = re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-    assert lines
-    found = [words.partition(";")[0].strip() for words in re.findall(r'"([^"]+)"', lines[1])]
+    lists = re.findall(r"^(?:dependencies|ssh|signatures) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    found = [words.partition(";")[0].strip() for words in re.findall(r'"([^"]+)"', " ".join(lists))]
     return {normal(re.split(r"[<>=!~ \[]", words)[0]): words for words in found}
 
 

@@ -1,3 +1,5 @@
 """The Slurm side of penroot: what a step asks for, and which container it gets."""
 
-import enroot_py  # noqa: F401 which lets an installation import these modules from one file
+from enroot_py.base.pack import MODULES
+
+__path__.append(f"{MODULES}/pyxis_py")  # for an installation that has not compiled its modules

@@ -15,8 +15,8 @@ from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import BIN, HERE
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import mounts, namespaces, pmix, rootfs
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime import mounting, namespaces, pmix, rootfs
+from enroot_py.runtime.mounting import Mount
 from pyxis_py.channel import Channel, built, forked
 
 TYPE_CHECKING = False
@@ -214,7 +214,7 @@ def _slurm(wanted: Slurm) -> tuple[Mount, int, Callable[[int], None]]:
         os.close(paths.open_in(root, "/etc/passwd", os.O_PATH, linux.RESOLVE_NO_XDEV))
         slurm.add_users(hooks.Context(root, "/", wanted.settings, {}, caller), users)
 
-    return Mount(HERE, HERE, "none", "x-create=dir,rbind", 0, wanted.origin), tree, add_users
+    return Mount(HERE, HERE, "none", ("x-create=dir", "rbind"), 0, wanted.origin), tree, add_users
 
 
 def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
@@ -235,7 +235,7 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
         # The first step has it, or another one has brought it, or an earlier helper of this one.
         if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
             return False
-        mounts.attach(tree, target)
+        mounting.attach(tree, target)
     return True
 
 

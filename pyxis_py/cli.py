@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from enroot_py import PACK
+from enroot_py import LIBRARY
 from enroot_py.base import log, pack, versions
 from enroot_py.base.build import line as build_line
+from enroot_py.base.build import missing
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from pyxis_py import plugstack, prebuilt, settings
@@ -21,7 +22,7 @@ from pyxis_py.settings import PLUGIN
 
 # The symbols that Slurm looks for are the only ones to be seen: it loads all plugins into one process.
 CFLAGS = "-std=gnu11 -shared -fPIC -O2 -g -Wall -Wextra -Werror -fvisibility=hidden".split()
-_PACKAGE = os.path.dirname(os.path.realpath(__file__))
+_LIBRARY = os.path.realpath(LIBRARY)
 _INCLUDES = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 
 
@@ -31,20 +32,20 @@ def library_directory(prefix: str | None) -> str:
     Raises ConfigError where PREFIX holds no penroot.
     """
     if prefix is None:
-        link = versions.link(os.path.dirname(_PACKAGE))
-        return link if os.path.exists(link) else os.path.dirname(_PACKAGE)  # before the first is in use
+        link = versions.link(_LIBRARY)
+        return link if os.path.exists(link) else _LIBRARY  # before the first is in use
     directory = os.path.join(os.path.abspath(prefix), "lib/penroot")
-    if not os.path.exists(f"{directory}/pyxis_py/helper.py"):
+    if not os.path.exists(f"{directory}/pyxis_py/__init__.py"):
         raise ConfigError(f"no penroot in {directory}", hint=f"first: make install PREFIX={prefix}")
     return directory
 
 
 def source_directory() -> str:
     """The C files: beside the package in a wheel, in c_shims in a source tree. Raises ConfigError."""
-    for directory in (f"{_PACKAGE}/c_shims/spank", f"{os.path.dirname(_PACKAGE)}/c_shims/spank"):
+    for directory in (f"{_LIBRARY}/pyxis_py/c_shims/spank", f"{_LIBRARY}/c_shims/spank"):
         if os.path.exists(f"{directory}/plugin.c"):
             return directory
-    raise ConfigError(f"the sources of the plugin are not beside {_PACKAGE}", hint="install penroot again")
+    raise ConfigError(f"the sources of the plugin are not in {_LIBRARY}", hint="install penroot again")
 
 
 def sources_in(directory: str) -> list[str]:
@@ -178,7 +179,7 @@ def _took(library: str, python: str) -> str | None:
 
 def _compile() -> None:
     """The modules of an archive that is unpacked, and has been run by nobody who may write there."""
-    if not os.path.exists(PACK):
+    if os.path.exists(pack.MODULES) and not os.path.exists(pack.PACK):
         pack.write()
 
 
@@ -249,8 +250,9 @@ def ssh_server_command(job: int, keys: str, container: str) -> None:
 
         sshd.serve(job, container, keys)
     except ModuleNotFoundError as e:
-        log.error(f"{os.uname().nodename}: {e.name} is not installed")
-        hint = "make install brings it, where pip has an index"
+        error = missing("ssh", e)
+        log.error(f"{os.uname().nodename}: {error}")
+        hint = error.hint
     except PenrootError as e:
         log.error(str(e))
         hint = e.hint
@@ -263,7 +265,7 @@ def ssh_server_command(job: int, keys: str, container: str) -> None:
 def choose_command() -> None:
     """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages, and recipes."""
     _compile()
-    prebuilt.choose(os.path.dirname(_PACKAGE))
+    prebuilt.choose(_LIBRARY)
 
 
 @commands.command("manual", hidden=True)

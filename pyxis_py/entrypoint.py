@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import time
 
 from enroot_py.base import capture, linux, log
 from enroot_py.base.errors import CommandError, PenrootError
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from enroot_py.base.capture import Capture
     from enroot_py.runtime.execute import Container
 
-_STARTED, _END = 8, 9  # a shell takes one digit
-_HINT = f"the entrypoint must leave descriptors {_STARTED} and {_END} alone; or leave it out: --no-container-entrypoint"
+_SCRIPT, _STARTED, _END = 7, 8, 9  # a shell takes one digit
+_HINT = f"the entrypoint must leave descriptors {_SCRIPT} to {_END} alone; or leave it out: --no-container-entrypoint"
+_SILENCE_S = 10.0  # after which the user is told what the step waits for
 _MOMENT_S = 1.0  # from closing its descriptors to its end, for a process that ends
 
 
@@ -84,13 +86,17 @@ def _run(container: Container, output: Capture, confine: Callable[[], None]) -> 
 
 
 def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator[str]:
-    """Yield the word of each line that begins with ``mark``, until the pipe or the entrypoint ends."""
+    """Yield the word after ``mark`` at the end of each line, until the pipe or the entrypoint ends."""
     poll = select.poll()
     for fd in (started, process, output.reader):
         poll.register(fd, select.POLLIN)
     line = b""
+    told_at: float | None = time.monotonic() + _SILENCE_S
     while True:
-        ready = dict(poll.poll())
+        ready = dict(poll.poll(max(0.0, told_at - time.monotonic()) * 1000 if told_at else None))
+        if told_at and time.monotonic() >= told_at:
+            tell("waiting for the entrypoint of the image to run its command; --no-container-entrypoint leaves it out")
+            told_at = None
         output.read()
         if started not in ready:
             if process in ready:
@@ -100,9 +106,10 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
         if not read:
             return
         *lines, line = (line + read).split(b"\n")
-        for words in (os.fsdecode(whole).split(" ") for whole in lines):
-            if words[0] == mark and len(words) == 2:
-                yield words[1]
+        for whole in lines:  # the entrypoint may have written its beginning
+            _, found, word = os.fsdecode(whole).rpartition(f"{mark} ")
+            if found and " " not in word:
+                yield word
         line = line[-(1 << 12) :]
 
 
@@ -116,7 +123,7 @@ def _failure(child: int, process: int) -> CommandError:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return CommandError(
         f"the entrypoint of the image ended with status {code} and did not run the command that it was given",
-        hint="leave it out: --no-container-entrypoint",
+        hint=_HINT,
     )
 
 
@@ -129,12 +136,16 @@ def _execute(
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
-        linux.close_range(3, _STARTED - 1, 0)
+        # The command writes its PID, waits until its environment has been read, and says whether it could wait.
+        script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0\n'
+        lines = os.memfd_create("penroot")
+        os.write(lines, script.encode())
+        os.dup2(lines, _SCRIPT)
+        linux.close_range(3, _SCRIPT - 1, 0)
         linux.close_range(_END + 1, 0xFFFFFFFF, 0)
         confine()
-        # The command writes its PID, waits until its environment has been read, and says whether it could wait.
-        script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0'
-        container.execute(("sh", "-c", script))
+        # As a file, not with -c: the entrypoint may join its arguments, as in: exec bash -lc "$*"
+        container.execute(("sh", f"/proc/self/fd/{_SCRIPT}"))
     except PenrootError as e:
         os.write(2, f"{e}\n".encode())
     finally:

@@ -6,10 +6,10 @@ import _signal
 import errno
 import os
 
-from enroot_py.base import capture, cgroups, linux, recording
+from enroot_py.base import capture, cgroups, linux, proc, recording
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, processes
+from enroot_py.runtime import mounting
 from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.channel import SOCKET, Channel, assignments, built, forked
 
@@ -185,7 +185,7 @@ class Held:
     def answer(self, channel: Channel, task: Job) -> None:
         """Let one task in."""
         # Together with its PID the time when this process began tells it from all others.
-        me = f"{os.getpid()} {processes.started(os.getpid())}"
+        me = f"{os.getpid()} {proc.Stat(os.getpid()).started}"
         workdir = self.step.request.workdir or self.workdir
         environ = {**self.environ, "PWD": os.path.normpath(workdir)}
         assign, drop = self.step.environ(environ, task, remap_root=self.remap_root)
@@ -304,7 +304,7 @@ def _enter(step: Step, source: Source, channel: Channel, proc: int) -> None:
     pairs += [("below", f"{name}={value}") for name, value in below.items()]
     if recording.event is not None:
         pairs += [("phase", f"{name}={seconds}") for name, seconds in recording.event.phases.items()]
-    if source.image or mounts.served:
+    if source.image or mounting.served:
         pairs.append(("served", ""))
     # By the node's /proc, as an image may have none; nobody else may look at this process.
     spaces = [os.open(f"self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) for name in _NAMESPACES]

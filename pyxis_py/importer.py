@@ -11,6 +11,7 @@ import os
 from enroot_py.base import log
 from enroot_py.base.errors import ImageError
 from enroot_py.base.run import Program
+from enroot_py.config.words import DEFAULT_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Importer:
 
     def __init__(self, program: str, environ: Mapping[str, str]) -> None:
         self.program = program
-        self.environ = {**environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        self.environ = {**environ, "PATH": DEFAULT_PATH}
 
     def get(self, uri: str) -> str:
         """The squashfs file of an image. Raises ImageError."""

@@ -26,6 +26,8 @@ _DENIED = frozenset(
 # "REFERENCE DIGEST": what srun resolved a tag to, for all nodes of the step. Slurm passes on SLURM_*
 # even with --export=NONE. Of another image than the step's it means nothing.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
+# Where srun's tracker is, and the key of the swarm: the plugin takes it out of the environment for the helper alone.
+SWARM = "SLURM_PYXIS_SWARM"
 VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: the step says how long its container took
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
 

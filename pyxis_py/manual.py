@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 
 from enroot_py.cli import manual
-from pyxis_py.options import NAME_MODES, OPTIONS, YES
+from enroot_py.config.words import YES
+from pyxis_py.options import NAME_MODES, OPTIONS
 from pyxis_py.settings import SETTINGS
 
 EXAMPLES = (

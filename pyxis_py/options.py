@@ -10,6 +10,7 @@ import os
 
 from enroot_py.base.errors import UsageError
 from enroot_py.base.frozen import Frozen
+from enroot_py.config.words import NO, YES, truth
 from enroot_py.runtime import mountentries
 from enroot_py.runtime.mountentries import PATH_MAX, bounded, split
 
@@ -20,14 +21,12 @@ if TYPE_CHECKING:
 
     from enroot_py.config.edf import Environment, FileEntry
     from enroot_py.runtime.mountentries import MountEntry
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 # A container lives in a directory pyxis_JOBID_NAME; NAME_MAX is 255.
 NAME_LIMIT = 255 - len("pyxis_4294967295_")
 NAME_MODES = ("auto", "create", "exec", "no_exec")
 NAMESPACES = ("net", "ipc", "uts")
-YES = ("1", "true", "yes", "y")
-NO = ("0", "false", "no", "n")
 _SENT = "bcast:"  # before the path of a file on srun's host
 _DIGITS = "0123456789"
 
@@ -113,8 +112,10 @@ def _file_name(text: str) -> str:
 
 
 def _pin(text: str) -> bool | tuple[str, ...]:
-    if text.lower() in YES + NO:
-        return text.lower() in YES
+    try:
+        return truth(text)
+    except ValueError:  # images
+        pass
     images = text.split(",")
     if not all(images):
         raise ValueError("an image is empty", "separate images with one comma each")
@@ -244,13 +245,15 @@ class Option:
     def from_variable(self, text: str) -> object:
         if self.parse:
             return self.read(self.variable, text)
-        if text.lower() not in YES + NO:
-            raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=f"values are {', '.join(YES + NO)}")
-        return self.value if text.lower() in YES else not self.value
+        try:
+            return self.value is truth(text)
+        except ValueError:
+            hint = f"values are {', '.join(YES + NO)}"
+            raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=hint) from None
 
     def from_file(self, entry: FileEntry, text: str) -> object:
         """The value of a line of an environment file, whose variables ``text`` has."""
-        return self.read(entry.where, text) if self.parse else (self.value is (text == YES[1]))
+        return self.read(entry.where, text) if self.parse else (self.value is truth(text))
 
     def read(self, origin: str, text: str) -> object:
         assert self.parse is not None

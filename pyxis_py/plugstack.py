@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from enroot_py.base import making
 from enroot_py.base.errors import ConfigError
 from pyxis_py.settings import PLUGIN
 
@@ -173,10 +174,7 @@ def _check_unchanged(path: str, arguments: Sequence[str]) -> None:
 
 def _replace(path: str, lines: Sequence[str], mode: int) -> None:
     """Write a file at once: Slurm reads it at any moment."""
-    with open(f"{path}.new", "w", errors="surrogateescape") as file:
-        os.fchmod(file.fileno(), mode)
-        file.writelines(f"{line}\n" for line in lines)
-    os.rename(file.name, path)
+    making.write(path, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"), mode)
 
 
 def unconfigure(directory: str, plugin: str) -> list[str]:

@@ -12,9 +12,9 @@ import re
 import shutil
 import sys
 
-from enroot_py.base import log, versions
+from enroot_py.base import log, making, versions
 from enroot_py.base.errors import ConfigError, PenrootError
-from enroot_py.base.run import Program
+from enroot_py.base.run import SBIN, Program
 from pyxis_py.settings import PLUGIN
 
 _MARK = rb"penroot plugin for Slurm 0x([0-9a-f]+)"
@@ -35,7 +35,7 @@ def installed() -> str:
     """
     error = None
     for program in ("slurmd", "srun"):
-        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin:/opt/slurm/sbin")
+        path = shutil.which(program) or shutil.which(program, path=f"{SBIN}:/opt/slurm/sbin")
         if path:
             try:
                 return Program([path, "-V"], timeout=_PATIENCE).run().split()[-1]
@@ -114,8 +114,4 @@ def _link(to: str, path: str) -> None:
     """At once: a step may begin in this moment."""
     if os.path.islink(path) and os.readlink(path) == to:
         return
-    new = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)
-    os.symlink(to, new)
-    os.rename(new, path)
+    making.symlink(to, path)

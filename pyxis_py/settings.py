@@ -1,107 +1,63 @@
-"""The plugin's arguments in plugstack.conf: one table, as for options. On the step path."""
+"""The plugin's arguments in plugstack.conf: a table such as that of settings. On the step path."""
 
 from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.base.frozen import Frozen
-from pyxis_py.options import NO, YES
+from enroot_py.config.table import Bool, Choice, Place, Rows, Setting, Size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 PLUGIN = "spank_pyxis.so"
 
 
-class PluginSetting:
-    """One row: name, default as it would be written, meaning, and the values that it may have."""
+class Seconds(Setting):
+    kind = "seconds"
 
-    __slots__ = ("name", "default", "doc", "kind")
+    def parse(self, text: str) -> float:
+        if not text.isdecimal() or not 0 < int(text) <= 3600:
+            raise ValueError("must be seconds, 1 to 3600")
+        return float(text)
 
-    def __init__(self, name: str, default: str, doc: str, *, kind: str = "bool") -> None:
-        self.name = name
-        self.default = default
-        self.doc = doc
-        self.kind = kind
+    def __get__(self, instance: Rows, owner: type) -> float:
+        return self.parse(instance.text(self))
 
-    def parse(self, text: str) -> str | bool | int | float:
-        """Raises ValueError with what the value should have been."""
-        if self.kind == "bool":
-            if text.lower() not in YES + NO:
-                raise ValueError("must be yes or no")
-            return text.lower() in YES
-        if self.kind == "seconds":
-            if not text.isdecimal() or not 0 < int(text) <= 3600:
-                raise ValueError("must be seconds, 1 to 3600")
-            return float(text)
-        if self.kind.startswith("path"):
-            words = self.kind.split("|")[1:]
-            if text and not text.startswith("/") and text not in words:
-                raise ValueError(" or ".join(("must be an absolute path", *words)))
-            return text.rstrip("/") or text[:1]
-        if self.kind == "size":
-            if text == "0":
-                return 0
-            from enroot_py.base import log  # rarely, too
 
-            return log.parse_size(text)
-        if self.kind == "networks":
-            if text:
-                import ipaddress  # rarely: it takes two milliseconds
+class Networks(Setting):
+    kind = "networks"
 
-                for network in text.split(","):
-                    ipaddress.ip_network(network)
-            return text
-        if text not in self.kind.split("|"):
-            raise ValueError(f"must be one of {self.kind}")
+    def parse(self, text: str) -> str:
+        if text:
+            import ipaddress  # rarely: it takes two milliseconds
+
+            for network in text.split(","):
+                ipaddress.ip_network(network)
         return text
 
-
-SETTINGS = {
-    setting.name: setting
-    for setting in (
-        PluginSetting("runtime_path", "/run/pyxis", "where each user has a directory for running steps", kind="path"),
-        PluginSetting("execute_entrypoint", "0", "run entrypoints unless --no-container-entrypoint"),
-        PluginSetting("container_scope", "global", "whether named containers outlive the job", kind="job|global"),
-        PluginSetting("sbatch_support", "1", "let sbatch and salloc have the container options"),
-        PluginSetting("use_enroot_load", "0", "without effect: a container is never converted from an image"),
-        PluginSetting("resolve_tags", "1", "let srun resolve a tag, so that all nodes of a step see one image"),
-        PluginSetting("pin_tags", "1", "let sbatch and salloc resolve the tag of an image for all steps of their job"),
-        PluginSetting("show_image", "0", "add the image of a batch script, with its digest, to the comment of the job"),
-        PluginSetting("swarm", "1", "let the nodes of a step fetch an image once, and give it to each other"),
-        PluginSetting("swarm_network", "", "networks, as 10.1.0.0/16,fd00::/8, over which alone", kind="networks"),
-        PluginSetting("swarm_tls", "1", "by TLS, where Python has it with a key alone: 3.13"),
-        PluginSetting("swarm_keep", "0", "bytes of compressed layers that a node keeps to give them", kind="size"),
-        PluginSetting("resolve_timeout", "5", "seconds that srun tries to, and 0.4 of it in silence", kind="seconds"),
-        PluginSetting(
-            "events", "", "where steps are recorded, whatever ENROOT_EVENTS says", kind="path|journald|syslog"
-        ),
-        PluginSetting("importer", "", "program that imports images instead of penroot", kind="path"),
-        PluginSetting("use_squashfuse", "0", "without effect: squashfs images are always mounted"),
-    )
-}
+    def __get__(self, instance: Rows, owner: type) -> str:
+        return instance.text(self)
 
 
-class PluginSettings(Frozen):
+class PluginSettings(Rows):
     """The plugin's arguments."""
 
-    runtime_path: str
-    execute_entrypoint: bool
-    container_scope: str
-    sbatch_support: bool
-    use_enroot_load: bool
-    resolve_tags: bool
-    pin_tags: bool
-    show_image: bool
-    swarm: bool
-    swarm_network: str
-    swarm_tls: bool
-    swarm_keep: int
-    resolve_timeout: float
-    events: str
-    importer: str
-    use_squashfuse: bool
+    runtime_path = Place("/run/pyxis", "where each user has a directory for running steps")
+    execute_entrypoint = Bool("0", "run entrypoints unless --no-container-entrypoint")
+    container_scope = Choice("global", "whether named containers outlive the job", "job", "global")
+    sbatch_support = Bool("1", "let sbatch and salloc have the container options")
+    use_enroot_load = Bool("0", "without effect: a container is never converted from an image")
+    resolve_tags = Bool("1", "let srun resolve a tag, so that all nodes of a step see one image")
+    pin_tags = Bool("1", "let sbatch and salloc resolve the tag of an image for all steps of their job")
+    show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
+    swarm = Bool("1", "let the nodes of a step fetch an image once, and give it to each other")
+    swarm_network = Networks("", "networks, as 10.1.0.0/16,fd00::/8, over which alone")
+    swarm_tls = Bool("1", "by TLS, where Python has it with a key alone: 3.13")
+    swarm_keep = Size("0", "bytes of compressed layers that a node keeps to give them")
+    resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
+    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
+    importer = Place("", "program that imports images instead of penroot")
+    use_squashfuse = Bool("0", "without effect: squashfs images are always mounted")
 
     @property
     def resolve_silence(self) -> float:
@@ -114,19 +70,25 @@ class PluginSettings(Frozen):
         return self.pin_tags and self.resolve_tags and not self.importer
 
 
+SETTINGS = {setting.name: setting for setting in vars(PluginSettings).values() if isinstance(setting, Setting)}
+
+
 def load(arguments: Iterable[str]) -> PluginSettings:
     """Parse ``name=value`` arguments; the last of a name counts, as in pyxis.
 
     Raises ConfigError for an unknown name and a bad value.
     """
-    values: dict[str, Any] = {name: setting.parse(setting.default) for name, setting in SETTINGS.items()}
+    values = {name: (setting.default, "default") for name, setting in SETTINGS.items()}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if name not in SETTINGS or not equals:
             raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(SETTINGS))
         setting = SETTINGS[name]
         try:
-            values[name] = setting.parse(text)
+            if setting.default and not text:
+                raise ValueError("needs a value")
+            parsed = setting.parse(text)
         except ValueError as e:
             raise ConfigError(f"plugstack.conf: {argument}: {e}", hint=f"it means: {setting.doc}") from None
-    return PluginSettings(**values)
+        values[name] = parsed if isinstance(parsed, str) else text, "plugstack.conf"
+    return PluginSettings(values)

@@ -11,7 +11,7 @@ from enroot_py.base.recording import Recording
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, rootfs
 from enroot_py.runtime.enter import Start, enter
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime.mounting import Mount
 from enroot_py.store import claims, containers
 from pyxis_py import options
 from pyxis_py import settings as plugin_settings
@@ -195,14 +195,14 @@ class Step:
         """What the step needs of the node: the batch script, the display, PMIx."""
         mounts = []
         if self.job.script:
-            mounts.append(_bind(self.job.script, "x-create=file,ro", "batch script"))
+            mounts.append(_bind(self.job.script, ("x-create=file", "ro"), "batch script"))
         if self.authority:
-            mounts.append(_bind(self.authority, "x-create=file,ro,noexec", "srun --x11"))
+            mounts.append(_bind(self.authority, ("x-create=file", "ro", "noexec"), "srun --x11"))
         return [*mounts, *self._pmix_mounts(remap_root=remap_root)]
 
     def _pmix_mounts(self, *, remap_root: bool) -> list[Mount]:
         return [
-            _bind(path, f"x-create=dir,{mode},noexec", what)
+            _bind(path, ("x-create=dir", mode, "noexec"), what)
             for path, mode, what in pmix.directories(self.mpi, remap_root=remap_root)
         ]
 
@@ -490,6 +490,6 @@ class Step:
         return assign, (*drop, *pmix.withheld(self.mpi, remap_root=remap_root), *ours)
 
 
-def _bind(path: str, flags: str, what: str) -> Mount:
+def _bind(path: str, flags: tuple[str, ...], what: str) -> Mount:
     """A mount of the node's at its own path."""
-    return Mount(path, path, "none", f"{flags},bind,nosuid,nodev,private", 0, what)
+    return Mount(path, path, "none", (*flags, "bind", "nosuid", "nodev", "private"), 0, what)

@@ -201,6 +201,7 @@ class Note:
 
     def write(self, text: bytes) -> None:
         """Remember it, and forget what is of long ago."""
+        from enroot_py.base import making
         from enroot_py.store.store import Store
 
         try:
@@ -211,9 +212,7 @@ class Note:
                 for entry in entries:
                     if not _is_fresh(entry.path):
                         os.unlink(entry.path)
-            with open(f"{self._path}.{os.getpid()}", "wb") as f:
-                f.write(text)
-            os.rename(f.name, self._path)
+            making.write(self._path, text)
         except (OSError, PenrootError) as e:
             log.debug(f"swarm: {self._path}: {e}")
 

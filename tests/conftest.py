@@ -19,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: loops and fuzzing: a short slice always, long with --soak")
     config.addinivalue_line("markers", "gpu: needs a GPU")
+    for kind, what in (("parity", "first words of lines"), ("security", "keys"), ("clusters", "headings")):
+        config.addinivalue_line("markers", f"{kind}(*texts): proves these {what} of docs/: tests/docs/proofs.py")
     # Shells have their background jobs ignore some, nohup SIGHUP: so would all that the tests start and then end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):

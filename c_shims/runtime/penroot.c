@@ -27,7 +27,7 @@ const char plugin_type[] = "runtime/penroot";
 const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 #pragma GCC visibility pop
 
-struct step step = { .lock = -1, .control = { -1, -1 } };
+static struct step step = NO_STEP;
 
 static stepd_step_rec_t *slurms; /* Slurm's record of the step, and of this task */
 static stepd_step_task_info_t *task;
@@ -66,21 +66,50 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-	case S_JOB_UID: *(uid_t *)to = slurms->uid; break;
-	case S_JOB_GID: *(gid_t *)to = slurms->gid; break;
-	case S_JOB_ID: *(uint32_t *)to = slurms->step_id.job_id; break;
-	case S_JOB_STEPID: *(uint32_t *)to = slurms->step_id.step_id; break;
-	case S_JOB_LOCAL_TASK_COUNT: *(uint32_t *)to = slurms->node_tasks; break;
-	case S_JOB_TOTAL_TASK_COUNT: *(uint32_t *)to = slurms->ntasks; break;
-	case S_TASK_ID: *(int *)to = task->id; break;
-	case S_TASK_GLOBAL_ID: *(uint32_t *)to = task->gtid; break;
-	case S_JOB_ENV: *(char ***)to = job_environment(); break;
-	case S_JOB_ARGV: *(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv; break;
-	case S_JOB_SUPPLEMENTARY_GIDS: *(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids; break;
-	case S_SLURM_VERSION_MAJOR: *(const char **)to = SLURM_MAJOR; break;
-	case S_SLURM_VERSION_MINOR: *(const char **)to = SLURM_MINOR; break;
-	case S_SLURM_VERSION_MICRO: *(const char **)to = SLURM_MICRO; break;
-	default: rc = ESPANK_BAD_ARG;
+	case S_JOB_UID:
+		*(uid_t *)to = slurms->uid;
+		break;
+	case S_JOB_GID:
+		*(gid_t *)to = slurms->gid;
+		break;
+	case S_JOB_ID:
+		*(uint32_t *)to = slurms->step_id.job_id;
+		break;
+	case S_JOB_STEPID:
+		*(uint32_t *)to = slurms->step_id.step_id;
+		break;
+	case S_JOB_LOCAL_TASK_COUNT:
+		*(uint32_t *)to = slurms->node_tasks;
+		break;
+	case S_JOB_TOTAL_TASK_COUNT:
+		*(uint32_t *)to = slurms->ntasks;
+		break;
+	case S_TASK_ID:
+		*(int *)to = task->id;
+		break;
+	case S_TASK_GLOBAL_ID:
+		*(uint32_t *)to = task->gtid;
+		break;
+	case S_JOB_ENV:
+		*(char ***)to = job_environment();
+		break;
+	case S_JOB_ARGV:
+		*(int *)to = (int)task->argc, *va_arg(arguments, char ***) = task->argv;
+		break;
+	case S_JOB_SUPPLEMENTARY_GIDS:
+		*(gid_t **)to = slurms->gids, *va_arg(arguments, int *) = slurms->ngids;
+		break;
+	case S_SLURM_VERSION_MAJOR:
+		*(const char **)to = SLURM_MAJOR;
+		break;
+	case S_SLURM_VERSION_MINOR:
+		*(const char **)to = SLURM_MINOR;
+		break;
+	case S_SLURM_VERSION_MICRO:
+		*(const char **)to = SLURM_MICRO;
+		break;
+	default:
+		rc = ESPANK_BAD_ARG;
 	}
 	va_end(arguments);
 	return rc;
@@ -112,9 +141,9 @@ static const char *prepare(void)
 	if (getenvp(slurms->env, IMAGE) || (slurms->options && list_find_first(slurms->options, is_of_spank_plugin, NULL)))
 		return "beside --container there are PYXIS_CONTAINER_* variables, but no " IMAGE " and no --container-* options";
 	ends = mmap(NULL, sizeof(*ends), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (ends == MAP_FAILED || make_directories(runtime_path()) < 0)
+	if (ends == MAP_FAILED || make_directories(runtime_path(&step)) < 0)
 		return "the container could not be prepared: no memory, or no runtime_path";
-	prepare_step();
+	prepare_step(&step);
 	return *step.failure ? step.failure : step.active ? NULL : "the container could not be prepared";
 }
 
@@ -129,7 +158,7 @@ static _Noreturn void await_task(pid_t pid)
 	int signaled = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 	step.killed = signaled == SIGKILL || signaled == SIGTERM;
 	if (atomic_fetch_add(&ends->ended, 1) + 1 == slurms->node_tasks) {
-		failed = finish_step() < 0;
+		failed = finish_step(&step) < 0;
 		atomic_store(&ends->finished, !failed);
 	}
 	if (signaled) {
@@ -171,7 +200,7 @@ void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *record)
 	slurms = record;
 	step.killed = true;
 	if (step.shared && !atomic_load(&ends->finished))
-		(void)finish_step();
+		(void)finish_step(&step);
 }
 
 /* A task, as the user, before Slurm looks for its command on the node. */
@@ -193,7 +222,7 @@ int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task
 	if (command)
 		task->argv[0] = command;
 	if (failure)
-		_exit(fail("%s", failure) < 0);
+		_exit(fail(&step, "%s", failure) < 0);
 	if (getenvp(record->env, SAVE)) {
 		(void)sigfillset(&all);
 		(void)sigprocmask(SIG_SETMASK, &all, &before);
@@ -205,10 +234,10 @@ int runtime_p_run(slurmd_conf_t *conf, stepd_step_rec_t *record, stepd_step_task
 		if (pid < 0)
 			return errno;
 	}
-	if (init_task() < 0)
+	if (init_task(&step) < 0)
 		_exit(EXIT_FAILURE);
 	if (!step.shared->helper.pid)
-		_exit(fail("there is no container for --container=%s", record->container->bundle) < 0);
+		_exit(fail(&step, "there is no container for --container=%s", record->container->bundle) < 0);
 	environ = slurms->env;
 	(void)execvp(task->argv[0], task->argv);
 	return errno;

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#define SESSION_KEYRING      (-3) /* KEY_SPEC_SESSION_KEYRING of keyctl(2) */
+#define SESSION_KEYRING (-3) /* KEY_SPEC_SESSION_KEYRING of keyctl(2) */
 #define KEYCTL_GET_KEYRING_ID 0
 
 /* Milliseconds: a killed process has to end, and one that root has started becomes the user. */
@@ -47,39 +47,39 @@ static void describe(char text[INHERITED_SIZE])
 }
 
 /* In slurmstepd, as root. Where it cannot be started the first task says why. */
-void start_ahead(void)
+void start_ahead(struct step *step)
 {
-	struct ahead *ahead = &step.ahead;
+	struct ahead *ahead = &step->ahead;
 
-	if (step.job.uid == 0 || coprocess_start(&ahead->process, AHEAD, step.control[1], &step.job, false) < 0)
+	if (step->job.uid == 0 || coprocess_start(&ahead->process, AHEAD, step->control[1], &step->job, false) < 0)
 		return;
 	close_fd(&ahead->process.socket); /* what asks comes by the control socket */
 	if (identify(ahead->process.pid, &ahead->who) < 0)
-		(void)end_ahead();
+		(void)end_ahead(step);
 	describe(ahead->inherited);
 }
 
 /* In slurmstepd, as root, when a task is in its cgroups and before it goes on. The process is our child, so its number is
  * that of no other one, and nobody but root moves it again. */
-void place_ahead(pid_t task)
+void place_ahead(struct step *step, pid_t task)
 {
-	struct shared *shared = step.shared;
-	pid_t pid = step.ahead.who.pid;
+	struct shared *shared = step->shared;
+	pid_t pid = step->ahead.who.pid;
 	char now[CGROUPS_SIZE];
 
-	if (step.ahead.process.end < 0)
+	if (step->ahead.process.end < 0)
 		return;
 	if (cgroup_read(task, shared->cgroups, sizeof(shared->cgroups)) < 0 || cgroup_move(pid, shared->cgroups) < 0 ||
 	    cgroup_read(pid, now, sizeof(now)) < 0 || strcmp(now, shared->cgroups) != 0)
-		(void)end_ahead();
+		(void)end_ahead(step);
 	else
 		shared->placed = true;
 }
 
 /* Kill it, and wait until it takes no message any more: whether it is gone. It may have yet to become the user. */
-bool end_ahead(void)
+bool end_ahead(struct step *step)
 {
-	struct coprocess *process = &step.ahead.process;
+	struct coprocess *process = &step->ahead.process;
 	struct pollfd end = { .fd = process->end, .events = POLLIN };
 	int64_t until = in_milliseconds(LAST_WAIT);
 	bool gone = process->end < 0;
@@ -110,27 +110,28 @@ static bool are_neighbours(const char *one, const char *other)
 }
 
 /* Whether what has started in slurmstepd is what a child of this task would be. */
-static bool fits(void)
+static bool fits(struct step *step)
 {
 	char inherited[INHERITED_SIZE], cgroups[CGROUPS_SIZE];
 
 	describe(inherited);
-	return step.shared->placed && strcmp(inherited, step.ahead.inherited) == 0 &&
-	       cgroup_read(getpid(), cgroups, sizeof(cgroups)) == 0 && are_neighbours(cgroups, step.shared->cgroups);
+	return step->shared->placed && strcmp(inherited, step->ahead.inherited) == 0 &&
+	       cgroup_read(getpid(), cgroups, sizeof(cgroups)) == 0 && are_neighbours(cgroups, step->shared->cgroups);
 }
 
 /* In the task that starts the container, as the user: connect to it. Returns 0; SILENT where the task is to start one, as
  * it is gone or does not fit; -1 where it cannot be ended, and would hear what is for the other one. */
-int take_ahead(struct coprocess *process)
+int take_ahead(struct step *step, struct coprocess *process)
 {
-	struct ahead *ahead = &step.ahead;
-	bool first = !atomic_exchange(&step.shared->taken, true);
+	struct ahead *ahead = &step->ahead;
+	bool first = !atomic_exchange(&step->shared->taken, true);
 
-	if (first && ahead->process.end >= 0 && fits() &&
-	    coprocess_connect(process, step.control[0], &ahead->who, FOREVER, false) == 0) {
+	if (first && ahead->process.end >= 0 && fits(step) &&
+	    coprocess_connect(process, step->control[0], &ahead->who, FOREVER, false) == 0) {
 		process->log = keep_fd(&ahead->process.log);
 		return 0;
 	}
 	coprocess_free(process);
-	return end_ahead() ? SILENT : fail("the helper process that slurmstepd has started cannot be ended: submit the job again");
+	return end_ahead(step) ? SILENT :
+				 fail(step, "the helper process that slurmstepd has started cannot be ended: submit the job again");
 }

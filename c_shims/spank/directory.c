@@ -22,7 +22,7 @@ int make_directories(const char *path)
 {
 	char part[PATH_MAX];
 
-	for (const char *end = path; *end; ) {
+	for (const char *end = path; *end;) {
 		end += 1 + strcspn(end + 1, "/");
 		(void)snprintf(part, sizeof(part), "%.*s", (int)(end - path), path);
 		if (mkdir(part, 0755) == 0) {
@@ -38,9 +38,9 @@ int make_directories(const char *path)
 	return 0;
 }
 
-static int get_path(char path[PATH_MAX])
+static int get_path(struct step *step, char path[PATH_MAX])
 {
-	if (snprintf(path, PATH_MAX, "%s/%u", runtime_path(), (unsigned int)step.job.uid) < PATH_MAX)
+	if (snprintf(path, PATH_MAX, "%s/%u", runtime_path(step), (unsigned int)step->job.uid) < PATH_MAX)
 		return 0;
 	errno = ENAMETOOLONG;
 	return -1;
@@ -48,15 +48,15 @@ static int get_path(char path[PATH_MAX])
 
 /* The directory itself, as a descriptor with O_PATH: not what the user has mounted over it, which may be a FUSE that
  * never answers, so nothing here asks it. */
-int open_user_directory(struct statx *info)
+int open_user_directory(struct step *step, struct statx *info)
 {
 	char path[PATH_MAX];
 	struct statx above;
 
-	if (get_path(path) < 0)
+	if (get_path(step, path) < 0)
 		return -1;
 	cleanup(close_fd) int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || statx(AT_FDCWD, runtime_path(), 0, STATX_BASIC_STATS, &above) < 0 ||
+	if (fd < 0 || statx(AT_FDCWD, runtime_path(step), 0, STATX_BASIC_STATS, &above) < 0 ||
 	    statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, info) < 0)
 		return -1;
 	if (info->stx_dev_major != above.stx_dev_major || info->stx_dev_minor != above.stx_dev_minor) {
@@ -67,19 +67,19 @@ int open_user_directory(struct statx *info)
 }
 
 /* With mode 0700. Nobody but root can have made it otherwise: the parent is root's. */
-int make_user_directory(void)
+int make_user_directory(struct step *step)
 {
 	char path[PATH_MAX];
 	struct statx info;
 
-	if (get_path(path) < 0 || make_directories(runtime_path()) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST))
+	if (get_path(step, path) < 0 || make_directories(runtime_path(step)) < 0 || (mkdir(path, 0700) < 0 && errno != EEXIST))
 		return -1;
-	cleanup(close_fd) int fd = open_user_directory(&info);
+	cleanup(close_fd) int fd = open_user_directory(step, &info);
 	if (fd < 0)
 		return -1;
 	/* Another step may be between its mkdir and its chown. */
-	bool given = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step.job.uid, step.job.gid) == 0;
-	if (given || (S_ISDIR(info.stx_mode) && info.stx_uid == step.job.uid))
+	bool given = S_ISDIR(info.stx_mode) && info.stx_uid == 0 && lchown(path, step->job.uid, step->job.gid) == 0;
+	if (given || (S_ISDIR(info.stx_mode) && info.stx_uid == step->job.uid))
 		return 0;
 	errno = EEXIST;
 	return -1;

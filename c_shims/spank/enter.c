@@ -20,7 +20,7 @@ static const struct {
 enum { USER = 0, MOUNT = 2 };
 
 /* Which descriptor is of which namespace, -1 where we stay where we are. */
-static int sort(const struct answer *answer, int fds[LENGTH(kinds)])
+static int sort(struct step *step, const struct answer *answer, int fds[LENGTH(kinds)])
 {
 	const char *key, *value;
 	size_t used = 0;
@@ -34,7 +34,7 @@ static int sort(const struct answer *answer, int fds[LENGTH(kinds)])
 		while (kind < LENGTH(kinds) && strcmp(kinds[kind].name, value) != 0)
 			kind++;
 		if (kind == LENGTH(kinds) || used == answer->fd_count)
-			return fail("the helper named a namespace that it did not send: %s", value);
+			return fail(step, "the helper named a namespace that it did not send: %s", value);
 		fds[kind] = answer->fds[used++];
 	}
 	return 0;
@@ -49,36 +49,36 @@ static bool leads_away(int fd)
 	       (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
 }
 
-int enter(const struct answer *answer)
+int enter(struct step *step, const struct answer *answer)
 {
 	const char *workdir = answer_get(answer, "workdir"), *by = answer_get(answer, "workdir_by");
 	int fds[LENGTH(kinds)];
 
-	if (sort(answer, fds) < 0)
+	if (sort(step, answer, fds) < 0)
 		return -1;
 	if (!leads_away(fds[MOUNT]))
-		return fail("the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
+		return fail(step, "the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
 	/* Who is root in the container could trace this process, a copy of slurmstepd, until it executes its program.
 	 * setns(2) leaves this as it is. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
-		return fail("prctl PR_SET_DUMPABLE: %s", strerror(errno));
-	if (penroot_withhold_directories() < 0)
-		return fail("cannot look through the open descriptors: %s", strerror(errno));
+		return fail(step, "prctl PR_SET_DUMPABLE: %s", strerror(errno));
+	if (penroot_withhold_descriptors() < 0)
+		return fail(step, "cannot look through the open descriptors: %s", strerror(errno));
 	if (answer_get(answer, "keyring") && penroot_renew_keyring() < 0)
-		return fail("cannot create a session keyring: %s", strerror(errno));
+		return fail(step, "cannot create a session keyring: %s", strerror(errno));
 	for (size_t i = 0; i < LENGTH(kinds); i++) {
 		if (fds[i] >= 0 && setns(fds[i], kinds[i].type) < 0)
-			return fail("setns %s: %s", kinds[i].name, strerror(errno));
+			return fail(step, "setns %s: %s", kinds[i].name, strerror(errno));
 	}
 	if (workdir && chdir(workdir) < 0)
-		return fail("cannot enter the working directory in the container (%s): %s: %s", by ? by : "--container-workdir",
+		return fail(step, "cannot enter the working directory in the container (%s): %s: %s", by ? by : "--container-workdir",
 			    workdir, strerror(errno));
 	/* Only a container of the superuser's has no user namespace, ENROOT_ALLOW_SUPERUSER: he keeps all that he may. */
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return fail("prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
+		return fail(step, "prctl PR_SET_NO_NEW_PRIVS: %s", strerror(errno));
 	if (!answer_get(answer, "root") && penroot_drop_capabilities() < 0)
-		return fail("drop capabilities: %s", strerror(errno));
-	return penroot_install_filter() < 0 ? fail("seccomp: %s", strerror(errno)) : 0;
+		return fail(step, "drop capabilities: %s", strerror(errno));
+	return penroot_install_filter() < 0 ? fail(step, "seccomp: %s", strerror(errno)) : 0;
 }

@@ -17,15 +17,15 @@ enum { EPILOG_WAIT = 5000 };
 enum { NAMES_LIMIT = 100000 };
 
 /* Whether the job has left something: what may stay is noted in RUNTIME_PATH/UID under its name. */
-static bool anything_left(void)
+static bool anything_left(struct step *step)
 {
 	char prefix[32];
 	struct statx info;
-	size_t length = (size_t)snprintf(prefix, sizeof(prefix), "pyxis_%u", step.job_id);
+	size_t length = (size_t)snprintf(prefix, sizeof(prefix), "pyxis_%u", step->job_id);
 	bool found = false;
 	unsigned int read = 0;
 
-	cleanup(close_fd) int path = open_user_directory(&info);
+	cleanup(close_fd) int path = open_user_directory(step, &info);
 	cleanup(close_fd) int fd = path < 0 ? -1 : openat(path, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 	if (!directory)
@@ -42,15 +42,15 @@ static bool anything_left(void)
 
 /* Who the user is: of the job itself, only the number is known here. Whoever has left the site since has the
  * group to which his directory was given. */
-static int get_user(struct request *request)
+static int get_user(struct step *step, struct request *request)
 {
-	struct credentials *user = &step.job;
+	struct credentials *user = &step->job;
 	const struct passwd *entry = getpwuid(user->uid);
 	struct statx info;
 
 	request_add(request, "environ", "HOME=%s", entry ? entry->pw_dir : "/");
 	if (!entry) {
-		cleanup(close_fd) int fd = open_user_directory(&info);
+		cleanup(close_fd) int fd = open_user_directory(step, &info);
 		user->gid = info.stx_gid;
 		return fd < 0 || info.stx_uid != user->uid ? -1 : 0;
 	}
@@ -62,23 +62,23 @@ static int get_user(struct request *request)
 	return getgrouplist(entry->pw_name, entry->pw_gid, user->groups, &user->group_count) < 0 ? -1 : 0;
 }
 
-int clean_up_job(void)
+int clean_up_job(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 	spank_err_t rc;
 
-	if ((rc = get_item(S_JOB_UID, &step.job.uid)) != ESPANK_SUCCESS ||
-	    (rc = get_item(S_JOB_ID, &step.job_id)) != ESPANK_SUCCESS)
-		return fail("cannot learn about the job: %s", spank_strerror(rc));
-	if (!anything_left())
+	if ((rc = get_item(step, S_JOB_UID, &step->job.uid)) != ESPANK_SUCCESS ||
+	    (rc = get_item(step, S_JOB_ID, &step->job_id)) != ESPANK_SUCCESS)
+		return fail(step, "cannot learn about the job: %s", spank_strerror(rc));
+	if (!anything_left(step))
 		return 0;
-	begin_request(&request, "epilog", spank_context() == S_CTX_REMOTE ? "stepd" : "epilog", "/");
-	if (get_user(&request) < 0)
-		return fail("cannot learn about user %u", (unsigned int)step.job.uid);
-	request_add(&request, "jobid", "%u", step.job_id);
-	request_add(&request, "uid", "%u", (unsigned int)step.job.uid);
-	if (start_as_user(&process, "epilog", in_milliseconds(EPILOG_WAIT)) < 0)
+	begin_request(step, &request, "epilog", spank_context() == S_CTX_REMOTE ? "stepd" : "epilog", "/");
+	if (get_user(step, &request) < 0)
+		return fail(step, "cannot learn about user %u", (unsigned int)step->job.uid);
+	request_add(&request, "jobid", "%u", step->job_id);
+	request_add(&request, "uid", "%u", (unsigned int)step->job.uid);
+	if (start_as_user(step, &process, "epilog", in_milliseconds(EPILOG_WAIT)) < 0)
 		return -1;
-	return consult(&process, "epilog", &request);
+	return consult(step, &process, "epilog", &request);
 }

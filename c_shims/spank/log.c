@@ -36,10 +36,10 @@ static size_t plain(const unsigned char *text)
 
 /* Print one line by a function of Slurm's. In the log of slurmd, which is for all, as much as a step may need, and no
  * more: what the user is to see of a task goes on to him alone. */
-static void say(void (*print)(const char *format, ...), const char *who, const char *text)
+static void say(struct step *step, void (*print)(const char *format, ...), const char *who, const char *text)
 {
 	char line[LINE_LIMIT];
-	size_t length = 0, before = step.log_size, limit = step.is_task ? TASK_LIMIT : ROOT_LIMIT;
+	size_t length = 0, before = step->log_size, limit = step->is_task ? TASK_LIMIT : ROOT_LIMIT;
 	bool logged = spank_context() == S_CTX_REMOTE || spank_context() == S_CTX_JOB_SCRIPT;
 	const char *colon = *who ? ": " : "";
 
@@ -51,14 +51,14 @@ static void say(void (*print)(const char *format, ...), const char *who, const c
 	}
 	(void)strcpy(line + length, *text ? "..." : "");
 	if (logged)
-		step.log_size += strlen(line) + SLURMS_PART;
-	if (step.log_size <= limit || !logged) {
+		step->log_size += strlen(line) + SLURMS_PART;
+	if (step->log_size <= limit || !logged) {
 		print("pyxis: %s%s%s", who, colon, line);
 		return;
 	}
 	if (before <= limit)
 		print("pyxis: %s%smore is not logged", who, colon);
-	if (step.is_task && print != slurm_info)
+	if (step->is_task && print != slurm_info)
 		(void)dprintf(STDERR_FILENO, "pyxis: %s%s%s\n", who, colon, line);
 }
 
@@ -72,50 +72,50 @@ bool is_heard(void)
 
 /* What fails for one task mostly fails for all: one of them says it. Of the container's start only the task knows
  * that started it, so if that one is not heard, another one says it. */
-void print_error(const char *text)
+void print_error(struct step *step, const char *text)
 {
-	if (!step.is_task || !step.shared) {
+	if (!step->is_task || !step->shared) {
 		/* Of a step that has failed, srun has told why: what fails at its end too is for the log. */
-		say(step.shared && step.shared->failed ? slurm_info : slurm_error, node, text);
+		say(step, step->shared && step->shared->failed ? slurm_info : slurm_error, node, text);
 	} else if (is_heard()) {
-		if (!step.reports)
-			step.reports = !atomic_exchange(&step.shared->reported, true);
-		if (step.reports)
-			say(slurm_error, node, text);
-	} else if (step.starts) {
-		size_t used = strlen(step.shared->why);
-		(void)snprintf(step.shared->why + used, sizeof(step.shared->why) - used, "%s\n", text);
+		if (!step->reports)
+			step->reports = !atomic_exchange(&step->shared->reported, true);
+		if (step->reports)
+			say(step, slurm_error, node, text);
+	} else if (step->starts) {
+		size_t used = strlen(step->shared->why);
+		(void)snprintf(step->shared->why + used, sizeof(step->shared->why) - used, "%s\n", text);
 	}
 }
 
-int fail(const char *format, ...)
+int fail(struct step *step, const char *format, ...)
 {
-	char text[sizeof(step.failure)];
+	char text[sizeof(step->failure)];
 	va_list arguments;
 
 	va_start(arguments, format);
 	(void)vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	print_error(text);
+	print_error(step, text);
 	return -1;
 }
 
-int postpone(const char *format, ...)
+int postpone(struct step *step, const char *format, ...)
 {
 	va_list arguments;
 
 	va_start(arguments, format);
-	(void)vsnprintf(step.failure, sizeof(step.failure), format, arguments);
+	(void)vsnprintf(step->failure, sizeof(step->failure), format, arguments);
 	va_end(arguments);
 	return -1;
 }
 
-void print_log(const char *level, const char *text)
+void print_log(struct step *step, const char *level, const char *text)
 {
 	bool told = strcmp(level, "tell") == 0;
 
 	if (strcmp(level, "error") == 0)
-		print_error(text);
+		print_error(step, text);
 	else
-		say(told || strcmp(level, "warn") == 0 ? slurm_spank_log : slurm_info, told ? "" : node, text);
+		say(step, told || strcmp(level, "warn") == 0 ? slurm_spank_log : slurm_info, told ? "" : node, text);
 }

@@ -7,15 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "brought.h"
-
 #ifndef PENROOT_LIB
 #define PENROOT_LIB "/nowhere"
 #endif
 
 /* Of an installation this is a directory, and a link to the one of them that is in use: enroot_py/base/versions.py. */
 #define VERSIONS "/penroot-versions"
-#define LINK     "/penroot"
+#define LINK "/penroot"
 
 enum { DIRECTORIES = 3 };
 
@@ -23,9 +21,9 @@ static char place[PATH_MAX] = PENROOT_LIB;
 
 static bool has_packages(const char *directory)
 {
-	char helper[PATH_MAX + sizeof("/pyxis_py/helper.py")];
+	char helper[PATH_MAX + sizeof("/pyxis_py/__init__.py")];
 
-	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/helper.py", directory);
+	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", directory);
 	return access(helper, F_OK) == 0;
 }
 

@@ -5,8 +5,6 @@
 #define _GNU_SOURCE
 #include "plugin.h"
 
-#include "brought.h"
-
 #include <regex.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +69,7 @@ static bool variables_are_plain(void)
 /* Whether the site says which images are let in, or the user for himself: _has_policy() of submit.py. */
 static bool has_policy(void)
 {
-	static const char *const sites[] = { "/etc/enroot/policy.json", SLURM_HERE "/etc/enroot/policy.json" };
+	static const char *const sites[] = { POLICY, SLURM_HERE POLICY };
 	const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
 	bool said = config && *config;
 	char path[PATH_MAX];
@@ -88,12 +86,12 @@ static bool has_policy(void)
 }
 
 /* A container by its name, or an image in a file of the nodes; or an image of a registry, whose tag is to be resolved. */
-enum plainness judge(const char *context)
+enum plainness judge(struct step *step, const char *context)
 {
 	const char *name = NULL, *image = NULL;
 
-	if (strcmp(context, "srun") != 0 || !get_only(&name, &image) || (name && !is(a_name, name)) ||
-	    !variables_are_plain() || has_policy() || !words_are_plain())
+	if (strcmp(context, "srun") != 0 || !get_only(step, &name, &image) || (name && !is(a_name, name)) || !variables_are_plain() ||
+	    has_policy() || !words_are_plain())
 		return NOT_PLAIN;
 	if (!image || is(a_file, image))
 		return PLAIN;

@@ -17,19 +17,10 @@
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
+#include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/job.py tells */
+
 #define cleanup(f) __attribute__((cleanup(f)))
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
-
-/* What srun found out for all nodes of a step: pyxis_py/job.py. */
-#define RESOLVED "SLURM_PYXIS_RESOLVED"
-/* Where srun's tracker is, and the key of the swarm; nothing but the helper of a step gets to see it. */
-#define SWARM "SLURM_PYXIS_SWARM"
-
-/* What an environment file said where it was submitted: the same. */
-#define CARRIED "PYXIS_EDF"
-/* What the tags of a job's images were when it was submitted: the same. */
-#define PINNED "PYXIS_PINNED"
-#define VERBOSE "SLURM_PYXIS_VERBOSE"
 
 /* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
 #ifndef EXTERN_ENDS_LAST
@@ -88,7 +79,7 @@ struct coprocess {
 	bool wary;
 };
 
-#define NO_COPROCESS   { .socket = -1, .log = -1, .pid = -1, .end = -1 }
+#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .end = -1 }
 #define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
 
 /* A file of this size for good: it is memory, and nobody's. */
@@ -96,6 +87,8 @@ int make_memory(const char *name, off_t size);
 
 /* A moment to wait until; FOREVER is none. */
 #define FOREVER INT64_C(0)
+/* A wait without a limit ends when the process is stopped at so many looks in a row. */
+enum { LOOK_MS = 1500, LOOKS = 6 };
 int64_t in_milliseconds(int64_t milliseconds);
 
 /* The verb of a helper that was started before there is a task, by root: it has its own session as well. */
@@ -114,13 +107,15 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
 
 /* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
+bool is_stopped(pid_t pid);
 int coprocess_await(const struct coprocess *process, int fd, short events);
 
 /* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
 /* What it wrote to stderr, line by line; false if that is nothing. */
-bool coprocess_each_log_line(const struct coprocess *process, void (*print)(const char *line));
+struct step;
+bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line));
 void coprocess_free(struct coprocess *process);
 
 /* message.c: what is sent to that process, and comes from it. -1 with errno. */
@@ -175,6 +170,7 @@ struct shared {
 	bool ready;
 	bool failed;
 	atomic_bool reported; /* one task has said what is wrong */
+	atomic_bool awaited;  /* one task has said that it waits for a stopped one */
 	char why[2048];       /* lines of one that is not heard: see print_error */
 	atomic_uint entered;
 	atomic_uint ended;    /* tasks with an outer process that saves: save.c */
@@ -195,10 +191,31 @@ struct ahead {
 	char inherited[INHERITED_SIZE];
 };
 
+/* An option as Slurm has given it. */
+struct given_option {
+	int option;
+	char *value;
+	bool inherited; /* of sbatch, where an srun or sbatch in its script is in a container, too */
+};
+
+/* What srun, sbatch or salloc has asked, for one component of a job after the other. */
+struct submission {
+	bool begun;
+	bool checked;
+	size_t options_of_first;
+	struct coprocess resolving;
+	bool unheard; /* its first answer is to come, and will be that nothing is wrong */
+};
+
+/* All that the plugin knows in one process. Slurm's calls bring no place for it: plugin.c has it. */
 struct step {
 	spank_t spank; /* what Slurm calls us with, and the arguments in plugstack.conf */
 	int argument_count;
 	char **arguments;
+	struct given_option *options;
+	size_t option_count;
+	bool option_lost; /* for want of memory */
+	struct submission submission;
 	bool active; /* a container is asked for: no task runs outside of it */
 	bool is_task; /* this process is a task, or would have become one */
 	bool starts;  /* and starts the container, with the lock */
@@ -211,15 +228,19 @@ struct step {
 	struct shared *shared;
 	int lock;       /* the file of that memory: held by the task that starts the helper, until the container is ready */
 	int control[2]; /* tasks and slurmstepd have the first, the helper has the second */
+	pid_t outer;    /* the process that waits for this task: save.c */
 	struct credentials job;
 	struct ahead ahead;
 	char swarm[512];
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
-extern struct step step;
+#define NO_STEP \
+	{ \
+		.lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } \
+	}
 
 /* Of the step or job that Slurm calls us for. */
-#define get_item(...) spank_get_item(step.spank, __VA_ARGS__)
+#define get_item(step, ...) spank_get_item((step)->spank, __VA_ARGS__)
 
 /* log.c */
 
@@ -229,73 +250,73 @@ extern const char *node;
 
 void set_node(bool shown);
 bool is_heard(void);
-void print_error(const char *text);
-void print_log(const char *level, const char *text);
-int fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* prints an error, and returns -1 */
-int postpone(const char *format, ...) __attribute__((format(printf, 1, 2))); /* has each task say it, and returns -1 */
+void print_error(struct step *step, const char *text);
+void print_log(struct step *step, const char *level, const char *text);
+/* Print an error, or have each task print it, and return -1. */
+int fail(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int postpone(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The rest returns 0, or -1 where it has failed, and said why. */
 
 /* options.c */
-const char *runtime_path(void);
-int register_options(void);
-bool options_are_lost(void);
-bool container_asked_for(void);
-bool anything_said(void);
-bool environment_asked_for(void);
-bool get_only(const char **name, const char **image);
-void add_options(struct request *request);
-int check_sizes(void);
-int check_component(void);
-int forward_variables(bool of_job);
-int carry(const char *variable, const char *value, bool of_job);
-int take_variables(void);
-int take_swarm(void);
-int take_options_of_sbatch(void);
+const char *runtime_path(struct step *step);
+int register_options(struct step *step);
+bool container_asked_for(struct step *step);
+bool anything_said(struct step *step);
+bool environment_asked_for(struct step *step);
+bool get_only(struct step *step, const char **name, const char **image);
+void add_options(struct step *step, struct request *request);
+int check_sizes(struct step *step);
+int check_component(struct step *step);
+int forward_variables(struct step *step, bool of_job);
+int carry(struct step *step, const char *variable, const char *value, bool of_job);
+int take_variables(struct step *step);
+int take_swarm(struct step *step);
+int take_options_of_sbatch(struct step *step);
 const char *variable_of(const char *word);
-void free_options(void);
+void free_options(struct step *step);
 
 /* ask.c */
 enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
-void begin_request(struct request *request, const char *verb, const char *context, const char *cwd);
-int begin_step_request(struct request *request, const char *verb);
+void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd);
+int begin_step_request(struct step *step, struct request *request, const char *verb);
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only);
-int listen_to(const struct coprocess *process, struct answer *answer);
-int converse(const struct coprocess *process, struct request *request, struct answer *answer);
-int explain_silence(const struct coprocess *process);
-int ask(const struct coprocess *process, struct request *request, struct answer *answer);
-int start_as_user(struct coprocess *process, const char *verb, int64_t until);
-int consult(struct coprocess *process, const char *verb, struct request *request);
+int listen_to(struct step *step, const struct coprocess *process, struct answer *answer);
+int converse(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
+int explain_silence(struct step *step, const struct coprocess *process);
+int ask(struct step *step, const struct coprocess *process, struct request *request, struct answer *answer);
+int start_as_user(struct step *step, struct coprocess *process, const char *verb, int64_t until);
+int consult(struct step *step, struct coprocess *process, const char *verb, struct request *request);
 
 /* directory.c; these two return -1 with errno */
 int make_directories(const char *path);
-int open_user_directory(struct statx *info);
-int make_user_directory(void);
+int open_user_directory(struct step *step, struct statx *info);
+int make_user_directory(struct step *step);
 
 /* ahead.c */
-void start_ahead(void);
-void place_ahead(pid_t task);
-int take_ahead(struct coprocess *process);
-bool end_ahead(void);
+void start_ahead(struct step *step);
+void place_ahead(struct step *step, pid_t task);
+int take_ahead(struct step *step, struct coprocess *process);
+bool end_ahead(struct step *step);
 
 /* plain.c */
 enum plainness { NOT_PLAIN, PLAIN, PLAIN_TAG };
-enum plainness judge(const char *context);
+enum plainness judge(struct step *step, const char *context);
 
 /* save.c */
-int go_on_in_child(void);
-void end_with_parent(void);
+int go_on_in_child(struct step *step);
+void end_with_parent(struct step *step);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */
-int check(const char *context);
-int give_back_variables(void);
-int take_resolved(void);
-void prepare_step(void);
-int finish_step(void);
-int init_task(void);
-int check_script(void);
-int enter(const struct answer *answer);
-int clean_up_job(void);
+int check(struct step *step, const char *context);
+int give_back_variables(struct step *step);
+int take_resolved(struct step *step);
+void prepare_step(struct step *step);
+int finish_step(struct step *step);
+int init_task(struct step *step);
+int check_script(struct step *step);
+int enter(struct step *step, const struct answer *answer);
+int clean_up_job(struct step *step);
 
 #endif

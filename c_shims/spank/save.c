@@ -13,28 +13,28 @@
 #include <sys/wait.h>
 
 /* slurmstepd's descriptors would keep others waiting for their end. Their numbers stay taken, as Slurm's log may use them. */
-static void let_go_of_descriptors(void)
+static void let_go_of_descriptors(struct step *step)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	long limit = sysconf(_SC_OPEN_MAX);
 
 	for (int fd = 0; null >= 0 && fd < limit && fd < 4096; fd++) {
-		if (fd != STDERR_FILENO && fd != null && fd != step.lock && fd != step.control[0] && fcntl(fd, F_GETFD) >= 0)
+		if (fd != STDERR_FILENO && fd != null && fd != step->lock && fd != step->control[0] && fcntl(fd, F_GETFD) >= 0)
 			(void)dup3(null, fd, O_CLOEXEC);
 	}
 }
 
 /* Let the helper save the container. If the helper is gone, the end of the step saves it. */
-static int save(void)
+static int save(struct step *step)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (begin_step_request(&request, "save") < 0 ||
-	    coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER, false) < 0)
+	if (begin_step_request(step, &request, "save") < 0 ||
+	    coprocess_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
 		return 0;
-	return converse(&process, &request, &answer) == REFUSED ? -1 : 0;
+	return converse(step, &process, &request, &answer) == REFUSED ? -1 : 0;
 }
 
 /* End as another process did. */
@@ -65,48 +65,45 @@ static int await_end(pid_t child)
 	(void)sigfillset(&all);
 	while (waitpid(child, &status, WNOHANG) == 0) {
 		int number = sigwaitinfo(&all, &info);
-		if (number > 0 && number != SIGCHLD && info.si_code <= 0 &&
-		    (info.si_pid == 0 || getpgid(info.si_pid) != getpgrp()))
+		if (number > 0 && number != SIGCHLD && info.si_code <= 0 && (info.si_pid == 0 || getpgid(info.si_pid) != getpgrp()))
 			(void)kill(child, number);
 	}
 	return status;
 }
 
-static _Noreturn void await(pid_t child)
+static _Noreturn void await(struct step *step, pid_t child)
 {
-	let_go_of_descriptors();
+	let_go_of_descriptors(step);
 	int status = await_end(child);
 	bool killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-	bool is_last = atomic_fetch_add(&step.shared->ended, 1) + 1 == step.local_tasks;
-	if (is_last && !killed && atomic_load(&step.shared->entered) == step.local_tasks && save() < 0 &&
-	    WIFEXITED(status) && WEXITSTATUS(status) == 0)
+	bool is_last = atomic_fetch_add(&step->shared->ended, 1) + 1 == step->local_tasks;
+	if (is_last && !killed && atomic_load(&step->shared->entered) == step->local_tasks && save(step) < 0 && WIFEXITED(status) &&
+	    WEXITSTATUS(status) == 0)
 		_exit(EXIT_FAILURE);
 	end_like(status);
 }
 
-static pid_t outer;
-
 /* Go on in a child, which becomes the user's program. */
-int go_on_in_child(void)
+int go_on_in_child(struct step *step)
 {
 	sigset_t all, before;
 
 	(void)sigfillset(&all);
 	if (signal(SIGCHLD, SIG_DFL) == SIG_ERR || sigprocmask(SIG_BLOCK, &all, &before) < 0)
-		return fail("cannot block signals: %s", strerror(errno));
-	outer = getpid();
+		return fail(step, "cannot block signals: %s", strerror(errno));
+	step->outer = getpid();
 	pid_t child = fork();
 	if (child < 0)
-		return fail("cannot fork: %s", strerror(errno));
+		return fail(step, "cannot fork: %s", strerror(errno));
 	if (child > 0)
-		await(child);
-	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail("sigprocmask: %s", strerror(errno)) : 0;
+		await(step, child);
+	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "sigprocmask: %s", strerror(errno)) : 0;
 }
 
 /* After a change of credentials, which undoes it. */
-void end_with_parent(void)
+void end_with_parent(struct step *step)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != outer) /* the parent has ended before */
+	if (getppid() != step->outer) /* the parent has ended before */
 		(void)raise(SIGKILL);
 }

@@ -37,17 +37,17 @@ static char *read_options(FILE *script, char **line)
 }
 
 /* In a task of a step without a container. */
-int check_script(void)
+int check_script(struct step *step)
 {
 	uint32_t step_id = 0;
 	int argc = 0;
 	char **argv = NULL;
 	struct stat info;
 
-	if (get_item(S_JOB_STEPID, &step_id) != ESPANK_SUCCESS || step_id != SLURM_BATCH_SCRIPT ||
-	    get_item(S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1)
+	if (get_item(step, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS || step_id != SLURM_BATCH_SCRIPT ||
+	    get_item(step, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1)
 		return 0;
-	step.is_task = true;
+	step->is_task = true;
 	cleanup(close_fd) int fd = open(argv[0], O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
 	FILE *script = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? fdopen(fd, "re") : NULL;
 	if (!script) /* then nothing can execute it */
@@ -56,9 +56,12 @@ int check_script(void)
 	char *line = NULL;
 	const char *option = read_options(script, &line);
 	(void)fclose(script);
-	int rc = !option ? 0 : fail("#SBATCH %s: nobody has read this line of the script, which would run outside of a container: "
-				    "sbatch reads none of --wrap, and slurmrestd none at all; give the option to sbatch itself, or "
-				    "set %s in the environment of the job", option, variable_of(option));
+	int rc = !option ? 0 :
+			   fail(step,
+				"#SBATCH %s: nobody has read this line of the script, which would run outside of a container: "
+				"sbatch reads none of --wrap, and slurmrestd none at all; give the option to sbatch itself, or "
+				"set %s in the environment of the job",
+				option, variable_of(option));
 	free(line);
 	return rc;
 }

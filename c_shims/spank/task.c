@@ -9,133 +9,197 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 
 /* Descriptors that slurmstepd has from its start are below. */
 enum { LAUNCHER_LIMIT = 256 };
+/* A task says that it waits for a stopped one after so many looks. */
+enum { NOTICE_LOOKS = 2 };
 
-static int begin_task_request(struct request *request, const char *verb)
+static int begin_task_request(struct step *step, struct request *request, const char *verb)
 {
 	int local_id = 0, argc = 0;
 	char **argv = NULL;
 	uint32_t global_id = 0;
 	spank_err_t rc;
 
-	if ((rc = get_item(S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
-	    (rc = get_item(S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
-		return fail("cannot learn about the task: %s", spank_strerror(rc));
-	if (begin_step_request(request, verb) < 0)
+	if ((rc = get_item(step, S_TASK_ID, &local_id)) != ESPANK_SUCCESS ||
+	    (rc = get_item(step, S_TASK_GLOBAL_ID, &global_id)) != ESPANK_SUCCESS)
+		return fail(step, "cannot learn about the task: %s", spank_strerror(rc));
+	if (begin_step_request(step, request, verb) < 0)
 		return -1;
 	request_add(request, "taskid", "%d", local_id);
 	request_add(request, "procid", "%u", global_id);
-	rc = get_item(S_JOB_ARGV, &argc, &argv);
+	rc = get_item(step, S_JOB_ARGV, &argc, &argv);
 	if (rc == ESPANK_SUCCESS && argc > 0)
 		request_add(request, "command", "%s", argv[0]);
-	else if (step.step_id == SLURM_BATCH_SCRIPT)
-		return fail("cannot get the batch script: %s", spank_strerror(rc));
+	else if (step->step_id == SLURM_BATCH_SCRIPT)
+		return fail(step, "cannot get the batch script: %s", spank_strerror(rc));
 	return 0;
 }
 
 /* The first task: start the helper and wait until the container is ready, which may take an import. */
-static int start_container(struct answer *answer)
+static int start_container(struct step *step, struct answer *answer)
 {
-	struct shared *shared = step.shared;
+	struct shared *shared = step->shared;
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	if (!getcwd(shared->cwd, sizeof(shared->cwd)))
 		shared->cwd[0] = '\0';
-	if (begin_task_request(&request, "step") < 0)
+	if (begin_task_request(step, &request, "step") < 0)
 		return -1;
 	shared->started = true;
 	shared->helper = (struct identity){ 0 };
-	int taken = take_ahead(&process);
+	int taken = take_ahead(step, &process);
 	if (taken == SILENT) {
 		if (cgroup_read(getpid(), shared->cgroups, sizeof(shared->cgroups)) < 0)
-			return fail("cannot read /proc/self/cgroup: %s", strerror(errno));
-		if (coprocess_start(&process, "step", step.control[1], NULL, true) < 0)
-			return fail("cannot start %s: %s", interpreter(), strerror(errno));
+			return fail(step, "cannot read /proc/self/cgroup: %s", strerror(errno));
+		if (coprocess_start(&process, "step", step->control[1], NULL, true) < 0)
+			return fail(step, "cannot start %s: %s", interpreter(), strerror(errno));
 	} else if (taken < 0) {
 		return -1;
 	}
-	if (ask(&process, &request, answer) < 0)
+	if (ask(step, &process, &request, answer) < 0)
 		return -1;
 	const char *who = answer_get(answer, "helper");
 	if (!who) /* nothing to join */
 		return 0;
 	shared->saves = answer_get(answer, "saves") != NULL;
 	if (sscanf(who, "%d %llu", &shared->helper.pid, &shared->helper.started) != 2 || shared->helper.pid <= 0)
-		return fail("the helper does not say who it is: %s", who);
+		return fail(step, "the helper does not say who it is: %s", who);
 	return 0;
 }
 
 /* The others: the helper hands them what the first task has got. */
-static int find_container(struct answer *answer)
+static int find_container(struct step *step, struct answer *answer)
 {
 	cleanup(request_free) struct request request = { 0 };
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
-	if (!step.shared->helper.pid)
+	if (!step->shared->helper.pid)
 		return 0;
-	if (begin_task_request(&request, "join") < 0)
+	if (begin_task_request(step, &request, "join") < 0)
 		return -1;
-	if (coprocess_connect(&process, step.control[0], &step.shared->helper, FOREVER, false) < 0)
-		return fail("the helper process of the container is gone: %s", strerror(errno));
-	return ask(&process, &request, answer);
+	if (coprocess_connect(&process, step->control[0], &step->shared->helper, FOREVER, false) < 0)
+		return fail(step, "the helper process of the container is gone: %s", strerror(errno));
+	return ask(step, &process, &request, answer);
 }
 
 /* Take or give back the lock of the step, fcntl(2): it belongs to this process alone. */
-static int lock(short type)
+static int lock(struct step *step, int command, short type)
 {
 	struct flock all = { .l_type = type };
 
-	while (fcntl(step.lock, F_SETLKW, &all) < 0) {
+	return fcntl(step->lock, command, &all);
+}
+
+static pid_t lock_holder(const struct step *step)
+{
+	struct flock all = { .l_type = F_WRLCK };
+
+	return fcntl(step->lock, F_GETLK, &all) < 0 || all.l_type == F_UNLCK ? 0 : all.l_pid;
+}
+
+static volatile sig_atomic_t looks;
+
+static void count_look(int number)
+{
+	(void)number;
+	looks++;
+}
+
+/* Wait for the lock in fcntl(2), which SIGALRM interrupts for a look at the task that has it. -1 with the reason printed. */
+static int wait_for_lock(struct step *step)
+{
+	int seen = looks, stopped = 0;
+
+	while (lock(step, F_SETLKW, F_WRLCK) < 0) {
 		if (errno != EINTR)
-			return -1;
+			return fail(step, "cannot lock the step: %s", strerror(errno));
+		if (seen == looks)
+			continue;
+		seen = looks;
+		pid_t holder = lock_holder(step);
+		stopped = holder > 0 && is_stopped(holder) ? stopped + 1 : 0;
+		if (stopped == LOOKS)
+			return fail(step,
+				    "process %d, the task that starts the container on this node, is stopped: "
+				    "let it go on with kill -CONT, or end the step",
+				    (int)holder);
+		if (stopped == NOTICE_LOOKS && !atomic_exchange(&step->shared->awaited, true)) {
+			char text[128];
+			(void)snprintf(text, sizeof(text),
+				       "waiting for process %d, the task that starts the container on this node: it is stopped",
+				       (int)holder);
+			print_log(step, "warn", text);
+		}
 	}
 	return 0;
 }
 
-static int get_container(struct answer *answer)
+static int take_lock(struct step *step)
 {
-	struct shared *shared = step.shared;
+	const struct timeval look_every = { LOOK_MS / 1000, LOOK_MS % 1000 * 1000 };
+	const struct itimerval often = { look_every, look_every }, never = { { 0, 0 }, { 0, 0 } };
+	struct sigaction look = { .sa_handler = count_look }, before;
+	sigset_t alarm_, mask;
 
-	if (lock(F_WRLCK) < 0)
-		return fail("cannot lock the step: %s", strerror(errno));
+	if (lock(step, F_SETLK, F_WRLCK) == 0)
+		return 0;
+	(void)sigemptyset(&alarm_);
+	(void)sigaddset(&alarm_, SIGALRM);
+	if (sigaction(SIGALRM, &look, &before) < 0 || sigprocmask(SIG_UNBLOCK, &alarm_, &mask) < 0 ||
+	    setitimer(ITIMER_REAL, &often, NULL) < 0)
+		return fail(step, "cannot set a timer: %s", strerror(errno));
+	int rc = wait_for_lock(step);
+	(void)setitimer(ITIMER_REAL, &never, NULL);
+	(void)sigprocmask(SIG_SETMASK, &mask, NULL);
+	(void)sigaction(SIGALRM, &before, NULL);
+	return rc;
+}
+
+static int get_container(struct step *step, struct answer *answer)
+{
+	struct shared *shared = step->shared;
+
+	if (take_lock(step) < 0)
+		return -1;
 	/* A task that was killed here has left it as it was: its helper goes with it, and we are next. */
-	step.starts = !shared->ready && !shared->failed;
-	if (step.starts) {
-		shared->ready = start_container(answer) == 0;
+	step->starts = !shared->ready && !shared->failed;
+	if (step->starts) {
+		shared->ready = start_container(step, answer) == 0;
 		shared->failed = !shared->ready;
 	} else if (shared->failed) { /* mostly the task that failed has said why */
 		for (char *line, *rest = shared->why; is_heard() && (line = strsep(&rest, "\n")) && *line;)
-			print_error(line);
+			print_error(step, line);
 	}
-	bool found = !step.starts && shared->ready;
-	step.starts = false;
-	(void)lock(F_UNLCK);
-	return shared->failed ? -1 : found ? find_container(answer) : 0;
+	bool found = !step->starts && shared->ready;
+	step->starts = false;
+	(void)lock(step, F_SETLK, F_UNLCK);
+	return shared->failed ? -1 : found ? find_container(step, answer) : 0;
 }
 
-static int change_environment(const struct answer *answer)
+static int change_environment(struct step *step, const struct answer *answer)
 {
 	const char *key, *value;
 
 	for (size_t at = 0; answer_next(answer, &at, &key, &value);) {
 		spank_err_t rc = ESPANK_SUCCESS;
 		if (strcmp(key, "unset") == 0) {
-			rc = spank_unsetenv(step.spank, value);
+			rc = spank_unsetenv(step->spank, value);
 		} else if (strcmp(key, "set") == 0) {
 			const char *equals = strchr(value, '=');
 			char *name = equals ? strndup(value, (size_t)(equals - value)) : NULL;
 			if (!equals)
-				return fail("the helper set %s to nothing", value);
+				return fail(step, "the helper set %s to nothing", value);
 			if (!name)
-				return fail("out of memory");
-			rc = spank_setenv(step.spank, name, equals + 1, 1);
+				return fail(step, "out of memory");
+			rc = spank_setenv(step->spank, name, equals + 1, 1);
 			free(name);
 		}
 		if (rc != ESPANK_SUCCESS)
-			return fail("cannot %s %s: %s", key, value, spank_strerror(rc));
+			return fail(step, "cannot %s %s: %s", key, value, spank_strerror(rc));
 	}
 	return 0;
 }
@@ -155,13 +219,13 @@ static void heed_cancel(void)
 
 /* Whether this Slurm starts a TaskProlog by slurmstepd, whose loader and libraries no image has: ticket 22853, of 24.11.0
  * to 24.11.6, 25.05.0 and 25.05.1. */
-static bool launches_by_stepd(void)
+static bool launches_by_stepd(struct step *step)
 {
 	const char *major, *minor, *micro;
 
-	if (get_item(S_SLURM_VERSION_MAJOR, &major) != ESPANK_SUCCESS ||
-	    get_item(S_SLURM_VERSION_MINOR, &minor) != ESPANK_SUCCESS ||
-	    get_item(S_SLURM_VERSION_MICRO, &micro) != ESPANK_SUCCESS)
+	if (get_item(step, S_SLURM_VERSION_MAJOR, &major) != ESPANK_SUCCESS ||
+	    get_item(step, S_SLURM_VERSION_MINOR, &minor) != ESPANK_SUCCESS ||
+	    get_item(step, S_SLURM_VERSION_MICRO, &micro) != ESPANK_SUCCESS)
 		return false;
 	int release = 100 * atoi(major) + atoi(minor);
 	return (release == 2411 && atoi(micro) < 7) || (release == 2505 && atoi(micro) < 2);
@@ -169,11 +233,11 @@ static bool launches_by_stepd(void)
 
 /* Slurm has slurmstepd open for that, run_command.c, run_command_init(): let the descriptor be that of a static program
  * which does the same. It belongs to this process alone. */
-static void bring_launcher(void)
+static void bring_launcher(struct step *step)
 {
 	struct stat stepd, info;
 
-	if (!launches_by_stepd() || stat("/proc/self/exe", &stepd) < 0)
+	if (!launches_by_stepd(step) || stat("/proc/self/exe", &stepd) < 0)
 		return;
 	char launcher[PATH_MAX];
 	(void)snprintf(launcher, sizeof(launcher), "%s/libexec/penroot-launch", library());
@@ -184,16 +248,18 @@ static void bring_launcher(void)
 	}
 }
 
-/* Where slurmstepd finds a program: build_path() of its env.c. */
-static bool find_program(const char *name, char path[PATH_MAX])
+/* Where slurmstepd finds a program: build_path() of its env.c. If it finds none, the first link that leads nowhere. */
+static bool find_program(struct step *step, const char *name, char path[PATH_MAX])
 {
 	char **variables = NULL;
 	const char *search = NULL;
+	char candidate[PATH_MAX];
 	struct stat info;
 
+	path[0] = '\0';
 	if (strchr(name, '/'))
 		return snprintf(path, PATH_MAX, "%s", name) < PATH_MAX;
-	if (get_item(S_JOB_ENV, &variables) != ESPANK_SUCCESS)
+	if (get_item(step, S_JOB_ENV, &variables) != ESPANK_SUCCESS)
 		return false;
 	for (; *variables; variables++) {
 		if (strncmp(*variables, "PATH=", 5) == 0)
@@ -201,49 +267,53 @@ static bool find_program(const char *name, char path[PATH_MAX])
 	}
 	for (size_t length; search && *search; search += length + (search[length] == ':')) {
 		length = strcspn(search, ":");
-		if (snprintf(path, PATH_MAX, "%.*s/%s", (int)length, search, name) < PATH_MAX && stat(path, &info) == 0 &&
-		    !S_ISDIR(info.st_mode))
+		if (snprintf(candidate, PATH_MAX, "%.*s/%s", (int)length, search, name) >= PATH_MAX)
+			continue;
+		bool exists = stat(candidate, &info) == 0;
+		if (exists ? !S_ISDIR(info.st_mode) : !*path && lstat(candidate, &info) == 0)
+			memcpy(path, candidate, PATH_MAX);
+		if (exists && !S_ISDIR(info.st_mode))
 			return true;
 	}
-	return false;
+	return *path;
 }
 
-/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter. In the
- * container. */
-static void check_interpreter(void)
+/* Say what slurmstepd cannot: of execve(2) it reports the error number and the program, not the interpreter, link or mount.
+ * In the container. */
+static void check_interpreter(struct step *step)
 {
 	char path[PATH_MAX], why[PENROOT_WHY];
 	char **argv = NULL;
 	int argc = 0;
 
-	if (get_item(S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && argv && argv[0] &&
-	    find_program(argv[0], path) && penroot_explain(path, why, sizeof(why)))
-		(void)fail("cannot run %s: %s", path, why);
+	if (get_item(step, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0 && argv && argv[0] &&
+	    find_program(step, argv[0], path) && penroot_explain(path, why, sizeof(why)))
+		(void)fail(step, "cannot run %s: %s", path, why);
 }
 
-int init_task(void)
+int init_task(struct step *step)
 {
 	cleanup(answer_free) struct answer answer = { 0 };
 
-	step.is_task = true;
+	step->is_task = true;
 	heed_cancel();
-	if (*step.failure)
-		return fail("%s", step.failure);
-	if (geteuid() != step.job.uid)
-		return fail("this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step.job.uid);
-	if (get_container(&answer) < 0 || change_environment(&answer) < 0)
+	if (*step->failure)
+		return fail(step, "%s", step->failure);
+	if (geteuid() != step->job.uid)
+		return fail(step, "this task runs as user %u, not %u", (unsigned int)geteuid(), (unsigned int)step->job.uid);
+	if (get_container(step, &answer) < 0 || change_environment(step, &answer) < 0)
 		return -1;
-	if (step.shared->helper.pid) { /* else there is no container for this step */
-		bool saves = step.shared->saves;
-		if (saves && go_on_in_child() < 0)
+	if (step->shared->helper.pid) { /* else there is no container for this step */
+		bool saves = step->shared->saves;
+		if (saves && go_on_in_child(step) < 0)
 			return -1;
-		bring_launcher();
-		if (enter(&answer) < 0)
+		bring_launcher(step);
+		if (enter(step, &answer) < 0)
 			return -1;
-		check_interpreter();
+		check_interpreter(step);
 		if (saves)
-			end_with_parent();
+			end_with_parent(step);
 	}
-	atomic_fetch_add(&step.shared->entered, 1);
+	atomic_fetch_add(&step->shared->entered, 1);
 	return 0;
 }

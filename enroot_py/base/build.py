@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from enroot_py import LIBRARY, __version__
+from enroot_py.base.errors import ConfigError
 
 FILE = f"{LIBRARY}/enroot_py/BUILD"
+# How to add the libraries of a feature to each kind of installation.
+_ADD = {
+    "deb": "install the package penroot-{}",
+    "rpm": "install the package penroot-{}",
+    "make install": "make install EXTRAS={}",
+    "": "make dev",
+}
 
 
 def line() -> str:
     """What ``--version`` says: penroot 1.0.0 (commit 0123456789ab of 2026-11-23, deb)."""
+    if not (words := _words()):
+        return f"penroot {__version__} (a source tree)"
+    commit, day, kind = words
+    return f"penroot {__version__} (commit {commit} of {day}, {kind})"
+
+
+def _words() -> list[str]:
+    """Return commit, day and kind of installation; nothing in a source tree."""
     try:
         with open(FILE) as file:
-            commit, day, kind = file.read().strip().split(" ", 2)
-    except (FileNotFoundError, ValueError):
-        return f"penroot {__version__} (a source tree)"
-    return f"penroot {__version__} (commit {commit} of {day}, {kind})"
+            words = file.read().strip().split(" ", 2)
+    except FileNotFoundError:
+        return []
+    return words if len(words) == 3 else []
+
+
+def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:
+    """Return the error for a feature, which is also the name of its extra, whose library is not installed."""
+    kind = _words()[2] if _words() else ""
+    hint = _ADD.get(kind, "pip install 'penroot[{}]'").format(feature)
+    return ConfigError(f"{feature} needs the Python library {error.name}, which is not installed", hint=hint)

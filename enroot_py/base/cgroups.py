@@ -5,6 +5,8 @@ Sources: the kernel's cgroup-v1/freezer-subsystem and cgroup-v2 ("Core Interface
 
 from __future__ import annotations
 
+from enroot_py.base import mountinfo, proc
+
 
 def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
     """(mount point, our group beneath it, whether it is of version 2) of each hierarchy that may have ``controller``.
@@ -17,16 +19,12 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             groups.update(dict.fromkeys(controllers.split(","), path))
     hierarchies = []
-    with open("/proc/self/mountinfo", errors="surrogateescape") as f:
-        for line in f:
-            before, _, after = line.partition(" - ")
-            kind, _, options = after.split(" ", 2)
-            root, mount = before.split(" ")[3:5]
-            is_v2 = kind == "cgroup2" and "" in groups
-            if not is_v2 and (kind != "cgroup" or controller not in {*groups} & {*options.strip().split(",")}):
-                continue
-            path = groups["" if is_v2 else controller].removeprefix(root.rstrip("/"))
-            hierarchies.append((mount, "" if "/.." in path else path, is_v2))  # above the root of a namespace of groups
+    for mount in mountinfo.read():
+        is_v2 = mount.fstype == "cgroup2" and "" in groups
+        if not is_v2 and (mount.fstype != "cgroup" or controller not in {*groups} & {*mount.data.split(",")}):
+            continue
+        path = groups["" if is_v2 else controller].removeprefix(mount.root.rstrip("/"))
+        hierarchies.append((mount.target, "" if "/.." in path else path, is_v2))  # above the root of a cgroup namespace
     return hierarchies
 
 
@@ -35,11 +33,9 @@ def asleep(pid: int) -> str:
     try:
         if _is_frozen(pid):
             return "its job is suspended"
-        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-            state = f.read().rpartition(")")[2].split()[0]
+        return "it is stopped" if proc.Stat(pid).is_stopped else ""
     except OSError:
         return ""
-    return "it is stopped" if state in "Tt" else ""
 
 
 def _is_frozen(pid: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from queue import Empty, Queue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from isal import isal_zlib  # 2.5 times as fast as zlib
 
@@ -57,7 +57,7 @@ class Stream(Protocol):
 
 
 class _Decoder:
-    """One member or frame. What comes of some data comes in pieces of about _PIECE, whatever it was made to be."""
+    """One member. What comes of some data comes in pieces of about _PIECE, whatever it was made to be."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -100,58 +100,26 @@ class _Limited(_Decoder):
             yield self._decoder.decompress(b"", _PIECE)
 
 
-class _Zstd(_Decoder):
-    """Gives the decoder, which knows no limit, some blocks at a time: RFC 8878, "Blocks"; 128 KiB come out of one."""
+class _ZstdSource:
+    """What zstandard reads a blob from. It does not tell whether the last frame is whole, so one of ours follows."""
 
-    def __init__(self) -> None:
-        import zstandard
+    def __init__(self, data: bytes, more: Callable[[], bytes]) -> None:
+        self._data = data
+        self._more = more
+        self.ended = False
 
-        # Frames say how much memory they want; 128 MiB is what "zstd --long" makes.
-        super().__init__(zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj())
-        self._header = b""  # of the frame or of a block, as far as it has come
-        self._in_frame = False
-        self._left = 0  # bytes of the block
-        self._last = False
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        start = 0
-        for end in self._ends(data):
-            yield self._decoder.decompress(data[start:end])
-            start = end
-
-    def _ends(self, data: bytes) -> Iterator[int]:
-        """Where to cut the data; the last end is its own."""
-        at = blocks = 0
-        while at < len(data) and not self._last:
-            if self._left:
-                step = min(self._left, len(data) - at)
-                at, self._left = at + step, self._left - step
-                continue
-            self._header += data[at : at + 1]
-            at += 1
-            if not self._in_frame:
-                if len(self._header) >= 5 and len(self._header) == _zstd_header_size(self._header[4]):
-                    self._in_frame, self._header = True, b""
-            elif len(self._header) == 3:
-                header, self._header = int.from_bytes(self._header, "little"), b""
-                self._last = bool(header & 1)
-                self._left = 1 if header >> 1 & 3 == _ZSTD_RLE else header >> 3
-                blocks += 1
-                if blocks * _ZSTD_BLOCK >= _PIECE:
-                    yield at
-                    blocks = 0
-        yield len(data)
+    def read(self, size: int) -> bytes:
+        """The data as they come, whatever ``size`` is asked for."""
+        data, self._data = self._data or self._more(), b""
+        if data or self.ended:
+            return data
+        self.ended = True
+        return _END_FRAME
 
 
-_ZSTD_BLOCK = 128 << 10  # bytes that come out of one at most
-_ZSTD_RLE = 1  # block type: one byte, so many times
-
-
-def _zstd_header_size(descriptor: int) -> int:
-    """Bytes of a frame header with its magic: RFC 8878, "Frame_Header_Descriptor"."""
-    single = descriptor >> 5 & 1
-    content_size = (single, 2, 4, 8)[descriptor >> 6]
-    return 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + content_size
+_END = 16 * b"x"
+# RFC 8878: magic, header of a single segment of 16 bytes, one last block: an x, 16 times.
+_END_FRAME = bytes.fromhex("28b52ffd 20 10 830000 78")
 
 
 def _bzip2() -> _Decoder:
@@ -168,13 +136,13 @@ def _xz() -> _Decoder:
 
 _ZSTD_SKIPPABLE = tuple(bytes((n,)) + b"\x2a\x4d\x18" for n in range(0x50, 0x60))
 # Media types lie (enroot d0402e0): only the first bytes count.
-_MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder]], ...] = (
+_MAGIC: tuple[tuple[tuple[bytes, ...], str, Callable[[], _Decoder] | None], ...] = (
     ((b"\x1f\x8b",), "gzip", _Gzip),
-    ((b"\x28\xb5\x2f\xfd", *_ZSTD_SKIPPABLE), "zstd", _Zstd),  # pzstd begins with a skippable frame
+    ((b"\x28\xb5\x2f\xfd", *_ZSTD_SKIPPABLE), "zstd", None),  # pzstd begins with a skippable frame
     ((b"BZh",), "bzip2", _bzip2),
     ((b"\xfd7zXZ\x00",), "xz", _xz),
 )
-MAGIC_SIZE = 8  # bytes that tell any of them, and how long a skippable frame is
+MAGIC_SIZE = 8  # bytes that tell any of them
 
 
 def name_of(start: bytes) -> str:
@@ -255,14 +223,44 @@ class Decompressed:
             data += more
         for magic, name, make in _MAGIC:
             if data.startswith(magic):
-                yield from self._members(data, name, make)
+                if make is None:
+                    yield from self._pieces(self._frames(data), name)
+                else:
+                    yield from self._members(data, name, make)
                 return
         while data:
             yield data
             data = self._raw()
 
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        """Frames of zstd, skippable ones too, in pieces of a size that we choose, whatever they were made to be."""
+        import zstandard
+
+        source = _ZstdSource(data, self._raw)
+        # Frames say how much memory they want; 128 MiB is what "zstd --long" makes.
+        decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        reader = decoder.stream_reader(cast("IO[bytes]", source), read_across_frames=True, closefd=False)
+        last = b""
+        try:
+            while piece := reader.read(_PIECE):
+                if len(piece) < len(_END):  # of the last one
+                    piece = last + piece
+                elif last:
+                    yield last
+                last = piece
+        except zstandard.ZstdError as e:
+            if not source.ended:
+                raise
+            raise self._cut("zstd") from e
+        if not last.endswith(_END):
+            raise self._cut("zstd")
+        yield last[: -len(_END)]
+
+    def _cut(self, name: str) -> ImageError:
+        return ImageError(f"the {name} data of the layer is truncated after {self.blob_size} bytes")
+
     def _members(self, data: bytes, name: str, make: Callable[[], _Decoder]) -> Iterator[bytes]:
-        """A blob may be several members or frames, one after the other: RFC 1952, RFC 8878."""
+        """A blob may be several members, one after the other: RFC 1952."""
         decoder: _Decoder | None = None
         while data:
             if decoder is None:
@@ -272,36 +270,22 @@ class Decompressed:
                     continue
                 if not data:
                     break
-                if name == "zstd" and data.startswith(_ZSTD_SKIPPABLE):
-                    data = self._skip_frame(data)
-                    continue
                 decoder = make()
-            yield from self._pieces(decoder, data, name)
+            yield from self._pieces(decoder.pieces(data), name)
             data = b""
             if decoder.eof:
                 data = decoder.unused_data
                 decoder = None
             data = data or self._raw()
         if decoder is not None:
-            raise ImageError(f"the {name} data of the layer is truncated after {self.blob_size} bytes")
-
-    def _skip_frame(self, data: bytes) -> bytes:
-        size = int.from_bytes(data[4:8], "little")
-        data = data[8:]
-        while len(data) < size:
-            size -= len(data)
-            data = self._raw()
-            if not data:
-                raise ImageError(f"the zstd data of the layer is truncated after {self.blob_size} bytes")
-        return data[size:] or self._raw()
+            raise self._cut(name)
 
     @staticmethod
-    def _pieces(decoder: _Decoder, data: bytes, name: str) -> Iterator[bytes]:
-        pieces = decoder.pieces(data)
+    def _pieces(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
         while True:
             try:
                 piece = next(pieces, None)
-            except MemoryError:
+            except (ImageError, OSError, MemoryError):  # of what the blob is read from
                 raise
             except Exception as e:  # each library has its own error class
                 raise ImageError(f"the {name} data of the layer is damaged: {e}") from e

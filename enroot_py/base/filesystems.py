@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from enroot_py.base import mountinfo
+
 # Types as /proc/self/mountinfo has them. On these, flock(2) may be local to a node, file
 # operations are round trips, and overlayfs cannot write.
 NETWORK = frozenset(
@@ -22,18 +24,10 @@ OF_PROCESS = {
 
 
 def kind(path: str) -> str:
-    """The type of the file system that holds ``path``, or its nearest parent that exists; "" if unknown.
-
-    Source: proc(5), /proc/PID/mountinfo.
-    """
-    device = os.stat(existing(path)).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
-    with open("/proc/self/mountinfo", "rb") as f:
-        for line in f:
-            words = line.split()
-            if words[2] == wanted:
-                return os.fsdecode(words[words.index(b"-", 6) + 1])
-    return ""
+    """Return the type of the file system that holds ``path``, or its nearest parent that exists; "" if unknown."""
+    number = os.stat(existing(path)).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    return next((mount.fstype for mount in mountinfo.read() if mount.device == device), "")
 
 
 def way_out(error: OSError, place: str, setting: str = "") -> str:

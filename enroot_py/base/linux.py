@@ -15,6 +15,10 @@ from enroot_py.base.fds import Fd
 
 FLOOR = "5.12"  # which Linux we need: its mount_setattr(2) is the newest call that nothing stands in for
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _NULL = ffi.NULL
 _ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
 
@@ -208,7 +212,7 @@ def install_filter() -> None:
 
 
 def explain(path: str) -> str:
-    """Return why the interpreter of an existing file keeps execve(2) from running it; "" if it does not."""
+    """Return why execve(2) cannot run a file, if the file, a link, a mount or an interpreter is at fault; else ""."""
     size = 6 << 12  # PENROOT_WHY of interpreter.h
     why = ffi.new("char[]", size)
     if not lib.penroot_explain(_text(path), why, size):
@@ -216,11 +220,32 @@ def explain(path: str) -> str:
     return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
 
 
-def withhold_directories() -> None:
-    """Close the caller's descriptors of directories and of O_PATH at execve(2): c_shims/seccomp.h"""
-    _check(lib.penroot_withhold_directories())
+def withhold_descriptors() -> None:
+    """Close the caller's descriptors of directories, namespaces and of O_PATH at execve(2): c_shims/seccomp.h"""
+    _check(lib.penroot_withhold_descriptors())
 
 
 def renew_keyring() -> None:
     """keyctl(2), KEYCTL_JOIN_SESSION_KEYRING: replace the session keyring by a new one, if the kernel has keyrings"""
     _check(lib.penroot_renew_keyring())
+
+
+def digest(path: str) -> str:
+    """Return a word that differs if the text of a file differs; "" if it cannot be read: c_shims/digest.h"""
+    word = ffi.new("char[]", 40)  # PENROOT_DIGEST_BYTES
+    return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
+
+
+def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int) -> int:
+    """Execute a program that is nobody's child, with ``fds``, in ascending order, from 3 on: c_shims/background.h
+
+    The first of ``fds`` is a pidfd of this process: if it ends within ``delay_ms``, nothing is executed. Returns the
+    process to wait for, which ends at once. Call it once.
+    """
+    words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
+    memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
+    _in_use.append((words, memory))
+    return _check(lib.penroot_start_background(*memory, len(fds), delay_ms), path)
+
+
+_in_use: list[object] = []  # until this process has executed a program

@@ -99,8 +99,8 @@ class File:
     """
 
     def __init__(self, path: str) -> None:
-        self._directory, self._name = os.path.split(path)
-        self._path = path
+        self._path = path if "/" in path else f"./{path}"
+        self._directory = os.path.dirname(self._path) or "/"
         self._hidden = ""
         self.fd = -1
 
@@ -131,6 +131,10 @@ class File:
         # NFS reports a full disk only now. And without this a power cut could lose the old file and the new one.
         if replace and os.path.lexists(self._path) or filesystems.kind(self._directory) in filesystems.NETWORK:
             os.fsync(self.fd)
+        self.appear(replace=replace)
+
+    def appear(self, *, replace: bool) -> None:
+        """Publish without waiting for the disk: after a power cut the file may be empty. Raises as publish()."""
         source = self._hidden or f"/proc/self/fd/{self.fd}"
         if not replace:
             _link(source, self._path)
@@ -146,6 +150,29 @@ class File:
         with Fd(self.fd):
             if self._hidden:
                 os.unlink(self._hidden)
+
+
+def write(path: str, data: bytes, mode: int | None = None, *, replace: bool = True) -> None:
+    """Make a file, whole or not at all, for data that can be made again: see File.appear().
+
+    Without a ``mode`` the umask decides. Raises FileExistsError as File.publish(), and OSError.
+    """
+    with File(path) as file:
+        if mode is not None:
+            os.fchmod(file.fd, mode)
+        file.write(data)
+        file.appear(replace=replace)
+
+
+def symlink(target: str, path: str) -> None:
+    """Make a symbolic link, or replace the one that is there. Raises OSError."""
+    new = hidden(path, MAKING)
+    os.symlink(target, new)
+    try:
+        os.rename(new, path)
+    except OSError:
+        os.unlink(new)
+        raise
 
 
 def link(fd: int, path: str) -> None:
@@ -195,7 +222,7 @@ def discard(path: str, node: str, pid: int) -> None:
     """Remove hidden files that the ended process ``pid`` of ``node`` made for ``path``."""
     directory, name = os.path.split(path)
     begin = f".{shortened(name)}.{shortened(node)}.{pid}-"
-    for name in os.listdir(directory) if node else ():
+    for name in os.listdir(directory):
         hidden_path = f"{directory}/{name}"
         if name.startswith(begin) and name.endswith("." + MAKING) and os.path.isfile(hidden_path):
             try:

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 
-from enroot_py.base import linux, trusted
+from enroot_py.base import linux, mountinfo, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
@@ -86,20 +86,14 @@ def is_own(root: int, fd: int) -> bool:
     number, base_number = _mount_id(fd), _mount_id(root)
     if number == base_number:
         return True
-    mounted = {}
-    with open("/proc/self/mountinfo", "rb") as f:
-        for line in f:
-            fields, _, kind = line.partition(b" - ")
-            words = fields.split()
-            # Device, the directory in it that is shown, where that is, the type.
-            mounted[int(words[0])] = words[2], words[3], words[4], kind.split()[0]
+    mounted = {mount.number: mount for mount in mountinfo.read()}
     if number not in mounted or base_number not in mounted:
         return False
-    device, shown, _, kind = mounted[number]
-    base_device, base_shown, place, _ = mounted[base_number]
-    if device == base_device:  # a volume, which shows a part of the container
-        return _is_beneath(shown, base_shown)
-    return kind == b"tmpfs" and all(_is_beneath(m[2], place) for m in mounted.values() if m[0] == device)
+    mount, base = mounted[number], mounted[base_number]
+    if mount.device == base.device:  # a volume, which shows a part of the container
+        return _is_beneath(mount.root, base.root)
+    shown = (each.target for each in mounted.values() if each.device == mount.device)
+    return mount.fstype == "tmpfs" and all(_is_beneath(target, base.target) for target in shown)
 
 
 def _mount_id(fd: int) -> int:
@@ -107,8 +101,8 @@ def _mount_id(fd: int) -> int:
         return int(f.read().partition(b"mnt_id:")[2].split()[0])
 
 
-def _is_beneath(path: bytes, directory: bytes) -> bool:
-    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+def _is_beneath(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def check_own(root: int, path: str, *, named: bool = False, entered: bool = False) -> bool:

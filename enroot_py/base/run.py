@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from enroot_py.base import filesystems, log, workers
 from enroot_py.base.errors import PenrootError
 
+SBIN = "/usr/sbin:/sbin:/usr/local/sbin"  # not in the PATH of every user
 _SHOWN = 10  # lines
 
 
 def find(program: str, *, package: str, path: str | None = None) -> str:
     """Absolute path of ``program``, looked up in ``path`` or PATH; PenrootError naming the package that has it."""
-    there = shutil.which(program, path=path) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
+    there = shutil.which(program, path=path) or shutil.which(program, path=SBIN)
     if there is None:
         raise PenrootError(f"{program} is not installed", hint=f"it is in the package {package}")
     return there

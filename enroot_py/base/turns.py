@@ -11,15 +11,15 @@ import os
 import stat
 import time
 
-from enroot_py.base import linux, locks, log, making, waits
+from enroot_py.base import holders, locks, log, making, waits
 from enroot_py.base.fds import Fd
+from enroot_py.base.holders import Holder
 
 _KIND = "turn"
 _SIGN_S = 5.0
 _EXPIRED_AFTER_S = 60.0
 _NOTICE_AFTER_S = 0.5
 _POLL_S = 0.1
-_MAX_BYTES = 1024
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -62,7 +62,7 @@ class Turn:
         with Fd(os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)) as fd:
             try:
                 locks.attempt(fd)
-                os.write(fd, os.fsencode(f"{os.uname().nodename} {linux.boot_id()} {os.getpid()}\n"))
+                os.write(fd, holders.this_process().dumps())
             except OSError:  # the disk is full
                 os.unlink(self._path)
                 raise
@@ -86,20 +86,21 @@ class Turn:
         sign, noticed = 0, False
         while locks.is_at(fd, self._path):
             now = time.monotonic()
-            node, _, pid = _holder(fd)  # empty at first
+            holder = _holder(fd)
             if (latest := os.fstat(fd).st_mtime_ns) != sign:
                 sign, signed = latest, now
             if _is_dead(fd, expired=now - signed >= _EXPIRED_AFTER_S):
-                making.discard(self._target, node, pid)
+                if holder:
+                    making.discard(self._target, holder.node, holder.pid)
                 _remove(fd, self._path)
                 return ""
             if now - began >= _NOTICE_AFTER_S:
-                if node == os.uname().nodename:
+                if holder and holder.is_here:
                     if why := watch.look():
                         return why
-                elif node and not noticed:
+                elif holder and not noticed:
                     noticed = True
-                    log.info(f"waiting for process {pid} on {node}, which is making {self._target}")
+                    log.info(f"waiting for {holder}, which is making {self._target}")
             time.sleep(_POLL_S)
         return ""
 
@@ -149,18 +150,16 @@ def sweep(directory: str) -> None:
             log.debug(f"cannot remove {path}: {e.strerror}")
 
 
-def _holder(fd: int) -> tuple[str, str, int]:
-    """Node, boot and process of a turn; empty for one that is just being made."""
-    words = os.fsdecode(os.pread(fd, _MAX_BYTES, 0)).split()
-    return (words[0], words[1], int(words[2])) if len(words) == 3 and words[2].isdecimal() else ("", "", 0)
+def _holder(fd: int) -> Holder | None:
+    return holders.loads(os.pread(fd, holders.MAX_BYTES, 0))
 
 
 def _is_dead(fd: int, *, expired: bool) -> bool:
     """Whether the maker has ended; ``expired`` if its turn has shown no sign of life for long."""
-    node, boot, pid = _holder(fd)
-    if node != os.uname().nodename:
+    holder = _holder(fd)
+    if holder is None or not holder.is_here:
         return expired
     free = locks.attempt(fd)  # held until fd is closed, so that two processes do not remove one turn and its successor
     if free is None:  # no locks here
-        return boot != linux.boot_id() or not os.path.exists(f"/proc/{pid}")
+        return holder.is_gone
     return free

@@ -15,16 +15,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
 
 from enroot_py import LIBRARY
-from enroot_py.base import filesystems
+from enroot_py.base import filesystems, mountinfo
 
 VERSIONS = "penroot-versions"
-_MOUNT = re.compile(rb" /\S*/penroot-versions/([^/\s]+)")  # what is mounted is the fourth word: proc(5)
 _STAMP = "in-use"  # its time: when this version was last the one that the link leads to
 _STARTS = 60  # seconds in which a process that has followed the link has a file open
 _KEPT = 30 * 86400  # where nobody tells whether another node uses it: what a step may last
@@ -82,8 +80,10 @@ def _mounted() -> set[str]:
     """The versions that a container has, for Slurm from inside; root sees all."""
     names: set[str] = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{process}/mountinfo", "rb") as file:
-            names.update(map(os.fsdecode, _MOUNT.findall(file.read())))
+        with contextlib.suppress(OSError):
+            mounts = mountinfo.read(f"/proc/{process}/mountinfo")
+            paths = (path for mount in mounts for path in (mount.root, mount.target))
+            names.update(path.partition(f"/{VERSIONS}/")[2].partition("/")[0] for path in paths)
     return names
 
 

@@ -1,6 +1,6 @@
 """Waits for a lock of another process: print who holds the lock, and give up when the holder makes no progress.
 
-Sources: proc_locks(5), proc_pid_stat(5), proc_pid_task(5).
+Source: proc_locks(5).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from enroot_py.base import cgroups, locks, log
+from enroot_py.base import cgroups, locks, log, proc
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
 
@@ -116,7 +116,7 @@ class Watch:
     def _goes_on(self, family: list[int]) -> bool:
         """Whether the locked file has a newer time, or the holders have worked, since the last sign of life."""
         changed, work = self._sign
-        sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_time, family))
+        sign = os.fstat(self._fd).st_mtime_ns, sum(map(_processor_s, family))
         if sign[0] == changed and 0 <= sign[1] - work < _WORK_S:
             return False
         self._sign = sign
@@ -140,9 +140,9 @@ def holders(fd: int) -> list[int]:
 
 def described(pid: int) -> str:
     """A process in words: its number, program, state and job."""
-    name, fields = _stat(pid)
+    stat = proc.look(pid)
     asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
-    state = asleep or _STATES.get(fields[0], fields[0]) if fields else "gone"
+    name, state = (stat.comm, asleep or _STATES.get(stat.state, stat.state)) if stat else ("?", "gone")
     job = _job(pid)
     return log.printable(f"process {pid} ({name}, {state}){f' of job {job}' if job else ''}")
 
@@ -167,30 +167,12 @@ def families(pids: Iterable[int]) -> Iterator[int]:
     while pending:
         pid = pending.pop()
         yield pid
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children") as f:
-                children = {int(word) for word in f.read().split()} - seen
-        except OSError:
-            continue
+        children = {*proc.children(pid)} - seen
         seen |= children
         pending += children
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
-    return _stat(pid)[1][:1] in (["T"], ["t"])
-
-
-def _processor_time(pid: int) -> float:
-    """Seconds that a process and its ended children have used. 0 for a process that is gone."""
-    return sum(map(int, _stat(pid)[1][11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid: int) -> tuple[str, list[str]]:
-    """Return the name of a process, and the fields of /proc/PID/stat from its state on; ("?", []) if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as f:
-            name, _, rest = f.read().partition("(")[2].rpartition(")")
-    except OSError:
-        return "?", []
-    return name, rest.split()
+def _processor_s(pid: int) -> float:
+    """Return the seconds that a process and its ended children have used. 0 for a process that is gone."""
+    stat = proc.look(pid)
+    return stat.processor_s(with_children=True) if stat else 0

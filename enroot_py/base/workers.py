@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from enroot_py.base import filesystems, linux, log
+from enroot_py.base import filesystems, linux, log, proc
 from enroot_py.base.errors import PenrootError
 
 _TICK = 0.2  # seconds
@@ -89,7 +89,7 @@ class _Stops:
         self._looked = now
         from enroot_py.base import waits
 
-        stopped = next(filter(waits.is_stopped, waits.families(pids)), 0)
+        stopped = next((pid for pid in waits.families(pids) if (stat := proc.look(pid)) and stat.is_stopped), 0)
         # Looks, not seconds: when a job is resumed, this process may go on before its children.
         self._looks = self._looks + 1 if stopped else 0
         if self._looks == 2:

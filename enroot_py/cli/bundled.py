@@ -19,7 +19,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.recording import Recording
 from enroot_py.cli import start
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import execute, mounts, namespaces, rootfs, squashfuse
+from enroot_py.runtime import mounting, mounts, namespaces, rootfs, squashfuse, supervise
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import squashfs
 
@@ -126,15 +126,15 @@ class WorkDirectory:
 
         If this process is killed, another one kills the child and removes the directory.
         """
-        child = execute.fork()
+        child = supervise.fork()
         if not child:
             self._outlives = True
             return
         with Fd(os.pidfd_open(os.getpid())) as waiting, Fd(os.pidfd_open(child)) as container:
             self._watch(waiting, child, container)
-        status = execute.wait(child)
+        status = supervise.wait(child)
         self.remove()
-        execute.end(status)
+        supervise.end(status)
 
     def _watch(self, waiting: int, child: int, container: int) -> None:
         """Start a process that nobody waits for and no signal of the caller reaches, and that keeps no pipe open."""
@@ -336,7 +336,7 @@ class Bundled:
         settings = start.read_settings(options, batch=False)
         superuser = namespaces.privileged(settings)
         for text in options.mounts:
-            if (mount := mounts.parse_option(text, os.environ, f"--mount {text}")).fstype == mounts.SQUASHFS:
+            if (mount := mounts.parse_option(text, os.environ, f"--mount {text}")).fstype == mounting.SQUASHFS:
                 raise UsageError(f"cannot mount {mount.source}: a squashfs file needs penroot start or srun")
         source = self._source(settings, options)
         with Recording("start", settings.events):
@@ -455,4 +455,4 @@ def _mount_fuse() -> None:
     with squashfuse.open_device("") as fuse:
         if os.fstat(fuse).st_rdev != _FUSE:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-        mounts.mount_filesystem("fuse.squashfuse", "squashfuse", squashfuse.mount_options(fuse), 0)
+        mounting.mount_filesystem("fuse.squashfuse", "squashfuse", squashfuse.mount_options(fuse), 0)

@@ -13,6 +13,7 @@ A module is included if a start can import it. Modules come as bytecode without 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import io
 import marshal
@@ -21,9 +22,10 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
+from types import CodeType
 
 from enroot_py import LIBRARY
-from enroot_py.base import run
+from enroot_py.base import pack, run
 from enroot_py.base.errors import PenrootError
 from enroot_py.runtime import hooks, squashfuse
 from enroot_py.runtime.slurmnode import interpreter
@@ -49,9 +51,10 @@ for name in sys.argv[2].split(","):
         importlib.import_module(name)
     except ImportError:
         pass
-for name, module in list(sys.modules.items()):
-    if getattr(module, "__file__", None) and (module.__spec__.origin != "frozen" or name == "os"):
-        print(name, module.__file__)
+for module in list(sys.modules.values()):
+    spec = getattr(module, "__spec__", None)
+    if spec and getattr(module, "__file__", None) and (spec.origin != "frozen" or spec.name == "os"):
+        print(spec.name, module.__file__)
 """
 _HELPER = """\
 #!/bin/sh
@@ -79,18 +82,18 @@ def files(site_hooks: Iterable[str]) -> Iterator[File]:
     always = {name.partition(".")[0] for name in (*_loaded({*ENTRANCE}), *_BY_NAME)} | {"os"}
     rest = {}
     for name, path in modules.items():
-        real, above = os.path.realpath(path), top
-        place = stdlib
+        real, above, place = os.path.realpath(path), top, stdlib
         if not real.startswith(stdlib + "/"):
-            place = max((place for place in sys.path if path.startswith(place.rstrip("/") + "/")), key=len)
+            places = (pack.MODULES, LIBRARY, *sys.path)
+            place = max((place for place in places if path.startswith(place.rstrip("/") + "/")), key=len)
             real, above = path, "penroot"
         inner = os.path.relpath(real, place)
         if path in extensions:
             yield f"{above}/{inner}", _content(path), 0o755
         elif name.partition(".")[0] in always:
-            yield f"{above}/{inner}c", _bytecode(path), 0o644
+            yield f"{above}/{inner}c", _bytecode(_code(name)), 0o644
         else:
-            rest[inner + "c"] = _bytecode(path)
+            rest[inner + "c"] = _bytecode(_code(name))
     yield REST, _zip(rest), 0o644
     yield from _hooks()
     yield from _helpers()
@@ -121,11 +124,11 @@ def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
     while pending or sources:
         if pending:
             name = pending.pop()
-            path = _source(name)
+            source = _source(name)
             everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE[1], *HELPERS)
         else:
-            path, everything = sources.pop(), True
-        for found in _imported(path, everything=everything):
+            source, everything = _content(sources.pop()), True
+        for found in _imported(source, everything=everything):
             names.add(found)
             if found.startswith("enroot_py.") and found not in seen:
                 seen.add(found)
@@ -141,17 +144,32 @@ def _loaded(names: set[str]) -> dict[str, str]:
     return {name: path for name, _, path in sorted(lines)}
 
 
-def _source(module: str) -> str:
-    path = f"{LIBRARY}/{module.replace('.', '/')}"
-    return f"{path}/__init__.py" if os.path.isdir(path) else f"{path}.py"
+@functools.cache
+def _archive() -> dict[str, bytes]:
+    """Return the sources of our modules that an installation keeps in an archive, by their paths."""
+    if not os.path.exists(pack.MODULES):
+        return {}
+    with zipfile.ZipFile(pack.MODULES) as file:
+        return {name: file.read(name) for name in file.namelist()}
 
 
-def _imported(path: str, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a file imports as it is loaded, or with ``everything`` in its functions too."""
+def _source(module: str) -> bytes:
+    """Return the source of a module of ours; nothing if there is no such module, or it is in C."""
+    path = module.replace(".", "/")
+    for name in (f"{path}.py", f"{path}/__init__.py"):
+        if name in _archive():
+            return _archive()[name]
+        if os.path.exists(f"{LIBRARY}/{name}"):
+            return _content(f"{LIBRARY}/{name}")
+    return b""
+
+
+def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
+    """Yield the modules that a source imports as it is loaded, or with ``everything`` in its functions too."""
     try:
-        tree = ast.parse(_content(path), path)
-    except (OSError, SyntaxError):
-        return  # an extension module; or a site's hook, which will say so itself
+        tree = ast.parse(source)
+    except SyntaxError:
+        return  # a site's hook, which will say so itself
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -161,17 +179,26 @@ def _imported(path: str, *, everything: bool) -> Iterator[str]:
             yield node.module
             if node.module.startswith("enroot_py"):
                 inner = [f"{node.module}.{name.name}" for name in node.names]
-                yield from (name for name in inner if os.path.exists(_source(name)))
+                yield from (name for name in inner if _source(name))
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             pending += node.orelse
         elif everything or not isinstance(node, ast.FunctionDef):
             pending += ast.iter_child_nodes(node)
 
 
-def _bytecode(path: str) -> bytes:
-    """Return the code of a module as a .pyc file that nobody compares with a source: PEP 552."""
-    code = marshal.dumps(SourceFileLoader("", path).get_code(""))
-    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(marshal.loads(code))
+def _code(module: str) -> CodeType:
+    """Return the code of a module, as import finds it: an installation has it compiled."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    code = spec.loader_state if isinstance(spec.loader_state, CodeType) else spec.loader.get_code(module)  # type: ignore[union-attr]
+    assert isinstance(code, CodeType)
+    return code
+
+
+def _bytecode(code: CodeType | None) -> bytes:
+    """Return code as a .pyc file that nobody compares with a source: PEP 552. Equal code gives equal bytes."""
+    data = marshal.dumps(marshal.loads(marshal.dumps(code)))
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + data
 
 
 def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File]:
@@ -207,7 +234,7 @@ def _hooks() -> Iterator[File]:
         name = os.path.basename(path)
         yield f"{place}/{name}", _content(path), 0o644
         cached = os.path.basename(importlib.util.cache_from_source(path))
-        yield f"{place}/__pycache__/{cached}", _bytecode(path), 0o644
+        yield f"{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
 
 
 def _helpers() -> Iterator[File]:

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from enroot_py.base import filesystems, linux, log, trees, trusted, workers
+from enroot_py.base import filesystems, linux, log, mountinfo, trees, trusted, workers
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import isolated, namespaces, pods, rootfs, squashfuse
+from enroot_py.runtime import isolated, pods, rootfs, squashfuse
 from enroot_py.store import format
 
 
@@ -151,7 +151,7 @@ def _enter(own: int) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    namespaces.enter(os.geteuid(), os.getegid(), own, superuser=False)
+    isolated.enter(os.geteuid(), os.getegid(), own, superuser=False)
 
 
 def _mount_root(scratch: str = "/tmp") -> None:
@@ -188,12 +188,10 @@ def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
         yield Finding("ok", "SELinux refuses nothing (permissive)")
 
 
-def hidepid(mountinfo: str = "/proc/self/mountinfo") -> Finding:
+def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
     """Whether users see only their own processes: proc(5)."""
-    with open(mountinfo, errors="surrogateescape") as file:
-        lines = [line.split() for line in file]
-    options = next((line[-1].split(",") for line in reversed(lines) if line[4] == "/proc"), [])
-    hidden = next((value for key, _, value in (o.partition("=") for o in options) if key == "hidepid"), "0")
+    on_proc = [mount for mount in mountinfo.read(path) if mount.target == "/proc"]
+    hidden = dict(on_proc[-1].settings()).get("hidepid", "0") if on_proc else "0"
     if hidden in ("0", "off"):
         return Finding("ok", "/proc shows all processes")
     return Finding(

@@ -10,8 +10,9 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime.execute import Container, fork, wait
+from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
+from enroot_py.runtime.supervise import fork, wait
 
 _PIPE = 128 + 13  # main() says so of a reader that is gone
 

@@ -16,8 +16,9 @@ from enroot_py.devices.edits import Host, shown
 from enroot_py.devices.fabric import LIBFABRIC, PARTS, PLUGINS, UCX, FabricPart, Stock, Want
 from enroot_py.devices.fitting import Fit, Fitting, ImageLibraries
 from enroot_py.runtime import hooks
-from enroot_py.runtime.execute import Container, fork, wait
+from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
+from enroot_py.runtime.supervise import fork, wait
 
 # What a libfabric that needs a library has built in: fi_provider(7); and what modules of Open MPI are for.
 _PROVIDERS = {

@@ -7,14 +7,14 @@ import os
 import time
 from typing import Any
 
-from enroot_py.base import digests, log, paths, turns
+from enroot_py.base import digests, log, paths, proc, turns
 from enroot_py.base.errors import ImageError, Unreachable, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.base.turns import Turn
 from enroot_py.config.settings import Settings
 from enroot_py.registry.reference import LocalImage, Reference, is_uri, of_command_line
 from enroot_py.registry.sources import open_source
-from enroot_py.runtime import etc, processes
+from enroot_py.runtime import etc
 from enroot_py.store import containers, imported, layout, mksquashfs, pull, unsquashfs
 from enroot_py.store.imageconfig import ImageConfig
 
@@ -75,7 +75,7 @@ def _state(path: str) -> tuple[int, float] | None:
 
 def _began() -> float:
     """When this process began, in seconds since the epoch."""
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - processes.started(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.Stat(os.getpid()).started / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 

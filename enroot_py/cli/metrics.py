@@ -6,13 +6,12 @@ only known words become labels.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from enroot_py.base import events, log
+from enroot_py.base import events, log, making
 from enroot_py.base.errors import PenrootError
 from enroot_py.config.settings import Settings
 from enroot_py.store import containers, inventory
@@ -57,15 +56,9 @@ def text(settings: Settings) -> str:
 
 def write(path: str, content: str) -> None:
     """Write a file by rename, so that a collector reads the old or the new one. Raises PenrootError."""
-    temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "x") as f:
-            os.fchmod(f.fileno(), 0o644)
-            f.write(content)
-        os.rename(temporary, path)
+        making.write(path, content.encode(errors="surrogateescape"), 0o644)
     except OSError as e:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise PenrootError(f"cannot write {path}: {e.strerror}", hint="give a file in a directory of your own") from e
 
 

@@ -9,8 +9,8 @@ import re
 import tempfile
 from collections.abc import Container
 
-from enroot_py.base import trusted
-from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base import build, trusted
+from enroot_py.base.errors import ConfigError
 from enroot_py.base.fds import Fd
 
 HOST = "penroot"  # what the server is called in known_hosts: HostKeyAlias of ssh_config(5)
@@ -43,9 +43,7 @@ class JobKeys:
         try:
             import asyncssh
         except ModuleNotFoundError as e:
-            raise PenrootError(
-                f"{e.name} is not installed", hint="make install brings it, where pip has an index"
-            ) from e
+            raise build.missing("ssh", e) from e
 
         with tempfile.TemporaryDirectory(
             prefix=f".new-{os.path.basename(self.path)}-", dir=self.parent, ignore_cleanup_errors=True

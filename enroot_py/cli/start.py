@@ -47,7 +47,6 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
        --environment NAME|FILE
                             an environment file, which may say the image: then all words are the command
-       --join               share the container of equal starts by the same process, as ranks of MPI do
        --lock FILE          take the digest of a reference from this lock file
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
@@ -102,7 +101,6 @@ class Options:
 FLAGS = {
     "-r": "remap_root",
     "--root": "remap_root",
-    "--join": "join",
     "-w": "rootfs_writable",
     "--rw": "rootfs_writable",
     "--pid": "unshare_pid",
@@ -295,12 +293,8 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Whether this start shares a container. Raises UsageError."""
-    if settings.join == "auto":
-        return settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
-    if settings.join == "yes" and settings.unshare_pid:
-        raise UsageError("--join and --pid exclude each other", hint="processes of one's own end with the first")
-    return settings.join == "yes"
+    """Whether this start shares a container. One with processes of its own would end with the first rank."""
+    return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
 def enter_shared(settings: Settings, options: Options) -> Container:

@@ -13,7 +13,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.registry import reference
 from enroot_py.runtime import mountentries
 from enroot_py.runtime.execute import Container
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime.mounting import Mount
 
 _EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
 

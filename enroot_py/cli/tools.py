@@ -16,7 +16,7 @@ from enroot_py.base import linux, paths
 from enroot_py.base.errors import CommandError, ConfigError, MountError, PenrootError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config import files
-from enroot_py.runtime import etc, execute, isolated, mounts, namespaces, rootfs
+from enroot_py.runtime import etc, execute, isolated, mounting, mounts, namespaces, rootfs, supervise
 
 _SPACES = {  # in the order in which they are joined: the user namespace first gives the right to the others
     "--user": ("user", linux.CLONE_NEWUSER),
@@ -144,12 +144,12 @@ def _check_kernel() -> None:
             raise MountError(f"this kernel is too old: Linux {linux.FLOOR} or later is needed") from e
 
 
-def _mount_all(fstab: Iterable[mounts.Mount], root: int, number: int) -> None:
+def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
     of_host = os.path.samestat(os.fstat(root), os.stat("/"))
     for entry in fstab:
         if entry.passno != number:
             continue
-        if entry.fstype == mounts.SQUASHFS:
+        if entry.fstype == mounting.SQUASHFS:
             message = f"cannot mount {entry.source}: a squashfs file needs penroot start or srun"
             raise MountError(f"{entry.origin}: {message}")
         if of_host:  # links of the host are no image's: they may lead to any of its mounts
@@ -276,10 +276,10 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
 
 def _fork() -> None:
     """Go on in a child, the first process of a new PID namespace; end as it ends."""
-    child = execute.fork()
+    child = supervise.fork()
     if child:
         namespaces.hide()
-        execute.end(execute.wait(child))
+        supervise.end(supervise.wait(child))
 
 
 def switchroot(program: str, words: list[str]) -> None:

@@ -140,7 +140,7 @@ def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
         return
     if not os.path.isfile(image):
         what = "not an image file" if os.path.exists(image) else "no such image"
-        raise ContainerError(f"{what}: {image}", hint="give a squashfs file, or docker://IMAGE")
+        raise ContainerError(f"{what}: {containers.shown(image)}", hint="give a squashfs file, or docker://IMAGE")
     name = name or os.path.basename(os.path.realpath(image)).removesuffix(".sqsh")
     containers.unpack(name, image, options, force=options.force_override)
 
@@ -248,7 +248,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
     failed = False
     for name in names:
         if containers.check_name(name) not in containers.names(options):
-            log.error(f"no such container: {name}")
+            log.error(f"no such container: {containers.shown(name)}")
             failed = True
         elif options.force_override or _confirmed(f"Do you really want to delete {name}?"):
             try:

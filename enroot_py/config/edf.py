@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.base.frozen import Frozen
+from enroot_py.config.words import cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ DEFAULTS = {"entrypoint": False, "writable": True}
 def is_of_job(variable: str) -> bool:
     """Whether only the job knows a variable: where it is submitted, that of another job may be set."""
     return variable.startswith("SLURM_")
+
+
+def truth(text: str) -> bool | None:
+    """Return the value of ``true`` or ``false``, the words of TOML; None for "". Raises ValueError for other words."""
+    word = text.strip().lower()
+    if word not in ("true", "false", ""):
+        raise ValueError(word)
+    return word == "true" if word else None
 
 
 def is_path(name: str) -> bool:
@@ -74,17 +83,21 @@ class Environment(Frozen):
     def flag(self, key: str) -> tuple[bool, str]:
         """Whether a key is true, and where that comes from."""
         entry = self.last(key)
-        return (entry.text == "true", entry.where) if entry else (DEFAULTS[key], DEFAULT)
+        return (bool(truth(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
     def annotation(self, name: str) -> tuple[bool, str] | None:
         """Whether an annotation is true, and where that is said; None where nothing is. Raises ConfigError."""
         entry = self.by_name("annotations").get(name)
-        word = self.value(entry).strip().lower() if entry else ""
-        if entry is None or not word:
+        if entry is None:
             return None
-        if word not in ("true", "false"):
-            raise ConfigError(f"{entry.where}={word}: it is neither true nor false", hint=f'write {name} = "true"')
-        return word == "true", entry.where
+        text = self.value(entry)
+        try:
+            value = truth(text)
+        except ValueError as e:
+            raise ConfigError(
+                f"{entry.where}={e}: it is neither true nor false", hint=f'write {name} = "true"'
+            ) from None
+        return None if value is None else (value, entry.where)
 
     @staticmethod
     def waits(text: str) -> bool:
@@ -169,25 +182,24 @@ def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str],
 
     Raises ValueError, with a hint, where a variable has none.
     """
-    out = ""
-    while (at := text.find("$")) >= 0:
-        out, text = out + text[:at], text[at + 1 :]
-        if not text.startswith("{"):
-            out += quote("$")
-            text = text.removeprefix("$")
-            continue
-        inner, close, text = text[1:].partition("}")
-        name, dash, default = inner.partition(":-")
-        if not close or not (name.isascii() and name.isidentifier()) or "$" in default:
-            raise ValueError(
-                f"${{{inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar itself is $$"
-            )
-        found = value(name)
-        if found is None and not dash:
-            hint = f"export it, or write ${{{name}:-}} for nothing; a dollar itself is $$"
-            raise ValueError(f"the variable {name} is not set", hint)
-        out += found or quote(default)
-    return out + text
+    out, doubled = "", False
+    for written, name, default, after in cut(text):
+        if doubled:
+            doubled, written = False, written[1:]
+        elif after.startswith("{") and written == "$":
+            inner, close, _ = after.partition("}")
+            raise ValueError(f"${inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar itself is $$")
+        elif written.startswith("${"):
+            found = value(name)
+            if found is None and default is None:
+                hint = f"export it, or write ${{{name}:-}} for nothing; a dollar itself is $$"
+                raise ValueError(f"the variable {name} is not set", hint)
+            written = found or quote(default or "")
+        elif written:
+            doubled = written == "$" and not after
+            written = quote("$") + written[1:]
+        out += written + after
+    return out
 
 
 def names(text: str) -> list[str]:

@@ -104,7 +104,7 @@ def lacking(environment: Environment) -> str:
     wanted = {
         match[1]: entry
         for name, entry in environment.by_name("annotations").items()
-        if (match := _HOOK.fullmatch(name)) and entry.text.strip().lower() == "true" and match[1] not in SERVED
+        if (match := _HOOK.fullmatch(name)) and _is_true(entry) and match[1] not in SERVED
     }
     stack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
     source = stack.get(f"{_NETSTACK}source")
@@ -115,6 +115,13 @@ def lacking(environment: Environment) -> str:
     if not hooks:
         return ""
     return f"{environment.path}: nothing here does what these annotations ask for: {', '.join(hooks)}"
+
+
+def _is_true(entry: FileEntry) -> bool:
+    try:
+        return bool(edf.truth(entry.text))
+    except ValueError:
+        return False
 
 
 def _slip(name: str, entry: FileEntry) -> str:

@@ -158,7 +158,7 @@ def check(directory: str) -> None:
 def _is_installers(directory: str) -> bool:
     """Whether only he can write to it who has installed penroot, as a site's account for software."""
     info = os.stat(directory)
-    return info.st_uid == os.stat(__file__).st_uid and not info.st_mode & 0o002
+    return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 
 
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:

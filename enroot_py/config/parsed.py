@@ -68,15 +68,13 @@ def _keep(cached: str, directory: str, state: State, parsed: Any) -> None:
     """Write the cache, whole or not at all; a place that is not ours is left alone."""
     import time
 
+    from enroot_py.base import making
+
     if time.time_ns() - max(state[-2:]) < _SETTLED:
         return
-    temporary = f"{cached}.{os.getpid()}"
     try:
         data = marshal.dumps((state, parsed))
-        if trusted.place(directory, make=True, strict=True).st_uid != os.geteuid():
-            return
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-        os.rename(temporary, cached)
+        if trusted.place(directory, make=True, strict=True).st_uid == os.geteuid():
+            making.write(cached, data, 0o600)
     except (OSError, ValueError):  # of types that are not plain
         return  # the next start parses it again

@@ -10,19 +10,17 @@ from _collections_abc import Mapping
 
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.words import nearest
+from enroot_py.config.words import NO, YES, nearest, truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-YES = frozenset(("1", "y", "yes", "true", "t", "on"))
-NO = frozenset(("", "0", "n", "no", "false", "f", "off"))
 _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of the table: an attribute of Settings that knows its variable."""
+    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written."""
 
     kind = "str"
 
@@ -35,11 +33,15 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
+        """Raises ValueError with what the text should have been."""
         return text
+
+    def __set__(self, instance: Rows, value: object) -> None:
+        raise AttributeError(f"the setting {self.name} does not change")
 
 
 class Text(Setting):
-    def __get__(self, instance: Table, owner: type) -> str:
+    def __get__(self, instance: Rows, owner: type) -> str:
         return instance.text(self)
 
 
@@ -84,7 +86,7 @@ class Words(Setting):
             raise ValueError("must be some of " + ", ".join(self.words))
         return said
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -99,7 +101,7 @@ class Paths(Setting):
             raise ValueError("must be absolute paths, separated by colons")
         return tuple(path.rstrip("/") or "/" for path in said)
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -120,15 +122,14 @@ class Place(Path):
 
 
 class Bool(Setting):
+    """yes or no; empty is no."""
+
     kind = "bool"
 
     def parse(self, text: str) -> bool:
-        word = text.lower()
-        if word not in YES and word not in NO:
-            raise ValueError("must be yes or no")
-        return word in YES
+        return bool(text) and truth(text)
 
-    def __get__(self, instance: Table, owner: type) -> bool:
+    def __get__(self, instance: Rows, owner: type) -> bool:
         return self.parse(instance.text(self))
 
 
@@ -138,7 +139,10 @@ class Auto(Bool):
     kind = "bool|auto"
 
     def parse(self, text: str) -> bool:
-        return text != "auto" and super().parse(text)
+        try:
+            return text != "auto" and super().parse(text)
+        except ValueError:
+            raise ValueError("must be yes, no or auto") from None
 
 
 class Hosts(Setting):
@@ -155,7 +159,7 @@ class Hosts(Setting):
                 raise ValueError("must be yes, no, or HOST[:PORT] of registries, separated by commas")
         return tuple(words)
 
-    def __get__(self, instance: Table, owner: type) -> tuple[str, ...]:
+    def __get__(self, instance: Rows, owner: type) -> tuple[str, ...]:
         return self.parse(instance.text(self))
 
 
@@ -167,7 +171,7 @@ class Int(Setting):
             raise ValueError("must be a whole number")
         return int(text)
 
-    def __get__(self, instance: Table, owner: type) -> int:
+    def __get__(self, instance: Rows, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
@@ -179,12 +183,25 @@ class Size(Setting):
     def parse(self, text: str) -> int:
         return log.parse_size(text)
 
-    def __get__(self, instance: Table, owner: type) -> int:
+    def __get__(self, instance: Rows, owner: type) -> int:
         return self.parse(instance.text(self))
 
 
-class Table:
-    """A row for each setting, with what it is set to and where that comes from."""
+class Rows:
+    """A table: what each row is set to, and where that comes from."""
+
+    def __init__(self, values: dict[str, tuple[str, str]]) -> None:
+        self._values = values  # by name: text and origin
+
+    def text(self, setting: Setting) -> str:
+        return self._values[setting.name][0]
+
+    def origin(self, setting: Setting) -> str:
+        return self._values[setting.name][1]
+
+
+class Table(Rows):
+    """A row for each setting."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
@@ -255,8 +272,8 @@ class Table:
     mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
     join = Choice(
         "auto",
-        "share one container with equal starts by the same process while they run; auto: ranks of MPI do",
-        *("auto", "yes", "no"),
+        "share one container among the MPI ranks of a launcher on a node while they run; no: each has its own",
+        *("auto", "no"),
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
     slurm = Bool("no", "give containers the node's srun, sbatch, squeue and their like, in whatever distribution")
@@ -269,15 +286,6 @@ class Table:
         *("journald", "syslog"),
     )
     force_override = Bool("no", "overwrite what exists")
-
-    def __init__(self, values: dict[str, tuple[str, str]]) -> None:
-        self._values = values  # by name: text and origin
-
-    def text(self, setting: Setting) -> str:
-        return self._values[setting.name][0]
-
-    def origin(self, setting: Setting) -> str:
-        return self._values[setting.name][1]
 
 
 SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Table).values() if isinstance(s, Setting)}

@@ -1,4 +1,4 @@
-"""The words of settings: variables in them, the directories that they begin with, and the nearest to a slip.
+"""The words of settings: variables, yes and no, the directories that paths begin with, and the nearest to a typo.
 
 On the start path: no import but os.
 """
@@ -6,7 +6,7 @@ On the start path: no import but os.
 from __future__ import annotations
 
 import os
-from _collections_abc import Callable, Iterable, Mapping
+from _collections_abc import Callable, Iterable, Iterator, Mapping
 
 # Of the commands that sites write in enroot.conf, what needs no shell.
 COMMANDS: dict[str, Callable[[], object]] = {
@@ -18,6 +18,12 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "hostname": lambda: os.uname().nodename,
     "hostname -s": lambda: os.uname().nodename.partition(".")[0],
 }
+
+# Where programs are looked for if nobody says: PATH as login(1) sets it for root.
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+YES = ("1", "true", "yes", "y", "t", "on")
+NO = ("0", "false", "no", "n", "f", "off")
 
 _MAX_DEPTH = 32  # defaults in defaults
 _MAX_LENGTH = 1 << 17  # MAX_ARG_STRLEN, execve(2): no longer value is passed on
@@ -66,13 +72,46 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
             else:
                 out += value(bare)
         else:
-            end = 0
-            while end < len(text) and (text[end].isalnum() or text[end] == "_"):
-                end += 1
-            name, text = text[:end], text[end:]
+            name = _name(text)
+            text = text[len(name) :]
             out += value(name) if name else "$"
     _check_length(out)
     return out + text
+
+
+def cut(text: str) -> Iterator[tuple[str, str, str | None, str]]:
+    """Cut a text before each ``$``: the variable as it is written, its name and default, and the text behind it.
+
+    A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}``, without another one in it. For any other ``$`` the
+    name is empty. The first piece has what stands before all of them, and nothing is written there.
+    """
+    before, *parts = text.split("$")
+    yield "", "", None, before
+    for part in parts:
+        inner, close, after = part[1:].partition("}") if part.startswith("{") else (part, "", "")
+        name, dash, default = inner.partition(":-") if close else (_name(part), "", "")
+        if not (name.isascii() and name.isidentifier()):
+            yield "$", "", None, part
+        elif close:
+            yield f"${{{inner}}}", name, default if dash else None, after
+        else:
+            yield f"${name}", name, None, part[len(name) :]
+
+
+def _name(text: str) -> str:
+    """Return the letters, digits and underscores of ASCII that a text begins with."""
+    end = 0
+    while end < len(text) and (text[end] == "_" or text[end].isascii() and text[end].isalnum()):
+        end += 1
+    return text[:end]
+
+
+def truth(text: str) -> bool:
+    """Return whether a word means yes. Raises ValueError for a word that means neither yes nor no."""
+    word = text.lower()
+    if word not in YES and word not in NO:
+        raise ValueError("must be yes or no")
+    return word in YES
 
 
 def _check_length(text: str) -> None:
@@ -157,20 +196,19 @@ def _user_name() -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
-    beyond = 3 if len(word) > 4 else 2
+    """Return the known word that ``word`` may be a typo of; "" for none."""
     letters = set(word)
-    # A letter that is changed makes a difference of two to the sets, and counting those costs next to nothing.
-    alike = (name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5)
-    best = min(((_distance(word, name), name) for name in alike), default=(3, ""))
-    return best[1] if best[0] < beyond else ""
+    # A letter that is changed makes a difference of two to the sets. Counting them is quick, importing difflib is not.
+    alike = [name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5]
+    if not alike:
+        return ""
+    import difflib
 
+    matcher = difflib.SequenceMatcher(b=word)
 
-def _distance(a: str, b: str) -> int:
-    """Letters to insert, remove or replace (Levenshtein)."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        previous, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
-    return row[-1]
+    def difference(name: str) -> float:
+        matcher.set_seq1(name)
+        return 1 - matcher.ratio()
+
+    least, name = min((difference(name), name) for name in alike)
+    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # a letter of four, or of two

@@ -16,8 +16,9 @@ import stat
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
+from enroot_py.config.words import DEFAULT_PATH
 from enroot_py.devices import ldcache
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _run(command: list[str], context: Context) -> None:
     from enroot_py.base import run
     from enroot_py.runtime import namespaces
 
-    path = f"{context.host.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    path = f"{context.host.get('PATH', DEFAULT_PATH)}:/usr/sbin:/sbin"
     root = os.readlink(f"/proc/self/fd/{context.root}")
     environ = {**context.host, "PATH": path}
     command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]
@@ -304,16 +305,16 @@ class _Places:
         with hidden, linux.open_tree(hidden, "", flags) as tree:
             attributes = _NODE | linux.MOUNT_ATTR_NODEV | _RDONLY
             linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, attributes, 0, 0)
-            mounts.attach(tree, hidden)
+            mounting.attach(tree, hidden)
 
     def tmpfs(self, path: str) -> None:
         """Cover a directory with an empty one. Raises OSError."""
         attributes = _FILE | linux.MOUNT_ATTR_NOEXEC
         with (
             paths.make_directory(self.root, path) as target,
-            mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], attributes) as made,
+            mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=755"], attributes) as made,
         ):
-            mounts.attach(made, target)
+            mounting.attach(made, target)
 
 
 def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:

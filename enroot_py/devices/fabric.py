@@ -13,6 +13,7 @@ from enroot_py.base import log, trusted
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
+from enroot_py.config.edf import truth
 from enroot_py.config.table import SETTINGS
 from enroot_py.devices import elf, ldcache
 from enroot_py.devices.edits import Host, shown
@@ -98,10 +99,11 @@ def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
 
 def _flag(said: Mapping[str, str], name: str) -> bool | None:
     """What an annotation says, or None where there is none. Raises HookError."""
-    word = said.get(name, "").strip().lower()
-    if word not in ("true", "false", ""):
-        raise HookError(f"the annotation {name}={shown(word)} is no truth value", hint=f'{name} = "true"')
-    return word == "true" if word else None
+    try:
+        return truth(said.get(name, ""))
+    except ValueError as e:
+        message = f"the annotation {name}={shown(str(e))} is no truth value"
+        raise HookError(message, hint=f'{name} = "true"') from None
 
 
 class HostLibrary(Frozen):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from enroot_py.base.errors import HookError
-from enroot_py.config.table import YES
+from enroot_py.config.words import YES
 from enroot_py.devices import ldcache
 from enroot_py.devices.edits import Edits, Host, add_library, bits, library_directory, shared_dev, shown
 

@@ -134,13 +134,13 @@ class Authorization:
         if login is None:
             return RefusedError(
                 f"{status} from {registry}: srun's token for {repository} has expired, and this node has no login for "
-                f"{registry} to renew it {words}".rstrip(),
+                f"{registry} to renew it: {words}".rstrip(": "),
                 hint=f"penroot login {registry}; looked in: {credentials.places(self._settings)}",
             )
         renew = "give the current password" if login.source == "the command line" else "renew the login there"
         return RefusedError(
             f"{status} from {registry}: the login of {login.user!r} from {login.source} has expired, or lost its "
-            f"rights: {registry} accepted it before, and refuses it now for {repository} {words}".rstrip(),
+            f"rights: {registry} accepted it before, and refuses it now for {repository}: {words}".rstrip(": "),
             hint=f"{renew}, or: penroot login {registry}",
         )
 
@@ -151,7 +151,7 @@ class Authorization:
         reference, login = self._reference, self._credential
         who = f"{login.user!r} from {login.source}" if login else "nobody in particular"
         return RefusedError(
-            f"{status} from {reference.registry}: {reference.repository} is denied to {who} {words}".rstrip(),
+            f"{status} from {reference.registry}: {reference.repository} is denied to {who}: {words}".rstrip(": "),
             hint=refusals.introduction(reference, self.stranger, self._settings) if self.stranger else "",
         )
 

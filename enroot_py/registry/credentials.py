@@ -20,7 +20,7 @@ from enroot_py.base import log, run
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings
-from enroot_py.config.words import base_directories
+from enroot_py.config.words import base_directories, cut
 from enroot_py.registry.reference import DOCKER_HUB, Reference, spelling
 
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -217,8 +217,8 @@ class _Netrc:
             return password[1:]
         if password.startswith("$("):
             return self._command(machine, password, environ)
-        name = password[2:-1] if password.startswith("${") and password.endswith("}") else password[1:]
-        if not password.startswith("$") or not (name.isascii() and name.isidentifier()):
+        written, name, default, _ = [*cut(password)][-1]
+        if not name or written != password or default is not None:
             return password
         secret = environ.get(name, "")
         if not secret:

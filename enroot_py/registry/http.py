@@ -86,6 +86,7 @@ class Response:
     def __init__(self, response: urllib3.response.BaseHTTPResponse, address: Address) -> None:
         """``address`` is where the answer came from, after redirects."""
         self.status = response.status
+        self.server = address
         self.address = str(address).partition("?")[0][:_SNIFFED_BYTES]  # for messages: a query may have secrets
         self._ahead = b""
         self._response = response
@@ -152,7 +153,9 @@ class Response:
         if document is None and is_html:
             self._ahead = document = self.read(_SNIFFED_BYTES)
             return _begins(document, b"<")
-        return document is not None and _begins(document, *_PAGE_STARTS, *([b"<"] if is_html else []))
+        if document is None:
+            return False
+        return not _begins(document, b"{") if is_html else _begins(document, *_PAGE_STARTS)
 
     def refuse_page(self, host: str, document: bytes | None = None) -> None:
         """Raise WebPage if ``host`` has sent a web page instead of a ``document`` or a blob: see is_page."""

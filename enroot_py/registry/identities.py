@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.lined import Lined
+from enroot_py.config.document import Node
 from enroot_py.config.words import nearest
 from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
 
@@ -155,12 +155,12 @@ class Identity:
         return repository
 
 
-def identity(node: Lined | None) -> Identity:
+def identity(node: Node | None) -> Identity:
     """What a policy says of the name in a signature. Raises ConfigError."""
     if node is None:
         return Identity()
     members = dict(node.members("signedIdentity"))
-    kind = members.pop("type", Lined("", node.where)).text("the type of signedIdentity")
+    kind = members.pop("type", Node("", node.where)).text("the type of signedIdentity")
     if kind not in _KINDS:
         meant = nearest(kind, _KINDS)
         hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(_KINDS)}"

@@ -81,6 +81,7 @@ def content(path: str) -> str:
     except OSError as e:
         raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWN) from e
     if data is None:
+        path = reference.without_password(path)  # the FILE may have been forgotten before an image
         raise ConfigError(f"there is no lock file {path}", hint=f"to make it: penroot lock {path} IMAGE...")
     if len(data) > _LARGEST:
         hint = "is it a lock file? a job takes it along: give it one with its own images"

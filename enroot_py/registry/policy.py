@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from enroot_py import LIBRARY
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError, PolicyError
 from enroot_py.config import files
-from enroot_py.config.lined import Lined, parse
+from enroot_py.config.document import Node, parse
 from enroot_py.config.words import nearest
 from enroot_py.registry import identities
 from enroot_py.registry.identities import Identity
@@ -107,7 +108,7 @@ def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint:
 
 
 class Policy:
-    """What is in one file. Raises ConfigError with file and line."""
+    """What is in one file. Raises ConfigError with the file and the path in it."""
 
     def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
         """``owner`` of the file is one of those who may own its keys."""
@@ -145,10 +146,10 @@ class Policy:
         rules = (self._default, *self._rules.values())
         return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
 
-    def _requirements(self, node: Lined) -> Iterator[Requirement]:
+    def _requirements(self, node: Node) -> Iterator[Requirement]:
         for item in node.items("what a policy asks for"):
             members = dict(item.members("a requirement"))
-            kind = members.pop("type", Lined("", item.where)).text("the type of a requirement")
+            kind = members.pop("type", Node("", item.where)).text("the type of a requirement")
             if kind not in _TYPES:
                 raise _unknown(item, kind, _TYPES, "type")
             if kind == _GPG:
@@ -161,7 +162,7 @@ class Policy:
             else:
                 yield Requirement(kind, item.where)
 
-    def _signed(self, item: Lined, members: dict[str, Lined]) -> Requirement:
+    def _signed(self, item: Node, members: dict[str, Node]) -> Requirement:
         for key, member in members.items():
             if key not in (*_KEYS, *_MORE, "signedIdentity"):
                 raise _unknown(member, key, (*_KEYS, "signedIdentity"))
@@ -177,7 +178,7 @@ class Policy:
         nodes = node.items(given[0]) if given[0].endswith("s") else [node]
         return Requirement(SIGNED, item.where, tuple(self._key(given[0], each) for each in nodes), identity)
 
-    def _key(self, name: str, node: Lined) -> KeySource:
+    def _key(self, name: str, node: Node) -> KeySource:
         text = node.text(name)
         if name.startswith("keyData"):
             try:
@@ -227,7 +228,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     for place in _places(path):
         files.check(place)
     # Root's are of another number in a user namespace, as what is installed is.
-    owners = {0, owner, os.stat(__file__).st_uid}
+    owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
         with open(fd, "rb") as f:
@@ -280,7 +281,7 @@ def _checked_scope(transport: str, scope: str, where: str) -> str:
     return scope
 
 
-def _unknown(node: Lined, word: str, known: Iterable[str], what: str = "key") -> ConfigError:
+def _unknown(node: Node, word: str, known: Iterable[str], what: str = "key") -> ConfigError:
     known = tuple(known)
     meant = nearest(word, known)
     hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(known)}"

@@ -182,6 +182,8 @@ def _parse_remote(text: str) -> Reference:
             f"{text}: images do not come from {before}://",
             hint=f"they come from {', '.join(SCHEMES[:-1])} and {SCHEMES[-1]}",
         )
+    if whole.startswith("docker:/") and not separator:  # else "docker" is a user, and "/USER:PASSWORD" the password
+        raise ImageReferenceError(f"{text}: the scheme is docker://, with two slashes", hint=_FORM)
     rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
     rest, user, secret = _split_login(text, rest)
     written, image = _split_registry(rest)

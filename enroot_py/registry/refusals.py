@@ -42,6 +42,15 @@ def failure(response: Response, registry: str, what: str) -> RegistryError:
     return RegistryError(f"{response.status} from {registry} for {what}: {words(response) or 'no reason given'}")
 
 
+def elsewhere(response: Response, registry: str) -> RegistryError:
+    """The error of a server to which the registry redirects, as for blobs. Raises Transient for one that may pass."""
+    host = response.server.netloc
+    return RegistryError(
+        f"{response.status} from {host}, to which {registry} refers: {words(response) or 'no reason given'}",
+        hint=f"check whether a proxy or firewall keeps this node from {host}; the login is for {registry} alone",
+    )
+
+
 def unauthorized(reference: Reference, login: Credential | None, settings: Settings) -> RefusedError:
     """An answer of status 401, after which no other login is left."""
     registry, repository = reference.registry, reference.repository

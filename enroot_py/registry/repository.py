@@ -191,11 +191,12 @@ class Repository:
 
         response = ask()
         has_ended = authorization.heed(response.status)
-        if response.status == 401:
+        challenge = response.header("WWW-Authenticate") if response.status == 401 else ""
+        if challenge or response.status == 401 and not has_ended:
             response.discard()
-            authorization.answer(response.header("WWW-Authenticate"))
+            authorization.answer(challenge)
             response = ask()
-        elif has_ended:  # some registries answer 400 or 403 without a challenge
+        elif has_ended:  # some registries answer 400, 401 or 403 without a challenge
             response.discard()
             response = authorization.renew(ask)
         if response.status == 401:
@@ -234,6 +235,8 @@ class Repository:
         if response.status == 404 and "/manifests/" in path:
             response.discard()
             raise refusals.absent(self._reference, self._tags())
+        if not self._client.is_own(response.server):
+            raise refusals.elsewhere(response, self._reference.registry)
         if response.status == 403 or response.status == 400 and self._authorization.has_ended:
             raise self._authorization.denied(response.status, refusals.words(response))
         raise refusals.failure(response, self._reference.registry, path)

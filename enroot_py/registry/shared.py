@@ -13,15 +13,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from enroot_py.base import cgroups, digests, linux, log, trees, trusted
+from enroot_py.base import digests, holders, log, trees, trusted
 from enroot_py.base.errors import ImageError
 from enroot_py.base.fds import Fd
+from enroot_py.base.holders import Holder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +35,7 @@ _SIGN = 5.0  # seconds between signs of life
 _POLL = 0.2
 _ABANDONED = 86400.0  # seconds after which nobody writes any more to what is being fetched
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_LONGEST = 4096  # bytes of a lock that are read
+_ANOTHER = "another node"
 
 
 class SharedBlobs:
@@ -137,8 +137,9 @@ class _Turn:
         self._descriptor = descriptor
         self._name = digests.encoded(descriptor.digest)
         self._lock = self._name + ".lock"
-        self._host, self._boot, self._pid = socket.gethostname(), linux.boot_id()[:8], os.getpid()
-        self._own = f"{self._host}.{self._boot}.{self._pid}.{time.monotonic_ns()}"  # our file in ``tmp``
+        me = holders.this_process()
+        self._me = Holder(me.node, me.boot[:8], me.pid)
+        self._own = f"{me.node}.{me.boot[:8]}.{me.pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
     def blob(self, source: ImageSource) -> _SharedBlob | _Tee:
         """The blob from here, or from ``source``. Raises OSError, _Useless."""
@@ -155,11 +156,11 @@ class _Turn:
                         return blob
                 continue  # who had the lock was done between our two looks
             if not waited:
-                log.info(f"waiting for {self._holder()}, who fetches {_short(self._descriptor)}")
+                log.info(f"waiting for {self._holder() or _ANOTHER}, who fetches {_short(self._descriptor)}")
                 waited = True
             time.sleep(_POLL)
-            if why := self._why_holder_sleeps():
-                raise _Useless(f"{self._holder()} has locked {self._lock}, and {why}")
+            if (holder := self._holder()) and (why := holder.asleep()):
+                raise _Useless(f"{holder} has locked {self._lock}, and {why}")
 
     def _read(self) -> _SharedBlob:
         """Raises FileNotFoundError where nobody has fetched the blob yet, or not all of it."""
@@ -186,7 +187,7 @@ class _Turn:
                     raise _Useless(f"{path} is another user's")
                 # Both times are the file server's: the clocks of nodes differ. One from the future never comes.
                 if abs(os.stat(self._own, dir_fd=tmp, follow_symlinks=False).st_mtime - lock.st_mtime) > _EXPIRY:
-                    log.warn(f"{self._holder()} has given no sign of life: taking over {self._lock}")
+                    log.warn(f"{self._holder() or _ANOTHER} has given no sign of life: taking over {self._lock}")
                     expired = self._own + ".expired"
                     os.rename(self._lock, expired, src_dir_fd=blobs, dst_dir_fd=tmp)
                     os.unlink(expired, dir_fd=tmp)
@@ -201,29 +202,19 @@ class _Turn:
         """Our file says who we are, and is as old as the file server thinks."""
         fd = self._directories.create(self._own)
         try:
-            with open(fd, "w") as f:  # it cannot be written where the disk is full
-                f.write(f"{self._host} {self._boot} {self._pid}\n")
+            with open(fd, "wb") as f:  # it cannot be written where the disk is full
+                f.write(self._me.dumps())
             yield
         finally:
             os.unlink(self._own, dir_fd=self._directories.tmp)
 
-    def _holder(self) -> str:
-        host, _, pid = self._signed()
-        return f"process {pid} on {host}" if host else "another node"
-
-    def _signed(self) -> tuple[str, str, int]:
-        """Host, boot and process of the holder of the lock; empty if they cannot be read."""
+    def _holder(self) -> Holder | None:
+        """Return the holder of the lock; None if it cannot be read."""
         try:
-            with open(_open_file(self._directories.blobs, self._lock)) as f:
-                host, boot, pid = f.read(_LONGEST).split()
-            return host, boot, int(pid)
-        except (OSError, ValueError):
-            return "", "", 0
-
-    def _why_holder_sleeps(self) -> str:
-        """Why the holder does nothing for now, if it is a process of this node; else ""."""
-        host, boot, pid = self._signed()
-        return cgroups.asleep(pid) if (host, boot) == (self._host, self._boot) else ""
+            with Fd(_open_file(self._directories.blobs, self._lock)) as fd:
+                return holders.loads(os.read(fd, holders.MAX_BYTES))
+        except OSError:
+            return None
 
 
 class _SharedBlob:

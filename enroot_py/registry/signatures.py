@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from enroot_py.base import digests, log
+from enroot_py.base import build, digests, log
 from enroot_py.base.errors import ConfigError, ImageError
 from enroot_py.registry import identities, manifests
 from enroot_py.registry.identities import DockerName
@@ -302,9 +302,12 @@ def met(requirement: Requirement, image: DockerName, covered: Collection[str], t
 
 def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
     """What verifies a signature by a key in PEM: raises InvalidSignature, or returns True."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+    except ModuleNotFoundError as e:
+        raise build.missing("signatures", e) from e
 
     try:
         key: Any = serialization.load_pem_public_key(data)

@@ -12,22 +12,22 @@ import stat
 from enroot_py.base import superblock, trusted
 from enroot_py.base.errors import MountError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, squashfuse
+from enroot_py.runtime import mounting, squashfuse
 from enroot_py.runtime.squashfuse import Server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 
 def serve(fstab: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
     """Start a server for each file that is to be mounted. What fails is reported by who mounts it."""
     for mount in fstab:
-        if mount.source not in mounts.served:
-            place = f"{scratch}/data{len(mounts.served)}"
-            mounts.served[mount.source] = _File(mount.source, place, superuser=superuser).mounted
+        if mount.source not in mounting.served:
+            place = f"{scratch}/data{len(mounting.served)}"
+            mounting.served[mount.source] = _File(mount.source, place, superuser=superuser).mounted
 
 
 class _File:
@@ -78,10 +78,10 @@ def open_file(path: str) -> Fd:
         with Fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as there:
             kind = os.fstat(there).st_mode
             if stat.S_ISDIR(kind):
-                hint = f"a directory is mounted without {mounts.SQUASHFS}; mksquashfs makes a file of it"
+                hint = f"a directory is mounted without {mounting.SQUASHFS}; mksquashfs makes a file of it"
                 raise MountError(f"{path} is a directory, not a squashfs file", hint=hint)
             if not stat.S_ISREG(kind):
-                raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounts.SQUASHFS} mounts squashfs files")
+                raise MountError(f"{path} {trusted.IRREGULAR}", hint=f"{mounting.SQUASHFS} mounts squashfs files")
             with Fd(os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_CLOEXEC)) as file:
                 wrong, hint = superblock.fault(file)
                 if wrong:

@@ -16,7 +16,7 @@ from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
 from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import environ, etc, hooks, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from enroot_py.runtime.environ import Variables, Wanted
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
     from enroot_py.runtime.shellhooks import Scripts
     from enroot_py.runtime.squashfuse import Server
 
@@ -97,9 +97,9 @@ def enter(start: Start) -> Container:
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
     scratch = rootfs.make_scratch(settings)
-    first = hooks.look_outside(settings, start.host)
+    first = hooks.look_outside(settings, start.host) or not start.is_served
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
-    sysfs, follower = caller_sysfs(own), follow_host_files(start, own)
+    sysfs, follower = caller_sysfs(own), start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
@@ -108,7 +108,7 @@ def enter(start: Start) -> Container:
     if follower:
         os.waitpid(follower, 0)  # the program must not get a child that it did not start
     nested = not start.superuser and (uid == 0 or settings.remap_root)
-    inner = namespaces.enter(*inside, own, superuser=start.superuser, nested=nested)
+    inner = enter_namespaces(inside, own, superuser=start.superuser, nested=nested)
     rootfs.mount_scratch(scratch)
     root = rootfs.mount(start.source, scratch, server, writable=settings.rootfs_writable, made=mount)
     recording.phase("rootfs")
@@ -146,16 +146,23 @@ def enter(start: Start) -> Container:
     return Container(variables, image, login_shell=settings.login_shell)
 
 
-def follow_host_files(start: Start, own: int) -> int:
-    """Show later changes of /etc/resolv.conf and its like, if another process runs beside the container anyway.
+def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
+    """Let a process show the container later changes of host files, and report FUSE servers that are killed.
 
-    Returns the process to reap, or 0. A step has its helper, and a writable container has copies.
+    Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
+    a PID namespace, the process that waits for the container reports its servers.
     """
-    if start.in_step or start.settings.rootfs_writable or not (start.is_served or own & linux.CLONE_NEWPID):
+    waits, servers = bool(own & linux.CLONE_NEWPID), {}
+    if start.in_step:
         return 0
-    from enroot_py.runtime import hostfiles
-
-    return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
+    if not waits:
+        if start.is_served:
+            servers.update(dict.fromkeys([hostfiles.ROOT] * start.is_overlaid, "fuse-overlayfs"))
+            servers.update(dict.fromkeys([start.source.image] * bool(start.source.image), "squashfuse"))
+        servers.update((mount.source, "squashfuse") for mount in fstab if mount.fstype == mounting.SQUASHFS)
+    if start.settings.rootfs_writable and not servers:
+        return 0
+    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
@@ -168,8 +175,6 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
     if not (writable or all_files or targets):
         return system
-    from enroot_py.runtime import hostfiles
-
     return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
@@ -207,7 +212,7 @@ def enter_servers(start: Start) -> None:
 
 def serve_data(start: Start, fstab: Iterable[Mount], scratch: str) -> None:
     """Start what serves the squashfs files that are to be mounted, if there are any."""
-    files = [mount for mount in fstab if mount.fstype == mounts.SQUASHFS]
+    files = [mount for mount in fstab if mount.fstype == mounting.SQUASHFS]
     if not files:
         return
     if not start.is_served:
@@ -223,6 +228,16 @@ def await_servers(own: int) -> None:
     if own & linux.CLONE_NEWPID and servers:
         for server in servers.starting:
             server.await_start()
+
+
+def enter_namespaces(inside: tuple[int, int], own: int, *, superuser: bool, nested: bool) -> int:
+    """Enter a user and a mount namespace, and the container's ``own`` ones. Returns as isolated.enter() does."""
+    if not own:
+        namespaces.enter(*inside, superuser=superuser)
+        return -1
+    from enroot_py.runtime import isolated
+
+    return isolated.enter(*inside, own, superuser=superuser, nested=nested)
 
 
 def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> Scripts | None:
@@ -335,7 +350,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
     path = scratch + "/rc"
     with open(path, "wb") as f:
         f.write(os.fsencode(script))
-    mounts.Mount(path, "/etc/rc", "none", "x-create=file,bind,nosuid,nodev", 0, "--rc").execute(root)
+    mounting.Mount(path, "/etc/rc", "none", ("x-create=file", "bind", "nosuid", "nodev"), 0, "--rc").execute(root)
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:

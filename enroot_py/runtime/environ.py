@@ -2,7 +2,7 @@
 
 Of the caller's environment come in only the variables that tell ranks of MPI who they are,
 and those that a line of these names, as ``${VAR}``. The line of an image gets no secret of
-the caller in this way: see is_secret().
+the caller in this way: secrets.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enroot_py.base import log, paths
 from enroot_py.base.errors import UsageError
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
+from enroot_py.config.words import DEFAULT_PATH, cut
 from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_environment
 
 TYPE_CHECKING = False
@@ -23,21 +24,6 @@ if TYPE_CHECKING:
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # PMIx: Slurm, Open MPI, PRRTE. PMI: Slurm, Hydra, which is MPICH's and Intel MPI's, and MVAPICH2.
 _RANK = ("PMIX_RANK", "PMI_RANK", "PMI_ID", "PMIX_NAMESPACE", "PMI_FD")
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-# The names of secrets. A name consists of words, with "_" between them.
-SECRET_WORDS = frozenset(  # one word of several
-    "AUTH AUTHORIZATION BEARER COOKIE COOKIES CRED CREDS DSN JWT KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG "
-    "SIGNATURE".split()
-)
-SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word,
-HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # but of none of these
-SECRET_PARTS = (  # anywhere in a name
-    *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
-    *("APIKEY", "ACCESSKEY", "ACCOUNTKEY", "PRIVATEKEY", "SSHKEY"),
-    *("CONNECTION_STRING", "CONNECTIONSTRING", "CONN_STR", "CONNSTR"),
-)
-_DIGESTS = ("sha256:", "sha512:")  # follow the "@" of an image
 
 # Variables that name files or directories which a program reads or writes; a ':' separates several.
 _PATHS = (
@@ -87,7 +73,9 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     """Variables of the image's /etc/environment, with ``${VAR}`` from ``host``, and the digest of the image."""
     text = paths.text(root, "/etc/environment")
     if "${" in text:
-        host = _without_secrets(text, host)
+        from enroot_py.runtime import secrets
+
+        host = secrets.left_out(text, host)
     ignored: list[str] = []
     variables = read_environment(text, lambda value: unquoted(substitute(value, host)), ignored)
     if ignored:
@@ -95,61 +83,6 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
     if digest := image_digest(paths.text(root, "/etc/rc.local")):
         variables["PENROOT_IMAGE_DIGEST"] = digest
     return {key: value for key, value in variables.items() if not key.startswith("ENROOT_")}
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable has a secret's name, or a value that holds a secret."""
-    inner = [_last_name(text) for text in value.split("=")[:-1]]  # as in "Server=db;Password=…"
-    return (
-        _names_secret(name, "_" in name)
-        or any(_names_secret(each, True) for each in inner)
-        or "PRIVATE KEY-----" in value
-        or any(map(_has_login, (value, *value.replace(",", " ").replace(";", " ").split())))
-    )
-
-
-def _names_secret(name: str, has_words: bool) -> bool:
-    upper = name.upper()
-    return any(part in upper for part in SECRET_PARTS) or any(
-        has_words and word in SECRET_WORDS
-        or word.endswith(SECRET_ENDS) and word not in SECRET_ENDS and word not in HARMLESS_WORDS
-        for word in upper.split("_")
-    )  # fmt: skip
-
-
-def _last_name(text: str) -> str:
-    """Return the letters, digits and "_" at the end of a text."""
-    start = len(text)
-    while start and text[start - 1].isascii() and (text[start - 1].isalnum() or text[start - 1] == "_"):
-        start -= 1
-    return text[start:]
-
-
-def _has_login(text: str) -> bool:
-    """Return whether a text holds USER:PASSWORD@, SCHEME://:PASSWORD@ or http[s]://TOKEN@."""
-    scheme = ""
-    for piece in text.split("://"):
-        login, at, rest = piece.partition("@")
-        user, colon, password = login.partition(":")
-        before, path, _ = password.replace("?", "/").replace("#", "/").partition("/")
-        is_port = bool(path) and (not before or before.isascii() and before.isdecimal())
-        if at and (user or scheme and colon) and not any(c in "/?#" or c.isspace() for c in user):
-            if not colon and scheme.endswith(("http", "https")):
-                return True
-            if password and not password[0].isspace() and not is_port and not rest.startswith(_DIGESTS):
-                return True
-        scheme = piece
-    return False
-
-
-def _without_secrets(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    left = dict(host)
-    for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
-        del left[name]
-        log.warn(
-            f"/etc/environment of the image asks for {name}, which looks like a secret: --env {name} would give it"
-        )
-    return left
 
 
 def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
@@ -172,14 +105,13 @@ def substitute(text: str, variables: Mapping[str, str], *, defaults: bool = Fals
 
     All else that has a meaning in a shell stands as it is, as it does for enroot.
     """
-    out, *parts = text.split("${")
-    for part in parts:
-        inner, close, rest = part.partition("}")
-        name, dash, default = inner.partition(":-") if defaults else (inner, "", "")
-        if close and is_name(name):
-            out += (variables.get(name) or default) + rest
-        else:
-            out += "${" + part
+    if "${" not in text:
+        return text
+    out = ""
+    for written, name, default, after in cut(text):
+        if written.startswith("${") and (defaults or default is None):
+            written = variables.get(name) or default or ""
+        out += written + after
     return out
 
 
@@ -245,6 +177,6 @@ def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
         ("USER", name),
         ("LOGNAME", name),
         ("SHELL", shell),
-        ("PATH", _DEFAULT_PATH),
+        ("PATH", DEFAULT_PATH),
     ):
         environ.setdefault(key, value)

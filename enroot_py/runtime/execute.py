@@ -1,21 +1,9 @@
-"""Execute the program of a container, or wait for the process that executes it."""
+"""Execute the program of a container."""
 
 from __future__ import annotations
 
 import errno
 import os
-from _signal import (
-    SIG_BLOCK,
-    SIG_DFL,
-    SIG_SETMASK,
-    SIG_UNBLOCK,
-    SIGCHLD,
-    SIGKILL,
-    SIGSTOP,
-    pthread_sigmask,
-    signal,
-    sigwaitinfo,
-)
 
 from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import CommandError, ContainerError
@@ -28,8 +16,6 @@ if TYPE_CHECKING:
     from enroot_py.runtime.etc import Exec
 
 _RC = ("/bin/sh", "/etc/rc")
-_SI_KERNEL = 0x80  # sigaction(2)
-_LOOKS = 200  # at a program that runs, a millisecond each
 _NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")  # sd_listen_fds(3); MPICH
 # For sh(1), after /etc/profile: what that adds to the PATH of the image stays, another one does not.
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
@@ -105,17 +91,17 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
             try:
                 _execve(path, [argv0 or name, *argv[1:]], env)
             except OSError as e:  # it may be in another directory, execvp(3)
-                if path == name or not refused and os.path.isfile(path):
+                if path == name or not refused and os.path.lexists(path) and not os.path.isdir(path):
                     failure, refused = e, path
     except (TypeError, ValueError) as e:
         # The image, environ.d and hooks may say what no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
         raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
-    if why := linux.explain(refused or name):
-        error = CommandError(f"cannot run {refused or name}: {why}")
+    if why := refused and linux.explain(refused):
+        error = CommandError(f"cannot run {refused}: {why}")
     else:
-        hint = _advice(refused or name) if missing else ""
+        hint = _advice(refused or name, failure.errno)
         error = CommandError(f"cannot run {name}: {failure.strerror}", hint=hint)
     error.exit_code = 127 if missing else 126
     raise error from failure
@@ -127,9 +113,18 @@ def _execve(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     except OSError as e:
         if e.errno == errno.E2BIG and _drop_long_variables(env):
             _execve(path, argv, env)
-        if e.errno != errno.ENOEXEC or not os.path.exists("/bin/sh"):
+        if e.errno != errno.ENOEXEC or _is_elf(path) or not os.path.exists("/bin/sh"):
             raise
     os.execve("/bin/sh", ["sh", path, *argv[1:]], env)  # a script without #!, execvp(3)
+
+
+def _is_elf(path: str) -> bool:
+    """Return whether a shell would read a program as a script, and complain about its syntax."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == b"\x7fELF"
+    except OSError:
+        return False  # execute-only
 
 
 def _drop_long_variables(env: dict[str, str]) -> bool:
@@ -149,7 +144,7 @@ def withhold(*, new_keyring: bool) -> None:
     Call it while /proc is the node's. Raises ContainerError.
     """
     try:
-        linux.withhold_directories()
+        linux.withhold_descriptors()
     except OSError as e:
         raise ContainerError(f"cannot look through the open descriptors: {e.strerror}") from e
     if not new_keyring:
@@ -168,97 +163,16 @@ def close_descriptors(environ: dict[str, str]) -> None:
         environ.pop(name, None)
 
 
-def fork() -> int:
-    """fork(2) a child for wait(). No signal ends the parent from here on, and the child ends with the parent."""
-    mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
-    lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # the parent keeps ``held`` open until it ends
-    try:
-        child = os.fork()
-    finally:
-        if not child:
-            pthread_sigmask(SIG_SETMASK, mask)
-    if not child:
-        os.close(held)
-        linux.prctl(linux.PR_SET_PDEATHSIG, SIGKILL)
-        # The parent may have ended before. In a new PID namespace getppid(2) is 0 in any case.
-        try:
-            os.read(lifetime, 1)
-            os._exit(128 + SIGKILL)
-        except BlockingIOError:
-            pass
-    os.close(lifetime)
-    return child
-
-
-def wait(child: int) -> int:
-    """Wait for the ``child`` of fork() and forward all signals to it; return its exit status as a shell reports it.
-
-    If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
-    """
-    signals.restore()  # the kernel drops a signal that is ignored
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
-        if pid and not os.WIFSTOPPED(status):
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-        if pid:
-            os.kill(os.getpid(), SIGSTOP)
-        caught = sigwaitinfo(signals.CATCHABLE)
-        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # not the kernel's: somebody has sent it
-            _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
-
-
-def end(status: int) -> NoReturn:
-    """End as a child that wait() has seen end, by the same signal if it was one."""
-    if status > 128:
-        number = status - 128
-        if number in signals.CATCHABLE:
-            signal(number, SIG_DFL)
-            pthread_sigmask(SIG_UNBLOCK, (number,))
-        os.kill(os.getpid(), number)
-    os._exit(status)
-
-
-def _forward(child: int, number: int, *, from_kernel: bool) -> None:
-    """Send a signal to ``child``, unless the terminal has sent it to the process group of both."""
-    if number in signals.STOPPING and _ignores_default(child, number):
-        os.kill(child, SIGSTOP)
-    elif not (from_kernel and number in signals.OF_TERMINALS and os.getpgid(child) == os.getpgrp()):
-        os.kill(child, number)
-
-
-def _ignores_default(child: int, number: int) -> bool:
-    """Return whether ``child`` has the default action for a signal and is the first process of its PID namespace.
-
-    The kernel then drops the signal, unless it is SIGSTOP or SIGKILL of the parent namespace: pid_namespaces(7).
-    """
-    from time import sleep
-
-    for _ in range(_LOOKS):
-        try:
-            os.readlink("/proc/self")  # fails if /proc is the child's, with other numbers
-            with open(f"/proc/{child}/status") as f:
-                status = dict(line.split(":\t", 1) for line in f if ":\t" in line)
-            with open(f"/proc/{child}/wchan") as f:
-                place = f.read()
-        except OSError:
-            return False
-        if status["NSpid"].split()[1:][-1:] != ["1"]:
-            return False
-        if any(int(status[name], 16) & 1 << number - 1 for name in ("SigBlk", "SigIgn", "SigCgt")):
-            return False
-        if place != "0":  # it sleeps: sigtimedwait(2) meanwhile does not block what it waits for
-            return "sigtimedwait" not in place
-        sleep(0.001)
-    return True
-
-
 def candidates(name: str, search: str) -> list[str]:
     """Where ``name`` may be by the colon-separated ``search``, in which nothing stands for the working directory."""
     return [f"{directory or '.'}/{name}" for directory in search.split(":")]
 
 
-def _advice(path: str) -> str:
+def _advice(path: str, error: int | None) -> str:
+    if error == errno.ENOEXEC:
+        return f"file(1) shows what it is; the programs of this node are for {os.uname().machine}"
+    if error not in (errno.ENOENT, errno.ENOTDIR):
+        return ""
     if os.path.exists(path):
         return "the file exists: its interpreter (#! line or ELF loader) does not, or it is for another architecture"
     if path.startswith("-"):

@@ -10,14 +10,14 @@ import sys
 from _collections_abc import Callable, Mapping
 from _frozen_importlib_external import SourceFileLoader
 
-from enroot_py import HOOKS, LIBRARY, compiled, pack
-from enroot_py.base import log, paths
+from enroot_py import LIBRARY
+from enroot_py.base import log, pack, paths
 from enroot_py.base.errors import HookError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Context:
 
     def mount(self, source: str, target: str, options: str) -> None:
         """Bind-mount now; ``options`` as in fstab."""
-        mounts.Mount(source, target, "none", options, -1, "hook").execute(self.root)
+        mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook").execute(self.root)
         self.mounted.add((source.rstrip("/"), target.rstrip("/")))
 
 
@@ -162,11 +162,10 @@ class Hook:
 def load(directory: str, settings: Settings, host: Mapping[str, str]) -> list[Hook]:
     """The hooks of a start, as arrange() has them, ready to run. Raises HookError."""
     hooks = arrange(directory, settings, host)
-    if pack:
-        pack.load(HOOKS)
+    ours = pack.hooks()
     for hook in hooks:
         if hook.path.endswith(".py"):
-            hook.function = _load(hook.path, settings, host)
+            hook.function = _load(hook.path, ours.get(hook.path), settings, host)
     return hooks
 
 
@@ -306,10 +305,12 @@ def _compile(path: str) -> CodeType:
     return code
 
 
-def _load(path: str, settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
+def _load(
+    path: str, code: CodeType | None, settings: Settings, host: Mapping[str, str]
+) -> Callable[[Context], None] | None:
     module: dict[str, object] = {"__name__": path, "__file__": path}
     try:
-        _call(path, exec, compiled(path) or _compile(path), module)
+        _call(path, exec, code or _compile(path), module)
         outside = module.get("outside")
         if callable(outside):
             return _call(path, outside, settings, {**settings.passed_on, **host})  # type: ignore[return-value]

@@ -1,15 +1,24 @@
-"""What a container with namespaces of its own needs besides them: a loopback, a /dev.
+"""A container's own namespaces: create them, and furnish them with a loopback and a /dev.
 
-Not on the start path of a container without.
+Imported only for a container that has some.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
 from enroot_py.base import linux, log, paths
-from enroot_py.runtime import mounts
-from enroot_py.runtime.mounts import Mount
+from enroot_py.base.errors import NamespaceError
+from enroot_py.base.fds import Fd
+from enroot_py.runtime import mounting, mounts, namespaces, supervise
+from enroot_py.runtime.mounting import Mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_OWNED = {linux.CLONE_NEWNET: "net", linux.CLONE_NEWIPC: "ipc", linux.CLONE_NEWUTS: "uts"}
 
 # As enroot's containers have it. What no single device needs stays outside.
 _DEV = """\
@@ -43,15 +52,94 @@ _LINKS = {
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # netdevice(7)
 
 
-def mounts_of(namespaces: int, system: list[Mount]) -> list[Mount]:
-    """The mounts of the system, with the file systems that show these ``namespaces`` in place of the host's."""
+def enter(uid: int, gid: int, own: int, *, superuser: bool, nested: bool = False) -> int:
+    """Do as namespaces.enter() does, and enter the container's ``own`` namespaces.
+
+    With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
+    namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
+    in them. The PID namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
+
+    Returns a descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
+    """
+    if not superuser:
+        namespaces.enter_user(uid, gid)
+    if own & linux.CLONE_NEWPID:
+        _become_first()
+    owned = own & ~linux.CLONE_NEWPID
+    namespaces.unshare_mounts(0 if nested else owned, superuser=superuser)
+    return _enter_owned(owned) if nested and owned else -1
+
+
+def _enter_owned(flags: int) -> int:
+    """Create a user namespace and namespaces that belong to it; enter the latter, and return the former.
+
+    A child creates them: a process that has entered a user namespace cannot return to the parent namespace, whose
+    capabilities the mounts need. Raises NamespaceError.
+    """
+    (ready, created), (done, release) = os.pipe(), os.pipe()
+    with Fd(ready), Fd(release):
+        with Fd(created), Fd(done):
+            child = os.fork()
+            if child == 0:
+                os.close(release)  # the child ends with its parent
+                _create_owned(flags, created, done)
+        pid = os.read(ready, 32)
+        try:
+            if not pid:
+                _, status = os.waitpid(child, 0)
+                number = os.waitstatus_to_exitcode(status)
+                error = OSError(number, os.strerror(number))
+                hint = namespaces.advice(error)
+                raise NamespaceError(f"cannot create namespaces: {error.strerror}", hint=hint) from error
+            directory = f"/proc/{pid.decode()}/ns"
+            for flag, name in _OWNED.items():
+                if flags & flag:
+                    with Fd(os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)) as space:
+                        linux.setns(space, flag)
+            user = os.open(f"{directory}/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise NamespaceError(f"cannot enter namespaces: {e.strerror}") from e
+    os.waitpid(child, 0)
+    return user
+
+
+def _create_owned(flags: int, created: int, done: int) -> NoReturn:
+    """In the child: create the namespaces, report this process's PID in the host's /proc, and wait."""
+    status = errno.EPERM
+    try:
+        namespaces.enter_user(0, 0)
+        namespaces.unshare(flags)
+        os.write(created, os.readlink("/proc/self").encode())
+        os.read(done, 1)
+        status = 0
+    except NamespaceError as e:
+        if isinstance(e.__cause__, OSError):
+            status = e.__cause__.errno or status
+    finally:
+        os._exit(status)
+
+
+def _become_first() -> None:
+    """Go on as process 1 of a new PID namespace; the process that waits for it stays outside, and never returns."""
+    namespaces.unshare(linux.CLONE_NEWPID)
+    child = supervise.fork()
+    if child:
+        namespaces.hide()
+        status = supervise.wait(child)
+        if module := namespaces.servers():
+            module.report_killed()
+        os._exit(status)
+
+
+def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
+    """The mounts of the system, with the file systems that show the ``own`` namespaces in place of the host's."""
     for flag, fstype, target, mode, option in (
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
     ):
-        if namespaces & flag and not (fstype == "sysfs" and _is_revealing(option)):
+        if own & flag and not (fstype == "sysfs" and _is_revealing(option)):
             system = [mount for mount in system if not mount.source == mount.target == target]
-            options = f"x-create=dir,{mode},nosuid,nodev,noexec,private"
+            options = ("x-create=dir", mode, "nosuid", "nodev", "noexec", "private")
             system.append(Mount(fstype, target, fstype, options, -1, option))
     return system
 
@@ -62,21 +150,21 @@ def _is_revealing(option: str) -> bool:
     Then that of the pod stays, read-only: it shows the names of network devices, and gives none of them.
     """
     try:
-        with mounts.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
+        with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
         log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}: parts of it are covered here")
         return True
 
 
-def complete(root: int, namespaces: int) -> None:
-    """Furnish the new ``namespaces``, flags of unshare(2), of a container whose system mounts are done.
+def complete(root: int, own: int) -> None:
+    """Furnish the ``own`` namespaces, flags of unshare(2), of a container whose system mounts are done.
 
     Raises MountError, OSError.
     """
-    if namespaces & linux.CLONE_NEWNET:
+    if own & linux.CLONE_NEWNET:
         raise_loopback()
-    if namespaces & linux.CLONE_NEWIPC:
+    if own & linux.CLONE_NEWIPC:
         make_dev(root, own_ipc=True)
 
 
@@ -86,7 +174,7 @@ def make_dev(root: int, *, own_ipc: bool) -> None:
         mount.execute(root)
     if os.isatty(0):
         terminal = os.readlink("/proc/self/fd/0")
-        options = "x-create=file,bind,rw,nosuid,noexec,private"
+        options = ("x-create=file", "bind", "rw", "nosuid", "noexec", "private")
         Mount(terminal, "/dev/console", "none", options, -1, "/dev of its own").execute(root)
     with paths.open_in(root, "/dev") as dev:
         for name, target in _LINKS.items():

@@ -11,7 +11,7 @@ import os
 import stat
 
 from enroot_py.base import linux, log, paths
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _HIDDEN = (
@@ -45,9 +45,9 @@ def _cover(fd: int, path: str, hide: bool) -> None:
     if not hide:
         tree = linux.open_tree(fd, "", flags | linux.AT_EMPTY_PATH | linux.AT_RECURSIVE)
     elif stat.S_ISDIR(os.fstat(fd).st_mode):
-        tree = mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=755", "size=4k"], _ATTRIBUTES)
+        tree = mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=755", "size=4k"], _ATTRIBUTES)
     else:
         tree = linux.open_tree(linux.AT_FDCWD, "/dev/null", flags)
     with tree:
         linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH | linux.AT_RECURSIVE, _ATTRIBUTES, 0, 0)
-        mounts.attach(tree, fd)
+        mounting.attach(tree, fd)

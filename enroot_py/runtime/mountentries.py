@@ -5,11 +5,13 @@ On the step path.
 
 from __future__ import annotations
 
+from enroot_py.config.words import cut
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 PATH_MAX = 4096  # limits.h, with the final NUL
 # What a mount gets without being asked, by its kind of source.
@@ -46,10 +48,10 @@ class MountEntry:
 
     def fstab(self, origin: str) -> Mount:
         """The mount as a line of fstab(5). Raises ConfigError for a flag that none has."""
-        from enroot_py.runtime.mounts import Mount
+        from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
-        flags = ",".join(flag for flag in self.flags if flag != SQUASHFS)
+        flags = tuple(flag for flag in self.flags if flag != SQUASHFS)
         return Mount(self.source, self.target, kind, flags, 0, self.origin or origin)
 
     @property
@@ -125,26 +127,17 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
 
     No shell has seen the lines of #SBATCH. Raises ValueError where one is not set.
     """
-    parts = text.split("$")
-    done = parts[0]
-    for before, part in zip(parts, parts[1:], strict=False):
+    done = before = ""
+    for written, name, default, after in cut(text):
         if before.endswith("\\"):
-            done = done[:-1] + "$" + part
-            continue
-        if part.startswith("{") and "}" in part:
-            name, _, after = part[1:].partition("}")
-        else:
-            length = 0
-            while length < len(part) and (part[length] == "_" or part[length].isalnum() and part[length].isascii()):
-                length += 1
-            name, after = part[:length], part[length:]
-        if not name.isidentifier():
-            done += "$" + part  # as a shell leaves it
-        elif name in environ:
-            done += environ[name] + after
-        else:
-            hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
-            raise ValueError(f"${name} is not set in the job's environment", hint)
+            done = done[:-1]
+        elif name and default is None:
+            if name not in environ:
+                hint = "export it before the job is submitted, or write a backslash before the $ of a file's name"
+                raise ValueError(f"${name} is not set in the job's environment", hint)
+            written = environ[name]
+        done += written + after
+        before = after
     return done
 
 

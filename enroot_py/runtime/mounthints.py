@@ -10,7 +10,7 @@ from enroot_py.base.errors import PenrootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.runtime.mounts import Mount
+    from enroot_py.runtime.mounting import Mount
 
 
 def hint(mount: Mount, error: OSError | PenrootError) -> str:
@@ -26,7 +26,7 @@ def _fix(mount: Mount, error: OSError) -> str:
         name = f"{mount.target.rstrip('/')}/{os.path.basename(mount.source)}"
         named = f"name the file: {_spelled(mount, name, _options_for_file(mount))}"
         if mount.source.endswith((".sqsh", ".squashfs")):
-            return f"to mount its content: {_spelled(mount, mount.target, '', mount.SQUASHFS)}; {named}"
+            return f"to mount its content: {_spelled(mount, mount.target, (), mount.SQUASHFS)}; {named}"
         return named
     if isinstance(error, NotADirectoryError):
         return "a directory mounts on a directory, a file on a file"
@@ -52,14 +52,14 @@ def _fix_missing(mount: Mount, error: FileNotFoundError) -> str:
     if not mount.creates:
         return f"the container has no {mount.target}"
     fstype = "" if mount.fstype == "none" else mount.fstype
-    whole = _spelled(mount, mount.target, f"x-create=auto,{mount.options}".rstrip(","), fstype)
+    whole = _spelled(mount, mount.target, ("x-create=auto", *mount.options), fstype)
     return f"the container has no {mount.target}: x-create=auto makes it: {whole}"
 
 
 def _fix_type(mount: Mount) -> str:
     """Return the hint for a mount whose type is missing or unknown."""
     if mount.fstype == "none" and mount.source.startswith(("/", ".")):
-        whole = _spelled(mount, mount.target, ",".join([mount.BIND, *_given(mount)]))
+        whole = _spelled(mount, mount.target, (*mount.BIND, *_given(mount)))
         return f"a bind mount needs the option bind or rbind: {whole}"
     with open("/proc/filesystems") as known:
         if mount.fstype == "none" and mount.source in known.read().split():
@@ -70,22 +70,28 @@ def _fix_type(mount: Mount) -> str:
     return f"no file system of type {fstype!r} here: it is {form}{space}"
 
 
-def _given(mount: Mount) -> list[str]:
+def _given(mount: Mount) -> tuple[str, ...]:
     """Return the options as the caller gave them, without what parse_option() adds and without x-create."""
-    options = mount.options.removeprefix(mount.BIND).split(",")
-    return [option for option in options if option and not option.startswith("x-create=")]
+    options = mount.options[len(mount.BIND) if _has_default(mount) else 0 :]
+    return tuple(option for option in options if not option.startswith("x-create="))
 
 
-def _options_for_file(mount: Mount) -> str:
+def _has_default(mount: Mount) -> bool:
+    """Return whether the options begin with those of a bind mount that names none."""
+    return mount.options[: len(mount.BIND)] == mount.BIND
+
+
+def _options_for_file(mount: Mount) -> tuple[str, ...]:
     """Return the options of a bind mount that makes its target, in the shortest form."""
-    implied = mount.words.isdisjoint(("bind", "rbind")) or mount.options.startswith(mount.BIND)
-    return ",".join([*([] if implied else ["x-create=auto"]), *_given(mount)])
+    implied = mount.words.isdisjoint(("bind", "rbind")) or _has_default(mount)
+    return (*(() if implied else mount.BIND[1:]), *_given(mount))
 
 
-def _spelled(mount: Mount, target: str, options: str, fstype: str = "") -> str:
+def _spelled(mount: Mount, target: str, options: tuple[str, ...], fstype: str = "") -> str:
     """Return a corrected mount in the form that the caller has used: an option, or a line of fstab(5)."""
-    fixed = type(mount)(mount.source, target, fstype or "none", options or ("" if fstype else mount.BIND)).describe()
+    shown = options or (() if fstype else mount.BIND)
+    fixed = type(mount)(mount.source, target, fstype or "none", shown).describe()
     if not mount.origin.startswith("--"):
         return " ".join(fixed.split(" ")[:4])
     words = [word.replace(":", "\\072") for word in fixed.split(" ")]
-    return ":".join(filter(None, (*words[:2], fstype, options and words[3])))
+    return ":".join(filter(None, (*words[:2], fstype, words[3] if options else "")))

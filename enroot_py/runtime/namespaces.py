@@ -6,23 +6,18 @@ container's mounts: nest().
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import execute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import NoReturn
 
     from enroot_py.config.settings import Settings
-
-_OWNED = {linux.CLONE_NEWNET: "net", linux.CLONE_NEWIPC: "ipc", linux.CLONE_NEWUTS: "uts"}
 
 
 def privileged(settings: Settings) -> bool:
@@ -46,7 +41,7 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
         _write(here + "uid_map", f"{uid} {outside[0]} 1", myself)
         _write(here + "gid_map", f"{gid} {outside[1]} 1", myself)
     except OSError as e:
-        raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=_advice(e)) from e
+        raise NamespaceError(f"cannot create a user namespace: {e.strerror}", hint=advice(e)) from e
 
 
 def own(settings: Settings) -> int:
@@ -57,35 +52,32 @@ def own(settings: Settings) -> int:
     return flags | (linux.CLONE_NEWUTS if settings.unshare_uts else 0)
 
 
-def enter(uid: int, gid: int, own: int, *, superuser: bool, nested: bool = False) -> int:
-    """Enter a new user namespace as ``uid`` and ``gid``, a mount namespace, and the container's ``own`` namespaces.
+def enter(uid: int, gid: int, *, superuser: bool) -> None:
+    """Enter a new user namespace as ``uid`` and ``gid``, and a mount namespace. Raises NamespaceError.
 
-    Mounts of a namespace with another owner arrive as slaves and locked, mount_namespaces(7): nothing done
-    here reaches the host. A ``superuser`` keeps root's privileges and gets no user namespace.
-
-    With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts: nest().
-    The network, IPC and UTS namespaces then belong to that user namespace, and the program is root in them. The PID
-    namespace belongs to the first one, because /proc must be mounted from within it, and stay mounted.
-
-    Returns a descriptor of the second user namespace if it exists already, else -1. Raises NamespaceError.
+    A ``superuser`` keeps root's privileges and gets no user namespace.
     """
     if not superuser:
         enter_user(uid, gid)
-    if own & linux.CLONE_NEWPID:
-        _become_first()
-    owned = own & ~linux.CLONE_NEWPID
-    unshare(linux.CLONE_NEWNS | (0 if nested else owned))
+    unshare_mounts(superuser=superuser)
+
+
+def unshare_mounts(flags: int = 0, *, superuser: bool) -> None:
+    """Unshare the mount namespace, and others by ``flags`` of unshare(2). Raises NamespaceError.
+
+    Mounts of a namespace with another owner arrive as slaves and locked, mount_namespaces(7): nothing done
+    here reaches the host. Without another owner, mounts arrive as peers of the host's.
+    """
+    unshare(linux.CLONE_NEWNS | flags)
     if superuser:
-        # Without another owner, mounts arrive as peers of the host's.
         linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
-    return _enter_owned(owned) if nested and owned else -1
 
 
 def nest(user: int, myself: int) -> None:
     """Enter the second user namespace, and copies of the mount and cgroup namespaces that belong to it.
 
     A mount namespace copied by another owner locks its mounts: root inside can neither unmount them nor change
-    their flags, mount_namespaces(7). ``user`` is the namespace that enter() returned, or -1 to create one.
+    their flags, mount_namespaces(7). ``user`` is the namespace that isolated.enter() returned, or -1 to create one.
     ``myself`` is /proc/self of the host. Raises NamespaceError.
     """
     if user < 0:
@@ -94,66 +86,6 @@ def nest(user: int, myself: int) -> None:
         with Fd(user):
             linux.setns(user, linux.CLONE_NEWUSER)
     unshare(linux.CLONE_NEWNS | linux.CLONE_NEWCGROUP)
-
-
-def _enter_owned(flags: int) -> int:
-    """Create a user namespace and namespaces that belong to it; enter the latter, and return the former.
-
-    A child creates them: a process that has entered a user namespace cannot return to the parent namespace, whose
-    capabilities the mounts need. Raises NamespaceError.
-    """
-    (ready, created), (done, release) = os.pipe(), os.pipe()
-    with Fd(ready), Fd(release):
-        with Fd(created), Fd(done):
-            child = os.fork()
-            if child == 0:
-                os.close(release)  # the child ends with its parent
-                _create_owned(flags, created, done)
-        pid = os.read(ready, 32)
-        try:
-            if not pid:
-                _, status = os.waitpid(child, 0)
-                number = os.waitstatus_to_exitcode(status)
-                error = OSError(number, os.strerror(number))
-                raise NamespaceError(f"cannot create namespaces: {error.strerror}", hint=_advice(error)) from error
-            directory = f"/proc/{pid.decode()}/ns"
-            for flag, name in _OWNED.items():
-                if flags & flag:
-                    with Fd(os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)) as space:
-                        linux.setns(space, flag)
-            user = os.open(f"{directory}/user", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            raise NamespaceError(f"cannot enter namespaces: {e.strerror}") from e
-    os.waitpid(child, 0)
-    return user
-
-
-def _create_owned(flags: int, created: int, done: int) -> NoReturn:
-    """In the child: create the namespaces, report this process's PID in the host's /proc, and wait."""
-    status = errno.EPERM
-    try:
-        enter_user(0, 0)
-        unshare(flags)
-        os.write(created, os.readlink("/proc/self").encode())
-        os.read(done, 1)
-        status = 0
-    except NamespaceError as e:
-        if isinstance(e.__cause__, OSError):
-            status = e.__cause__.errno or status
-    finally:
-        os._exit(status)
-
-
-def _become_first() -> None:
-    """Go on as process 1 of a new PID namespace; the process that waits for it stays outside, and never returns."""
-    unshare(linux.CLONE_NEWPID)
-    child = execute.fork()
-    if child:
-        hide()
-        status = execute.wait(child)
-        if module := servers():
-            module.report_killed()
-        os._exit(status)
 
 
 def servers() -> ModuleType | None:
@@ -175,7 +107,7 @@ def unshare(flags: int) -> None:
     try:
         linux.unshare(flags)
     except OSError as e:
-        raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=_advice(e)) from e
+        raise NamespaceError(f"cannot create namespaces: {e.strerror}", hint=advice(e)) from e
 
 
 def _write(path: str, text: str, directory: int | None) -> None:
@@ -183,7 +115,7 @@ def _write(path: str, text: str, directory: int | None) -> None:
         os.write(fd, text.encode())
 
 
-def _advice(error: OSError) -> str:
+def advice(error: OSError) -> str:
     try:
         from enroot_py.runtime import pods
     except ImportError:  # in the container: rootfs.import_no_files()

@@ -9,7 +9,7 @@ import errno
 import os
 
 from enroot_py import LIBRARY
-from enroot_py.base import filesystems
+from enroot_py.base import filesystems, mountinfo
 
 # An overlay takes no other one's directories to write to, and makes no whiteouts: the kernel's filesystems/overlayfs.
 ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
@@ -58,7 +58,7 @@ def too_revealing() -> str:
     "" where none are: what the kernel has empty directories for, as binfmt_misc, covers nothing.
     """
     covers = ("tmpfs", "devtmpfs", "proc")
-    if not any(words[4].startswith("/proc/") and _type(words) in covers for words in _mounts("/proc/self/mountinfo")):
+    if not any(mount.target.startswith("/proc/") and mount.fstype in covers for mount in mountinfo.read()):
         return ""
     return (
         "parts of /proc are covered here, as in a pod: procMount: Unmasked with hostUsers: false, or privileged: true, "
@@ -89,19 +89,10 @@ def is_on_overlay(path: str) -> bool:
     return filesystems.kind(path) == "overlay"
 
 
-def cgroups_are_read_only(mountinfo: str = "/proc/self/mountinfo") -> bool:
-    """Whether this process can make no control group in any hierarchy: proc_pid_mountinfo(5)."""
-    options = [words[5].split(",") for words in _mounts(mountinfo) if _type(words) in ("cgroup", "cgroup2")]
-    return bool(options) and all("ro" in words for words in options)
-
-
-def _mounts(mountinfo: str) -> list[list[str]]:
-    with open(mountinfo, errors="surrogateescape") as f:
-        return [line.split() for line in f]
-
-
-def _type(words: list[str]) -> str:
-    return words[words.index("-") + 1]
+def cgroups_are_read_only(path: str = "/proc/self/mountinfo") -> bool:
+    """Whether this process can make no control group in any hierarchy that is mounted by the file ``path``."""
+    mounts = [mount for mount in mountinfo.read(path) if mount.fstype in ("cgroup", "cgroup2")]
+    return bool(mounts) and all("ro" in mount.options for mount in mounts)
 
 
 def is_read_only(path: str) -> bool:

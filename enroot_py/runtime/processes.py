@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-from enroot_py.base import linux
+from enroot_py.base import linux, mountinfo, proc
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
+from enroot_py.base.mountinfo import Mounted
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import environ, execute, mounts, rootfs
+from enroot_py.runtime import environ, execute, rootfs, supervise
 from enroot_py.runtime.namespaces import confine, hide
 
 # In the order in which they can be joined: the user namespace gives the
@@ -32,16 +33,13 @@ class Process:
 
     def __init__(self, name: str, pid: int, mntns: int) -> None:
         """Read /proc/PID. Raises OSError where it is gone or not ours."""
-        with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-            text = f.read()
-        fields = _fields(text)
-        tick = os.sysconf("SC_CLK_TCK")
+        stat = proc.Stat(pid)
         self.name = name
         self.pid = pid
-        self.comm = text[text.index("(") + 1 : text.rindex(")")]
-        self.state = fields[0]
-        self.started = _boot_time() + int(fields[19]) / tick
-        self.cpu = (int(fields[11]) + int(fields[12])) / tick
+        self.comm = stat.comm
+        self.state = stat.state
+        self.started = _boot_time() + stat.started / os.sysconf("SC_CLK_TCK")
+        self.cpu = stat.processor_s()
         self.mntns = mntns
         self.userns = inode(pid, "user")
         with open(f"/proc/{pid}/cmdline", "rb") as f:
@@ -69,26 +67,6 @@ def running(settings: Settings) -> list[Process]:
     return sorted(oldest.values(), key=lambda p: (p.name == UNKNOWN, p.name, p.started))
 
 
-def _fields(stat: str) -> list[str]:
-    """What stands behind the name of a process in /proc/PID/stat, from its state on."""
-    return stat.rpartition(")")[2].split()
-
-
-def _stat(pid: int) -> list[str]:
-    with open(f"/proc/{pid}/stat", errors="surrogateescape") as f:
-        return _fields(f.read())
-
-
-def parent(pid: int) -> int:
-    """The parent of a process. Raises OSError."""
-    return int(_stat(pid)[1])
-
-
-def started(pid: int) -> int:
-    """When a process began, in clock ticks after the boot: with its PID what no other process has. Raises OSError."""
-    return int(_stat(pid)[19])
-
-
 def inode(pid: int, namespace: str) -> int:
     """What tells a namespace of a process from others. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/{namespace}").st_ino
@@ -101,34 +79,28 @@ def _boot_time() -> int:
 
 def _container(pid: int, settings: Settings) -> str | None:
     """Which container has the root mount of ``pid``: its name, UNKNOWN, or None if it is no container of ours."""
-    fields = _root_mount(pid)
-    if not fields:
+    root = _root_mount(pid)
+    if root is None:
         return None
-    dash = fields.index("-")
-    fstype, options = fields[dash + 1], fields[dash + 3]
-    data = settings.data_path + "/"
-    if fields[dash + 2].startswith(_FUSE):
-        fstype, options = "overlay", "userxattr,upperdir=" + fields[dash + 2].removeprefix(_FUSE)
-    if fstype != "overlay":
+    data, fuse = settings.data_path + "/", root.source.startswith(_FUSE)
+    if not fuse and root.fstype != "overlay":
         # A bind of a directory is named from the root of its own file system, which may be mounted anywhere.
-        name = mounts.unescape(fields[3]).rpartition("/")[2]
+        name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
-    for option in options.split(","):
-        key, _, value = option.partition("=")
-        place = mounts.unescape(value)
+    options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
+    for key, place in options:
         if place.startswith(data):
-            removed = key == "upperdir" and fields[dash + 1] == "overlay" and not _changes(pid, place)
+            removed = key == "upperdir" and not fuse and not _changes(pid, place)
             return UNKNOWN if removed else place[len(data) :].partition("/")[0]
-    label = mounts.unescape(fields[dash + 2]).removeprefix(_FUSE).partition(":")[0]
-    if "userxattr" in options and label.startswith("pyxis_"):  # of a step: Source.label
-        return label
-    return UNKNOWN if "userxattr" in options else None
+    label = root.source.removeprefix(_FUSE).partition(":")[0]
+    if ("userxattr", "") not in options:
+        return None
+    return label if label.startswith("pyxis_") else UNKNOWN  # of a step: Source.label
 
 
-def _root_mount(pid: int) -> list[str]:
-    """The fields of the line of /proc/PID/mountinfo that is the root mount of a process. Raises OSError."""
-    with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as f:
-        return next((fields for fields in map(str.split, f) if fields[4] == "/"), [])
+def _root_mount(pid: int) -> Mounted | None:
+    """Return the mount that is the root of a process. Raises OSError."""
+    return next((mount for mount in mountinfo.read(f"/proc/{pid}/mountinfo") if mount.target == "/"), None)
 
 
 def changing(upper: str) -> Process | None:
@@ -140,9 +112,10 @@ def changing(upper: str) -> Process | None:
             if mntns in seen:
                 continue
             seen.add(mntns)
-            root = _root_mount(int(entry)) if _is_own(int(entry)) else []
-            options = mounts.unescape(root[-1]).split(",") if root else []
-            if f"upperdir={upper}" in options and _changes(int(entry), upper) or root and root[-2] == _FUSE + upper:
+            root = _root_mount(int(entry)) if _is_own(int(entry)) else None
+            if root is None:
+                continue
+            if ("upperdir", upper) in root.settings() and _changes(int(entry), upper) or root.source == _FUSE + upper:
                 return Process(os.path.basename(os.path.dirname(upper)), int(entry), mntns)
         except OSError:  # it has gone, or is somebody else's
             continue
@@ -278,7 +251,7 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # Root's PID namespace belongs to the user namespace around the program's: namespaces.enter().
+        # Root's PID namespace belongs to the user namespace around the program's: isolated.enter().
         from fcntl import ioctl
 
         owner = ioctl(spaces["pid"], _NS_GET_USERNS)
@@ -309,9 +282,9 @@ def execute_in(target: str, command: tuple[str, ...], env: tuple[str, ...], sett
     variables.update(given)
     if settings.close_descriptors:
         execute.close_descriptors(variables)
-    child = execute.fork() if forks else 0
+    child = supervise.fork() if forks else 0
     if child:
-        return execute.wait(child)
+        return supervise.wait(child)
     if not is_root or "user" in joined:  # ENROOT_ALLOW_SUPERUSER creates no user namespace
         confine(remap_root=is_root and not confined)
     execute.execute(command, variables)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 import os
 
-from enroot_py.base import locks, trusted
+from enroot_py.base import locks, proc, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.runtime import environ, pmix, processes
 
@@ -65,7 +65,6 @@ class Record:
         self._path = f"{self._directory}/ranks-{launcher}-{_started(launcher)}-{digest}"
         self._members: list[tuple[int, int, list[str]]] = []
         self._new_keyring = settings.unshare_keyring
-        self._alone = settings.join == "auto" and any(self._rank)
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             why = "" if locks.flock(self._fd) else _await_rank(self._fd)
@@ -82,7 +81,7 @@ class Record:
         except (EOFError, ValueError, TypeError):
             return None  # nobody has made one, or was killed while it said so
         self._members = [member for member in self._members if _started(member[0]) == member[1]]
-        if self._alone and any(rank == self._rank for _, _, rank in self._members):
+        if any(rank == self._rank for _, _, rank in self._members):
             self._members = []
             os.close(self._fd)
             self._fd = -1  # this rank has one, and wants another
@@ -145,10 +144,8 @@ def _directory(host: Mapping[str, str]) -> str:
 
 def _started(pid: int) -> int:
     """When a process began, in ticks after the boot; 0 where it is gone or hidden."""
-    try:
-        return processes.started(pid)
-    except OSError:
-        return 0
+    stat = proc.look(pid)
+    return stat.started if stat else 0
 
 
 def _has_ended(pid: int, began: int) -> bool:
@@ -168,7 +165,7 @@ def _launcher(rank: list[str]) -> int:
         try:
             if environ.rank(processes.of_process(pid)) != rank:
                 break
-            pid = processes.parent(pid)
+            pid = proc.Stat(pid).parent
         except OSError:  # another user's, as slurmstepd is
             break
     return pid

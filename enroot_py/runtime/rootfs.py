@@ -16,7 +16,7 @@ from _frozen_importlib import BuiltinImporter, FrozenImporter
 from enroot_py.base import linux, log, trusted
 from enroot_py.base.errors import ContainerError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def mount_scratch(scratch: str) -> None:
     The first mount of a start. Raises NamespaceError where none is allowed.
     """
     try:
-        attach(mounts.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
+        attach(mounting.mount_filesystem("tmpfs", "tmpfs", ["mode=700"], _ATTRIBUTES), scratch)
     except PermissionError as e:
         raise _refused(f"mount a file system on {scratch}", e) from e
     for name in ("root", "lower", "upper", "work"):
@@ -205,7 +205,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
         if upper:
             every += [f"upperdir={names.short(upper)}", f"workdir={names.short(work)}"]
         try:
-            return mounts.mount_filesystem("overlay", source, options + every, _ATTRIBUTES)
+            return mounting.mount_filesystem("overlay", source, options + every, _ATTRIBUTES)
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise

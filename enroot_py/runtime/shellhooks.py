@@ -17,11 +17,14 @@ from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import SETTINGS, check_key
-from enroot_py.config.words import base_directories, expand
+from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
 from enroot_py.runtime import environ, etc, hooks, mounts, namespaces
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.mounting import Mount
+
 _BASH = "/bin/bash"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -98,7 +101,7 @@ class Scripts:
             raise HookError(f"hook {path} failed with status {code}", hint="its own messages are above")
         self._read_environ()
 
-    def finish(self) -> tuple[list[mounts.Mount], str | None]:
+    def finish(self) -> tuple[list[Mount], str | None]:
         """After the hooks: hooks() of the configuration script, what they all want mounted, then mounts() and rc().
 
         Returns the mounts that come after those of the system, and the command script. Raises PenrootError.
@@ -212,7 +215,7 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
         else:
             exported[variable] = text
     libexec = LIBRARY + "/libexec"
-    path = f"{exported.get('PATH') or _PATH}:/usr/sbin:/sbin"
+    path = f"{exported.get('PATH') or DEFAULT_PATH}:/usr/sbin:/sbin"
     exported.update(
         ENROOT_VERSION=ENROOT_VERSION,
         PENROOT_UID=str(context.user.pw_uid),

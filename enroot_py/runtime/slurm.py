@@ -19,7 +19,7 @@ from enroot_py.base.errors import ConfigError, MountError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import BIN, HERE, sysconf_path
 from enroot_py.config.slurmconf import Plugin, stack_text
-from enroot_py.runtime import mounts
+from enroot_py.runtime import mounting
 from enroot_py.runtime.slurmnode import SlurmNode, own
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LAUNCHER = "/libexec/penroot-slurm"
 _FOR = "Slurm in the container"
 _WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
-_READ_ONLY = "bind,ro,nosuid,nodev,private"
+_READ_ONLY = ("x-create=auto", "bind", "ro", "nosuid", "nodev", "private")
 
 
 def bring(context: Context, origin: str) -> None:
@@ -85,8 +85,8 @@ class _Place:
         if log.explain:
             log.explain(f"mount    tmpfs {HERE} tmpfs {','.join(options)},ro,nosuid,nodev 0 0  ({self._origin})")
         try:
-            with mounts.mount_filesystem("tmpfs", "tmpfs", options, attributes) as mount, self._target() as target:
-                mounts.attach(mount, target)
+            with mounting.mount_filesystem("tmpfs", "tmpfs", options, attributes) as mount, self._target() as target:
+                mounting.attach(mount, target)
                 return mount.keep()
         except OSError as e:
             why = "the image has a symbolic link on the way" if e.errno == errno.ELOOP else e.strerror
@@ -100,8 +100,7 @@ class _Place:
             return paths.open_in(self._root, HERE, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
 
     def _bind(self, source: str, target: str) -> None:
-        options = f"x-create=auto,{_READ_ONLY}"
-        mounts.Mount(source, f"{HERE}/{target}", "none", options, 0, self._origin).execute(self._root)
+        mounting.Mount(source, f"{HERE}/{target}", "none", _READ_ONLY, 0, self._origin).execute(self._root)
 
     def _link(self, content: str, target: str) -> None:
         above, _, name = f"{HERE}/{target}".rpartition("/")

@@ -200,7 +200,7 @@ def own(path: str) -> str:
 def _library(plugin: Plugin) -> str:
     """Where the packages are that belong to our plugin: beside it, or those that run now."""
     beside = os.path.dirname(own(plugin.path))
-    return beside if os.path.exists(f"{beside}/pyxis_py/helper.py") else LIBRARY
+    return beside if os.path.exists(f"{beside}/pyxis_py/__init__.py") else LIBRARY
 
 
 def _is_socket(path: str) -> bool:

@@ -6,10 +6,10 @@ import errno
 import os
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, sigtimedwait
 
-from enroot_py.base import carried, errors, linux, log, paths, signals, superblock
+from enroot_py.base import carried, errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounts, rootfs
+from enroot_py.runtime import hostfiles, mounting, rootfs
 
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
@@ -58,14 +58,16 @@ class Server:
         if opened < 0:
             _served = image
             errors.of_image = why
+        self._lifeline = hostfiles.lifelines.get(image, -1)
         program = _program(image, opened, keeps_owners=superuser, offset=offset)
         device = open_device(INSTEAD)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
             options = mount_options(fuse, checks_modes=superuser or opened < 0)
-            self._mount = mounts.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
+            self._mount = mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
-                self._starter = _spawn([*program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
+                command = [*program, image if opened < 0 else f"/dev/fd/{opened}", f"/dev/fd/{fuse}"]
+                self._starter = _spawn(command, {fuse, opened, self._lifeline})
             except OSError as e:
                 from enroot_py.base import filesystems
 
@@ -106,6 +108,8 @@ class Server:
 
                 hint = filesystems.OF_PROCESS[errno.EMFILE]
             self.failure = ImageError(f"cannot mount {self.image}: squashfuse failed", hint=hint)
+        else:
+            hostfiles.note_start(self._lifeline)
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Have it decompress a program that will run, while this process goes on.
@@ -153,14 +157,11 @@ def report_killed(image: str = "") -> None:
             return
         if ended is None:
             return
-        name = _stat(ended.si_pid)[0]
+        name = proc.Stat(ended.si_pid).comm
         _, status = os.waitpid(ended.si_pid, 0)
         if os.WIFSIGNALED(status) and name in ("squashfuse", "squashfuse_ll", "fuse-overlayfs"):
-            what = image or _served or "the root file system"
-            log.warn(
-                f"{name}, which served {what}, was killed by signal {os.WTERMSIG(status)} while the container ran: "
-                "its programs could read no more files (out of memory? see --mem and dmesg)"
-            )
+            how = f" by signal {os.WTERMSIG(status)}"
+            log.warn(hostfiles.killed(name, image or _served or hostfiles.ROOT, how))
 
 
 def _fault() -> int | None:
@@ -211,12 +212,12 @@ def wait_for(starter: int) -> int:
             if sigtimedwait((SIGCHLD,), _TICK_S):
                 continue
             ticks += 1
-            processes = {pid: _stat(pid)[1] for pid in (starter, *_children(starter))}
-            stopped += "T" in processes.values()
+            processes = {pid: proc.look(pid) for pid in (starter, *proc.children(starter))}
+            states = [stat.state for stat in processes.values() if stat]
+            stopped += not {*states}.isdisjoint("Tt")
             reason = "is stopped" if stopped * _TICK_S > _STOPPED_S else ""
             reason = reason or (f"does not answer for {_START_S} seconds" if ticks * _TICK_S > _START_S else "")
-            killed = "Z" in processes.values()
-            if reason or killed and processes[starter] == "S":
+            if reason or "Z" in states and states[0] == "S":
                 for pid in processes:
                     try:
                         os.kill(pid, SIGKILL)
@@ -229,45 +230,25 @@ def wait_for(starter: int) -> int:
         pthread_sigmask(SIG_SETMASK, before)
 
 
-def _children(process: int) -> list[int]:
-    try:
-        with Fd(os.open(f"/proc/{process}/task/{process}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            return [int(pid) for pid in fd.content().split()]
-    except OSError:
-        return []
-
-
-def _stat(process: int) -> tuple[str, str]:
-    """Return name and state of a process as in proc_pid_stat(5): T if it is stopped, "" if there is none."""
-    try:
-        with Fd(os.open(f"/proc/{process}/stat", os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            name, _, rest = os.fsdecode(fd.content()).partition(" (")[2].rpartition(") ")
-            return name, rest[0].upper()
-    except OSError:
-        return "", ""
-
-
-def _spawn(command: list[str], fuse: int, file: int) -> int:
-    """Start a FUSE server that becomes a daemon; the process to wait for. ``fuse`` is its 3, and a ``file`` its 4.
+def _spawn(command: list[str], fds: set[int]) -> int:
+    """Start a FUSE server that becomes a daemon, with ``fds``, of which -1 is none; return the process to wait for.
 
     Not by fork(2), which costs a Python process a millisecond.
     """
-    # First the one whose number the other will get.
-    kept = sorted([(fuse, 3)] + [(file, 4)] * (file >= 0), key=lambda pair: pair[0] != 3)
-    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in kept]
-    actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
+    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     # The server must not keep a pipe of the caller open. POSIX_SPAWN_CLOSE fails for descriptors above the limit of
     # open files, posix_spawn(3).
-    inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 + len(kept) and _is_inheritable(fd)]
-    for fd in inherited:
-        os.set_inheritable(fd, False)
+    changed = [(fd, True) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_inheritable(fd)]
+    changed += [(fd, False) for fd in fds if fd >= 0]
+    for fd, inheritable in changed:
+        os.set_inheritable(fd, not inheritable)
     try:
         # Signals that end or stop the container must not reach its server.
         return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
     finally:
-        for fd in inherited:
-            os.set_inheritable(fd, True)
+        for fd, inheritable in changed:
+            os.set_inheritable(fd, inheritable)
 
 
 def _is_inheritable(fd: int) -> bool:

@@ -11,10 +11,10 @@ import os
 
 from enroot_py.base import linux
 from enroot_py.base.errors import NamespaceError
-from enroot_py.runtime import mounts, namespaces
-from enroot_py.runtime.mounts import Mount
+from enroot_py.runtime import mounting, namespaces
+from enroot_py.runtime.mounting import Mount
 
-_OPTIONS = "x-create=dir,ro,nosuid,nodev,noexec,private"
+_OPTIONS = ("x-create=dir", "ro", "nosuid", "nodev", "noexec", "private")
 
 
 def of_caller() -> Mount | None:
@@ -29,7 +29,7 @@ def of_caller() -> Mount | None:
             if enter:  # a mount namespace that this user namespace owns: mount_namespaces(7)
                 namespaces.unshare(enter)
             sysfs = Mount("sysfs", "/sys", "sysfs", _OPTIONS, -1, "the caller's network namespace")
-            sysfs.detached = mounts.mount_filesystem("sysfs", "sysfs", [], sysfs.attributes)
+            sysfs.detached = mounting.mount_filesystem("sysfs", "sysfs", [], sysfs.attributes)
             return sysfs
         except (OSError, NamespaceError):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base import log
+from enroot_py.base import log, making
 from enroot_py.base.errors import ImageError, PolicyError, RegistryError
 from enroot_py.config.settings import Settings
 from enroot_py.registry import identities, policy, reference, signatures
@@ -65,12 +65,9 @@ class Admission:
         if not self._evidence.signatures:
             return
         path = self._path(image)
-        temporary = f"{path}.{os.getpid()}"
         try:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as f:
-                f.write(self._evidence.dumps())
-            os.rename(temporary, path)
+            making.write(path, self._evidence.dumps(), 0o600)
         except OSError as e:  # another's store, or it was pruned this moment: the registry is asked again
             log.debug(f"{path}: {e.strerror}")
 

@@ -11,12 +11,10 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py import IMAGE, pack
-from enroot_py.base import trusted
+from enroot_py.base import mountinfo, pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
-from enroot_py.runtime import mounts
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import layout, records
 
@@ -34,16 +32,24 @@ def find(target: str, settings: Settings) -> Source:
         return find_file(target, settings)
     if "/" in target or not target or target.endswith(".sqsh") and not os.path.isdir(f"{settings.data_path}/{target}"):
         what = "not an image file" if os.path.exists(target) else "no such image"
-        path = target.startswith(("/", ".")) or target.endswith(".sqsh")
-        image = "docker://IMAGE" if path or not target else f"docker://{target}, of a registry"
-        raise ContainerError(f"{what}: {target}", hint=f"give a container's name, a squashfs image or {image}")
-    return open_container(target, settings, or_else=f"; an image of a registry is docker://{target}")
+        path = target.startswith(("/", ".", "docker:/")) or target.endswith(".sqsh")
+        image = "docker://IMAGE" if path or not target else f"docker://{shown(target)}, of a registry"
+        raise ContainerError(f"{what}: {shown(target)}", hint=f"give a container's name, a squashfs image or {image}")
+    return open_container(target, settings, or_else=f"; an image of a registry is docker://{shown(target)}")
+
+
+def shown(target: str) -> str:
+    """Return what was given for an image or container, for messages: it may be a reference with a password."""
+    if ":" not in target or "@" not in target:
+        return target
+    from enroot_py.registry.reference import without_password
+
+    return without_password(target)
 
 
 def find_file(path: str, settings: Settings) -> Source:
     """The root file system in a squashfs image. Raises ImageError where it is none, or damaged."""
-    if pack:
-        pack.load(IMAGE)
+    pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
     check(path)
@@ -100,7 +106,8 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
                 admission.check_directory(path, settings)
             return Source(name, directory=path)
         raise ContainerError(
-            f"no such container: {name} in {settings.data_path}", hint="penroot list shows those there are" + or_else
+            f"no such container: {shown(name)} in {settings.data_path}",
+            hint="penroot list shows those there are" + or_else,
         )
     if settings.native_overlayfs and os.path.exists(path + "/fuse-overlayfs"):
         from enroot_py.runtime import fuseoverlay
@@ -199,9 +206,9 @@ def _untrusted(path: str, error: OSError) -> ContainerError:
 
 def check_name(name: str) -> str:
     if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255 or "\0" in name:
-        raise UsageError(f"not a container name: {name!r}", hint="a name is a file name without '/'")
+        raise UsageError(f"not a container name: {shown(name)!r}", hint="a name is a file name without '/'")
     if name.startswith("."):  # of what is being made: names() shows none
-        raise UsageError(f"not a container name: {name!r}", hint="a name does not begin with a dot")
+        raise UsageError(f"not a container name: {shown(name)!r}", hint="a name does not begin with a dot")
     return name
 
 
@@ -373,7 +380,7 @@ def remove(name: str, settings: Settings) -> None:
     refuse_running(name, settings)
     sweep(settings)
     if not remove_if_there(name, settings):
-        raise ContainerError(f"no such container: {name}", hint="penroot list shows those there are")
+        raise ContainerError(f"no such container: {shown(name)}", hint="penroot list shows those there are")
 
 
 def sweep(settings: Settings) -> None:
@@ -444,12 +451,8 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 def _mounted_beneath(directory: str) -> str:
     """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
     path = os.path.realpath(directory)
-    with open("/proc/self/mountinfo", "rb") as f:
-        for line in f:
-            place = mounts.unescape(os.fsdecode(line.split()[4]))
-            if place == path or place.startswith(path + "/"):
-                return place
-    return ""
+    places = (mount.target for mount in mountinfo.read())
+    return next((place for place in places if place == path or place.startswith(path + "/")), "")
 
 
 def delete(path: str) -> None:

@@ -49,9 +49,9 @@ def check(root: str, *, mark: bool) -> None:
 
 def _mark_anew(path: str) -> None:
     """At once; where it fails the store is full or another's, and what is written to it says why."""
-    new = f"{path}.{os.getpid()}"
+    from enroot_py.base import making
+
     try:
-        os.symlink(str(FORMAT), new)
-        os.rename(new, path)
+        making.symlink(str(FORMAT), path)
     except OSError:
         pass

@@ -165,14 +165,14 @@ def image_over(lowerdirs: Sequence[str]) -> str:
     return os.path.dirname(os.path.dirname(lowerdirs[0]))
 
 
-def images_in(options: bytes) -> Iterator[str]:
+def images_in(options: str) -> Iterator[str]:
     """The digests of images that the options of an overlay name."""
-    above = f"/{IMAGES}/".encode()
+    above = f"/{IMAGES}/"
     at = options.find(above)
     while at >= 0:
-        name, _, tree = options[at + len(above) :].partition(b"/")
-        if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}".encode()):
-            yield digests.of_encoded(name.decode("ascii", "replace"))
+        name, _, tree = options[at + len(above) :].partition("/")
+        if len(name) == 64 and tree.startswith(f"{HEAD}/{TREE}"):
+            yield digests.of_encoded(name)
         at = options.find(above, at + 1)  # the store may lie in a directory of this name
 
 
@@ -193,16 +193,12 @@ def ref(root: str, text: str) -> str:
 
 
 def refs(root: str) -> list[str]:
-    """The files of all names."""
+    """The files of all names, without those that are being written; earlier versions named such NAME~."""
     try:
-        return [f"{root}/{REFS}/{name}" for name in sorted(os.listdir(f"{root}/{REFS}")) if not name.endswith("~")]
+        names = sorted(os.listdir(f"{root}/{REFS}"))
+        return [f"{root}/{REFS}/{name}" for name in names if not name.startswith(".") and not name.endswith("~")]
     except FileNotFoundError:
         return []
-
-
-def new_ref(path: str) -> str:
-    """What is to become the file of a name."""
-    return f"{path}.{os.getpid()}~"
 
 
 def _file_name(text: str) -> str:

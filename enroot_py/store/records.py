@@ -55,15 +55,12 @@ def word_file(data_path: str) -> str:
 
 def _word(data_path: str) -> str:
     """The word, made where there is none. Raises OSError."""
+    from enroot_py.base import making
+
     path = word_file(data_path)
     while not (word := text(path).strip()):
-        temporary = f"{path}.{os.getpid()}"
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as f:
-                f.write(os.urandom(16).hex() + "\n")
-            os.link(temporary, path)
+            making.write(path, os.urandom(16).hex().encode() + b"\n", 0o644, replace=False)
         except FileExistsError:
-            pass  # another process was quicker, or one of this number was killed
-        finally:
-            os.unlink(temporary)
+            pass  # another process was quicker
     return word

@@ -223,13 +223,12 @@ class Store:
 
     def name(self, reference: object, arch: str | None, known: Name) -> None:
         """Remember what a reference means."""
+        from enroot_py.base import making
+
         text = _text(reference, arch)
         path = layout.ref(self.root, text)
-        new = layout.new_ref(path)
         try:
-            with open(new, "wb") as f:
-                f.write(os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
-            os.rename(new, path)
+            making.write(path, os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
         except OSError as e:
             raise cannot_write(f"write {path}", self.root, e) from e
 

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from enroot_py.base import log
+from enroot_py.base import log, mountinfo
 from enroot_py.config.settings import Settings
 from enroot_py.store import layout, records
 from enroot_py.store.store import Store
@@ -68,14 +68,13 @@ def of_mounts(store: Store) -> dict[str, str]:
     private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}
     seen: set[bytes] = set()
-    for pid, mountinfo in _of_processes("mountinfo", private):
-        if mountinfo in seen:
+    for pid, text in _of_processes("mountinfo", private):
+        if text in seen:
             continue
-        seen.add(mountinfo)
-        for line in mountinfo.splitlines():
-            kind, _, options = line.partition(b" - ")[2].partition(b" ")
-            if kind == b"overlay":
-                for digest in layout.images_in(options):
+        seen.add(text)
+        for mount in mountinfo.parse(text):
+            if mount.fstype == "overlay":
+                for digest in layout.images_in(f"{mount.source} {mount.data}"):
                     users.setdefault(digest, f"process {pid}")
     for pid, words in _of_processes("cmdline", private):  # who serves a squashfs file: a FUSE mount does not name it
         for word in words.split(b"\0")[1:]:

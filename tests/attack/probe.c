@@ -1,7 +1,8 @@
 /* A static program for the table of what an image can do: test_capabilities.py.
  *
  *   probe call DIRECTORY PROGRAM [ARG...]  be the caller: put a key into a new session keyring, open DIRECTORY as
- *                                          descriptors 7 and 8 (O_PATH) and a file in it as 9, then run PROGRAM
+ *                                          descriptors 7 and 8 (O_PATH), a file in it as 9, and namespaces as 10
+ *                                          and 11, then run PROGRAM
  *   probe session                          print the ID and the description of the session keyring
  *   probe                                  be the image: try everything, print a line "NAME RESULT" for each
  *
@@ -14,9 +15,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/keyctl.h>
+#include <linux/nsfs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -48,6 +51,8 @@ static void be_caller(char **argv)
 	open_as(7, ".", O_RDONLY | O_DIRECTORY);
 	open_as(8, ".", O_PATH);
 	open_as(9, "file", O_RDWR | O_CREAT);
+	open_as(10, "/proc/self/ns/mnt", O_RDONLY);
+	open_as(11, "/proc/self/ns/user", O_RDONLY);
 	execvp(argv[1], argv + 1);
 	err(1, "%s", argv[1]);
 }
@@ -102,18 +107,18 @@ static const struct {
 	const char *name;
 	long (*call)(int fd, unsigned long request, char *c);
 } calls[] = {
-	{"native", ioctl_native},
-	{"high", ioctl_high},
+	{ "native", ioctl_native },
+	{ "high", ioctl_high },
 #ifdef __x86_64__
-	{"x32", ioctl_x32},
-	{"i386", ioctl_i386},
+	{ "x32", ioctl_x32 },
+	{ "i386", ioctl_i386 },
 #endif
 };
 
 /* Each call in a child: a kernel without the calls of i386 kills it. "open" unless the error is EPERM. */
 static void terminal(void)
 {
-	static const unsigned long requests[] = {TIOCSTI, TIOCLINUX};
+	static const unsigned long requests[] = { TIOCSTI, TIOCLINUX };
 	int fd = open("/dev/tty", O_RDWR | O_NONBLOCK);
 
 	if (fd < 0)
@@ -150,6 +155,9 @@ static void descriptors(void)
 			note(name);
 	}
 	report("directories");
+	if (ioctl(10, NS_GET_NSTYPE) >= 0 || ioctl(11, NS_GET_NSTYPE) >= 0)
+		note("yes");
+	report("namespaces");
 	if (write(9, "", 0) == 0)
 		note("yes");
 	report("files");

@@ -1,7 +1,8 @@
 """Check what an image can do, by caller and by way of starting it. ``pytest -s`` prints the table.
 
 The program of the image is ``probe.c``, which tries each thing and harms nothing. Its caller has a terminal, a key in
-the session keyring, and descriptors of a directory and of a file, mounts a directory read-only, and covers another.
+the session keyring, and descriptors of a directory, of namespaces and of a file, mounts a directory read-only, and
+covers another.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.waiting import until
 __all__ = ["laptop"]  # a fixture
 
 PROBE = pathlib.Path(__file__).parent / "probe.c"
-CLOSED = dict.fromkeys(("terminal", "directories", "mounts", "sysctl", "devices"), "no")
+CLOSED = dict.fromkeys(("terminal", "directories", "namespaces", "mounts", "sysctl", "devices"), "no")
 # start, exec and bundles pass on files and keys. A step gets its descriptors and its keyring from Slurm.
 BY_CALLER = {**CLOSED, "files": "yes", "keyring": "yes", "capabilities": "no"}
 BY_SLURM = {**BY_CALLER, "files": "no", "keyring": "no"}
@@ -126,6 +127,7 @@ def named(caller: Caller, how: str, options: Sequence[str]) -> str:
     return " ".join(("root" if caller.user.uid == 0 else "user", how, *options))
 
 
+@pytest.mark.security("C3", "C6", "C7")
 @pytest.mark.parametrize("options", STARTS, ids="".join)
 def test_start(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     found = caller.run("penroot", "start", *options, *caller.mounts, "box", "probe")
@@ -133,6 +135,7 @@ def test_start(caller: Caller, table: dict[str, dict[str, str]], options: tuple[
     assert found == expected(BY_CALLER, options)
 
 
+@pytest.mark.security("C6")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid", "--root")], ids="".join)
 def test_exec(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     with in_background(caller, *options):
@@ -141,6 +144,7 @@ def test_exec(caller: Caller, table: dict[str, dict[str, str]], options: tuple[s
     assert found == expected(BY_CALLER, options)
 
 
+@pytest.mark.security("I10", "C2", "C3", "C4", "C6")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--rw", "--root"), ("--pid", "--root")], ids="".join)
 def test_bundle(caller: Caller, table: dict[str, dict[str, str]], options: tuple[str, ...]) -> None:
     make_bundle(caller.user)
@@ -157,6 +161,8 @@ HOWS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.parity("ENROOT_UNSHARE_KEYRING")
+@pytest.mark.security("O6", "O7")
 @pytest.mark.parametrize("how", HOWS)
 def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) -> None:
     user = caller.user
@@ -165,7 +171,7 @@ def test_settings_keep_keys_and_descriptors_from_it(caller: Caller, how: str) ->
     user.environ |= {"ENROOT_UNSHARE_KEYRING": "yes", "ENROOT_CLOSE_DESCRIPTORS": "yes"}
     with in_background(caller) if how == "exec" else contextlib.nullcontext():
         found = caller.run(*HOWS[how], "probe")
-    assert (found["keyring"], found["files"], found["directories"]) == ("no", "no", "no")
+    assert {found[name] for name in ("keyring", "files", "directories", "namespaces")} == {"no"}
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +188,7 @@ def in_lab(lab: Lab, probe: pathlib.Path) -> Iterator[tuple[str, ...]]:
     lab.run("rm -r probe probe.sqsh ro empty")
 
 
+@pytest.mark.security("C2", "C6")
 @pytest.mark.parametrize("remap", ["", "--container-remap-root"])
 @pytest.mark.parametrize("who", ["user", "root"])
 def test_step(lab: Lab, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], who: str, remap: str) -> None:
@@ -195,6 +202,7 @@ def test_step(lab: Lab, in_lab: tuple[str, ...], table: dict[str, dict[str, str]
     assert found == expected(BY_SLURM, (remap,))
 
 
+@pytest.mark.security("C6")
 @pytest.mark.parametrize("remap", ["", "--container-remap-root"])
 def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str) -> None:
     with job(lab, *in_lab, *filter(None, [remap])) as number:
@@ -204,11 +212,38 @@ def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str,
     assert found == expected(BY_SLURM, (remap,))
 
 
+@pytest.fixture
+def root_home(lab: Lab) -> Iterator[str]:
+    """A home of root that all nodes see, as ssh needs for the keys of a job."""
+    home = "/home/root"
+    lab.run(f"mkdir -m 700 {home}", user="root")
+    yield home
+    lab.run(f"rm -r {home}", user="root")
+    lab.run("rm -rf /var/tmp/enroot-*-0 /tmp/enroot-run-0 /run/pyxis/0", node="n1", user="root")
+
+
+@pytest.mark.parametrize("remap", ["", "--container-remap-root"])
+def test_ssh_of_root(
+    lab: Lab, root_home: str, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str
+) -> None:
+    """Root has no login node between: ssh calls ssh-proxy itself."""
+    keys = f"{root_home}/keys"
+    with job(lab, *in_lab, *filter(None, [remap]), user="root") as number:
+        known = f"-i {keys} -o UserKnownHostsFile={keys} -o HostKeyAlias=penroot"
+        typed = f"ssh -tt -F none -o 'ProxyCommand=penroot ssh-proxy %n' {known} {number}.cluster probe"
+        script = f"umask 077; penroot ssh-key {number} > {keys} && exec script -qec {shlex.quote(typed)} /dev/null"
+        found = cells(lab.run(script, user="root", env={"HOME": root_home}).stdout)
+    table[f"root ssh {remap}"] = found
+    assert found == expected(BY_SLURM, (remap,))
+
+
 def sessions(shown: str) -> list[list[str]]:
     """ID and description of each session keyring that was shown."""
     return [line.split()[-2:] for line in shown.splitlines() if "session " in line]
 
 
+@pytest.mark.parity("ENROOT_UNSHARE_KEYRING")
+@pytest.mark.security("O7")
 def test_keyring_of_each_task_is_new_by_setting(lab: Lab, in_lab: tuple[str, ...]) -> None:
     words = (in_lab[0], "-n2", "/bin/probe", "session")
     (shared, _), (same, _) = sessions(srun(lab, *words))
@@ -217,6 +252,7 @@ def test_keyring_of_each_task_is_new_by_setting(lab: Lab, in_lab: tuple[str, ...
     assert first != second and one.endswith(";_ses") and other.endswith(";_ses")
 
 
+@pytest.mark.security("O7")
 def test_keyring_of_ssh_is_new_by_setting(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...]) -> None:
     script = "export ENROOT_UNSHARE_KEYRING=yes; exec srun -w n1 --mem=500 " + shlex.join((*in_lab, *sh(UP)))
     step = lab.popen(sh(script))

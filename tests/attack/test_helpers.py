@@ -44,8 +44,9 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
     return step
 
 
+@pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
-def test_who_answers_in_place_of_the_helper_sends_nobody_to_the_node(lab: Lab, mounts: str) -> None:
+def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
     """5: it answers attach without namespaces, and the next step of that name runs on the node, as it says."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
@@ -58,7 +59,8 @@ def test_who_answers_in_place_of_the_helper_sends_nobody_to_the_node(lab: Lab, m
         assert done.returncode == 0, done.stderr
 
 
-def test_who_answers_in_place_of_the_helper_does_not_keep_the_step_from_ending(lab: Lab) -> None:
+@pytest.mark.security("H1")
+def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
     """5: it never answers finish, the step hangs, and Slurm drains the node."""
     step = attacking(lab, "silent", IMAGE)
     step.communicate("", timeout=300)
@@ -70,6 +72,7 @@ def test_who_answers_in_place_of_the_helper_does_not_keep_the_step_from_ending(l
         on_node(lab, "pkill -KILL -f '[h]ijack.py'")
 
 
+@pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) -> None:
     """19: an idle client of the helper's socket."""
@@ -84,6 +87,7 @@ def test_who_connects_and_says_nothing_holds_nobody_up(lab: Lab, mounts: str) ->
     assert out.startswith("no mnt:")
 
 
+@pytest.mark.security("C1")
 def test_nobody_looks_at_the_helper(lab: Lab) -> None:
     """5: whoever traces it has its descriptors, and can let it say what he likes."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo up; read line")])
@@ -96,8 +100,9 @@ def test_nobody_looks_at_the_helper(lab: Lab) -> None:
     assert "python" in done.stdout
 
 
+@pytest.mark.security("H2")
 @pytest.mark.parametrize("options", [("--container-writable",), ("--container-save=over.sqsh",)])
-def test_a_task_that_is_killed_during_set_up_leaves_its_container_to_the_next(
+def test_task_killed_in_setup_leaves_container_to_next(
     lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     """19: of a writable or saved container the new helper found that it "exists", in most of these cases."""
@@ -112,6 +117,7 @@ def test_a_task_that_is_killed_during_set_up_leaves_its_container_to_the_next(
     assert out.count("done") == 2, err
 
 
+@pytest.mark.security("H2")
 def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
     """19: --container-env of the first step overrode those of the second job."""
     env = {"GIVEN": "first", "IMAGE_NAME": "first"}
@@ -124,6 +130,7 @@ def test_an_attached_step_has_its_own_variables(lab: Lab) -> None:
     assert out == "second minimal\n"
 
 
+@pytest.mark.security("H2")
 def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
     """19: with --pty a task whose output is dropped said it, to nobody."""
     for _ in range(3):
@@ -157,6 +164,8 @@ def cover(lab: Lab) -> Iterator[None]:
     lab.run("rm -r cover")
 
 
+@pytest.mark.parity("a step that ends detaches its own mounts only")
+@pytest.mark.security("C8")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
@@ -172,7 +181,9 @@ def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root
     assert out == "/opt/covered\ncover\n", err
 
 
-def test_no_link_of_the_container_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
+@pytest.mark.parity("a step that ends detaches its own mounts only")
+@pytest.mark.security("C8")
+def test_no_link_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
     before = "mkdir -p /var/spool/slurmd; for i in $(seq 1 2000); do ln -s /opt/covered $(printf $job $i); done"
     script = f"job=/var/spool/slurmd/job%05d; {before}; echo up; read line; cat /proc/self/mountinfo | grep -c covered"
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", *sh(script)])

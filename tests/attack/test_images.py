@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.images import Image, busybox, directory, entry, index, symlink, write_layout
-from tests.kernel.conftest import PREFIX, User, require, squashed
+from tests.installation import LIBRARY
+from tests.kernel.conftest import User, require, squashed
 
 VOLUME = "${ENROOT_ROOTFS}%s %s none x-create=dir,bind,rw,nosuid,nodev\n"
 HEAD = (
@@ -75,7 +76,8 @@ def unharmed(user: User, secret: pathlib.Path) -> None:
 # Line 1: volumes and the image's fstab
 
 
-def test_volume_through_a_link_of_a_layer_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
+@pytest.mark.security("I1")
+def test_volume_behind_a_link_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
     """A layer links /vol to the victim's directory, and the image has a volume /vol."""
     image = busybox(symlink("vol", str(secret)))
     image.settings["Volumes"] = {"/vol": {}}
@@ -84,6 +86,7 @@ def test_volume_through_a_link_of_a_layer_shows_nothing_of_the_host(user: User, 
     unharmed(user, secret)
 
 
+@pytest.mark.security("I1")
 def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.Path) -> None:
     """Volumes {"/../../../home/alice": {}}."""
     image = busybox()
@@ -93,6 +96,7 @@ def test_volume_with_dots_shows_nothing_of_the_host(user: User, secret: pathlib.
     unharmed(user, secret)
 
 
+@pytest.mark.security("I1")
 def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> None:
     """A harmless image: Debian's /var/run is a link to /run, which means the image's own."""
     image = busybox(directory("var"), directory("run"), symlink("var/run", "/run"), entry("run/mine", b"mine\n"))
@@ -101,6 +105,8 @@ def test_volume_through_a_link_to_run_is_not_the_run_of_the_host(user: User) -> 
     assert done.replace("mine\n", "") == "/run:\n\n/var/run:\nwritten\n"
 
 
+@pytest.mark.parity("/etc/fstab of an image")
+@pytest.mark.security("I1")
 @pytest.mark.parametrize(
     "line",
     [
@@ -129,6 +135,7 @@ def test_fstab_of_an_image_mounts_nothing_of_the_host(
     unharmed(user, secret)
 
 
+@pytest.mark.security("I1")
 def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secret: pathlib.Path) -> None:
     """A volume whose name holds U+2028, U+0085 or a newline, and behind it another line of fstab."""
     image = busybox()
@@ -137,6 +144,8 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
     assert done == "safe\n"
 
 
+@pytest.mark.parity("/etc/fstab of an image")
+@pytest.mark.security("I2")
 def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
@@ -147,6 +156,7 @@ def test_who_trusts_an_image_lets_its_fstab_mount_what_it_names(
     assert user.start("box", "cat", "/vol/key", env={"ENROOT_IMAGE_FSTAB": "host"}) == "private\n"
 
 
+@pytest.mark.security("I1")
 @pytest.mark.parametrize(
     "place", ["/", "/..", "/proc", "/sys", "/dev", "/proc/sys", "/dev/shm", "/to-proc", "/etc/hosts"]
 )
@@ -170,6 +180,7 @@ def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Pa
     unharmed(user, secret)
 
 
+@pytest.mark.security("I1")
 @pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
 def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
     """Nested, a file, names with a space, a newline, a dollar or a hash, and 200 more: mounted and writable."""
@@ -190,6 +201,7 @@ def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path,
     assert user.start(*options, target, "sh", "-c", script) == "changed\n200\n"
 
 
+@pytest.mark.security("I4")
 def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Path) -> None:
     """Each tmpfs is memory of the kernel: an fstab of 16 MB would have two million."""
     fstab(rootfs, "tmpfs /t tmpfs x-create=dir\n" * 400_000)
@@ -200,6 +212,7 @@ def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Pa
 # Line 1: what is made in the container is not made on the host
 
 
+@pytest.mark.security("I3")
 @pytest.mark.parametrize("name", ["etc", "var", "var/spool", "var/mail", "var/log"])
 def test_nothing_is_written_in_dev_shm_through_a_link(
     account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
@@ -219,6 +232,7 @@ def test_nothing_is_written_in_dev_shm_through_a_link(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.security("I3")
 @pytest.mark.parametrize("how", ["mount", "workdir", "literal", "rc", "home"])
 def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, shared: pathlib.Path, how: str) -> None:
     """The target of a mount, a home, the working directory or /etc/rc leads to /dev/shm, where it would be made."""
@@ -242,9 +256,8 @@ def test_no_directory_is_made_in_dev_shm(user: User, rootfs: pathlib.Path, share
     assert how in ("home", "rc") or f"it leads to what is mounted from {os.uname().nodename}" in done.stderr
 
 
-def test_a_mount_point_that_the_user_names_is_made_where_he_has_mounted(
-    user: User, secret: pathlib.Path, rootfs: pathlib.Path
-) -> None:
+@pytest.mark.security("I3")
+def test_mount_point_below_a_users_mount_is_made_there(user: User, secret: pathlib.Path, rootfs: pathlib.Path) -> None:
     """Not an attack: a directory of the host's, and another one mounted in it; so does an image's working directory."""
     (rootfs / "etc/rc").write_text(RC % ("/data/work", "/data/work"))
     out = user.start(
@@ -254,10 +267,9 @@ def test_a_mount_point_that_the_user_names_is_made_where_he_has_mounted(
     assert (secret / "inner").stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("path", ["etc/environment", "etc/rc", "etc/skel/stolen", "etc/passwd"])
-def test_the_environment_of_the_caller_is_not_read_through_a_link(
-    account: User, rootfs: pathlib.Path, path: str
-) -> None:
+def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathlib.Path, path: str) -> None:
     """A file of the image is a link to /proc/self/environ, which is penroot's own while it starts."""
     (rootfs / path).parent.mkdir(exist_ok=True)
     (rootfs / path).unlink(missing_ok=True)
@@ -276,6 +288,7 @@ def test_the_environment_of_the_caller_is_not_read_through_a_link(
 # Line 2: the record of a container
 
 
+@pytest.mark.security("I9")
 @pytest.mark.parametrize("mark", ["format 1\nsquashfs {image}\n", ""])
 def test_a_record_in_an_image_is_not_believed(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str
@@ -297,6 +310,7 @@ def test_a_record_in_an_image_is_not_believed(
         unharmed(user, secret)
 
 
+@pytest.mark.security("I9")
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
@@ -328,11 +342,10 @@ def spoil(path: pathlib.Path, kind: str) -> None:
         os.truncate(path, 5 << 30)
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["fifo", "socket", "sparse", "loop", "directory"])
 @pytest.mark.parametrize("name", ["rc", "rc.local", "fstab", "environment"])
-def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
-    user: User, rootfs: pathlib.Path, name: str, kind: str
-) -> None:
+def test_special_file_of_an_image_fails_in_words(user: User, rootfs: pathlib.Path, name: str, kind: str) -> None:
     """/etc/rc and its like as a FIFO, /dev/zero, 5 GB of nothing, a link to itself: one line, at once."""
     spoil(rootfs / "etc" / name, kind)
     user.own(rootfs)
@@ -343,6 +356,7 @@ def test_what_an_image_says_is_a_file_or_the_start_fails_in_words(
     assert f"cannot read /etc/{name} of the image: " in done.stderr
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("name", ["rc", "rc.local"])
 def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str) -> None:
     """A quote that is open for fifteen million lines."""
@@ -352,6 +366,7 @@ def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Pat
     user.run("sh", "-c", "penroot start box true; exit 0", prefix=("timeout", "10"))
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["fifo", "zero", "sparse", "loop"])
 @pytest.mark.parametrize(
     "name", ["etc/passwd", "etc/group", "etc/login.defs", "etc/default/useradd", "etc/nologin", "etc/ld.so.cache"]
@@ -368,6 +383,7 @@ def test_what_hooks_read_of_an_image_is_a_file_or_nothing(
     assert done.stdout == f"{user.uid}\n"
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["link", "fifo", "deep", "many", "sparse", "proc"])
 def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str) -> None:
     """/etc/skel that links to itself, holds a FIFO, 300 levels, 5000 files or 5 GB, or is /proc."""
@@ -415,6 +431,7 @@ def bundled(user: User, rootfs: pathlib.Path) -> Bundled:
     return run
 
 
+@pytest.mark.security("I10")
 def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
     """A volume through a link to the victim's directory, one with dots, one on /proc."""
     (rootfs / "vol").symlink_to(secret)
@@ -427,6 +444,7 @@ def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.P
     assert os.listdir(secret) == ["key"]
 
 
+@pytest.mark.security("I10")
 def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
     """The image's fstab names a directory of the host; who trusts it says so."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind\n")
@@ -434,6 +452,7 @@ def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib
     assert bundled("cat", "/vol/key", ENROOT_IMAGE_FSTAB="host", ENROOT_FORCE_OVERRIDE="y").stdout == "private\n"
 
 
+@pytest.mark.security("I10")
 @pytest.mark.parametrize("name", ["home", "srv", "var"])
 def test_bundle_makes_nothing_in_dev_shm(
     rootfs: pathlib.Path, shared: pathlib.Path, bundled: Bundled, name: str
@@ -448,6 +467,7 @@ def test_bundle_makes_nothing_in_dev_shm(
     assert why in done.stderr
 
 
+@pytest.mark.security("I10")
 @pytest.mark.parametrize("name", ["fstab", "environment", "passwd", "group", "login.defs", "skel/.bashrc"])
 def test_bundle_waits_for_nothing(rootfs: pathlib.Path, bundled: Bundled, name: str) -> None:
     """Files of the image as pipes: it runs without, or fails in words."""
@@ -457,6 +477,7 @@ def test_bundle_waits_for_nothing(rootfs: pathlib.Path, bundled: Bundled, name: 
     assert not fails or f"cannot read /etc/{name} of the image" in done.stderr
 
 
+@pytest.mark.security("I4")
 @pytest.mark.parametrize("form", ["directory", "squashfs"])
 @pytest.mark.parametrize("kind", ["fifo", "sparse", "host"])
 def test_inspect_reads_files_of_the_image(
@@ -478,6 +499,7 @@ def test_inspect_reads_files_of_the_image(
     assert "etc/environment" in done.stderr or kind == "host"
 
 
+@pytest.mark.security("I12")
 def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: pathlib.Path) -> None:
     """A user who detaches /away keeps what covers /opt, though the image has a link from one to the other."""
     (rootfs / "away").symlink_to("/opt")
@@ -489,9 +511,10 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
     assert user.start(*own, "box", "grep", "-c", " /opt ", "/proc/mounts", status=1) == "0\n"
 
 
+@pytest.mark.security("C11")
 def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
     """It would run with the caller's descriptors and before capabilities are dropped, here as the start fails."""
-    library = rootfs / os.path.realpath(f"{PREFIX}/lib/penroot").lstrip("/")
+    library = rootfs / os.path.realpath(LIBRARY).lstrip("/")
     for module in ("base/filesystems.py", "runtime/pods.py"):
         (library / "enroot_py" / module).parent.mkdir(parents=True)
         (library / "enroot_py" / module).write_text("import os\nos.write(2, b'imported')\n")

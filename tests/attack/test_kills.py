@@ -86,6 +86,7 @@ def finish(process: subprocess.Popen[str], about: str) -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.security("L5")
 @pytest.mark.soak
 @pytest.mark.parametrize("what", STARTS)
 def test_kills_in_the_first_moments_of_a_start(
@@ -148,6 +149,7 @@ def numbered(number: int) -> Image:
     return busybox(*(entry(f"bulk{n}", bulk + b"%d" % n) for n in range(20)), entry("number", b"%d\n" % number))
 
 
+@pytest.mark.security("L5")
 @pytest.mark.soak
 def test_kills_at_any_moment_of_an_import(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
     require(os.geteuid() == 0, "only root sees all processes of the user")
@@ -180,6 +182,7 @@ def test_kills_at_any_moment_of_an_import(user: User, registry: Server, rng: ran
     assert user.start("x.sqsh", "cat", "/number") == f"{number}\n"
 
 
+@pytest.mark.security("L6")
 @pytest.mark.soak
 @pytest.mark.parametrize("held", ["stopped", "killed"])
 def test_import_beside_a_process_that_holds_its_lock(
@@ -244,6 +247,7 @@ def of_node(lab: Lab, node: str, uid: int = 2001) -> dict[int, str]:
     return found
 
 
+@pytest.mark.security("L5")
 @pytest.mark.soak
 def test_kills_in_the_first_moments_of_a_step(lab: Lab, rng: random.Random, soak: bool) -> None:
     """The helper, the process that builds the container, or squashfuse."""

@@ -47,6 +47,7 @@ def laid_out(user: User, image: Image) -> str:
     return f"oci:{place}"
 
 
+@pytest.mark.security("L1")
 def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs: pathlib.Path) -> None:
     """Line 10: mode 0000 is the sign of a mount point; a directory of a user's own has it too."""
     for name in ("closed/deep", "odd [x]*name"):
@@ -67,7 +68,8 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
     assert user.start("--root", "again", "cat", "/closed/deep/file") == "precious"
 
 
-def test_what_a_user_closes_in_a_container_over_an_image_is_exported(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.security("L1")
+def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib.Path) -> None:
     """Line 10: closed in the upper directory, but its files are in a layer below."""
     files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
     files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
@@ -82,6 +84,7 @@ def test_what_a_user_closes_in_a_container_over_an_image_is_exported(user: User,
     assert "mnt/point" not in found
 
 
+@pytest.mark.security("L1")
 def test_an_import_leaves_nothing_out(user: User) -> None:
     """Line 10: no start has ever made a mount point in it, so what is closed and empty is the image's."""
     uri = layout(
@@ -93,6 +96,7 @@ def test_an_import_leaves_nothing_out(user: User) -> None:
     assert found["bare"] == "d---------"
 
 
+@pytest.mark.security("L1")
 def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -> None:
     """Line 10: enroot leaves an empty /.lock; one that holds something is no lock of enroot's."""
     (rootfs / ".lock").write_text("precious")
@@ -101,10 +105,9 @@ def test_a_lock_of_the_users_own_is_exported(user: User, rootfs: pathlib.Path) -
     assert ".lock" in listed(user, user.home / "box.sqsh")
 
 
+@pytest.mark.security("L1")
 @pytest.mark.parametrize("verb", ["create", "export", "import", "bundle"])
-def test_a_parent_that_ignores_sigchld_does_not_turn_failures_into_successes(
-    user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str
-) -> None:
+def test_ignored_sigchld_hides_no_failure(user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str) -> None:
     """Line 13: the status of a child is lost then, and Python takes it for 0: a full disk would be a success."""
     small = user.home / "small"
     small.mkdir()
@@ -175,6 +178,7 @@ def large(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.security("L2")
 def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
     """Line 13: the half-made directory had the number of a process in its name, and stayed for ever."""
     killed(user, "create", "-n", "half", str(large), there=(user.data, ".half*/opt/1*"))
@@ -184,6 +188,7 @@ def test_what_a_killed_create_leaves_goes_with_the_next_verb(user: User, large: 
     assert user.penroot("list").stdout == ""
 
 
+@pytest.mark.security("L2")
 def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: pathlib.Path) -> None:
     """Line 13: .trash.* stayed for ever."""
     user.penroot("create", "-n", "full", str(large))
@@ -193,6 +198,7 @@ def test_what_a_killed_remove_leaves_goes_with_the_next_verb(user: User, large: 
     assert sorted(os.listdir(user.data)) == ["box", "next"]
 
 
+@pytest.mark.security("L2")
 def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
     """Line 13: what lives is left alone, however old it looks."""
     with at_work(user, "create", "-n", "slow", str(large), there=(user.data, ".slow*/opt/1*")) as pid:
@@ -204,6 +210,7 @@ def test_one_who_works_is_not_swept(user: User, large: pathlib.Path) -> None:
     assert user.penroot("list").stdout == "box\nquick\nslow\n"
 
 
+@pytest.mark.security("L2")
 def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: pathlib.Path) -> None:
     """Line 13: half a bundle, and the copy in the temporary directory of an image that is converted for it."""
     tmp = user.home / "tmp"
@@ -222,6 +229,7 @@ def test_what_a_killed_bundle_leaves_goes_with_the_next_one(user: User, large: p
     assert [name for name in hidden(user.home) if ".run" in name] == []
 
 
+@pytest.mark.security("L1")
 def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, large: pathlib.Path) -> None:
     """Line 10: killed while the old one is deleted, the name is the new one's; it was nobody's."""
     user.penroot("create", "-n", "same", str(large))
@@ -231,6 +239,7 @@ def test_force_deletes_the_old_one_when_the_new_one_has_its_name(user: User, lar
     assert not (user.data / "same/old").exists()
 
 
+@pytest.mark.security("L2")
 @pytest.mark.parametrize("call", ["renameat2", "rename"])
 def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, large: pathlib.Path, call: str) -> None:
     """Line 10: killed before the two change names, and after it, before the old one is called trash."""
@@ -247,8 +256,9 @@ def test_the_name_of_what_is_replaced_is_somebodys_at_any_moment(user: User, lar
     assert hidden(user.data) == []
 
 
+@pytest.mark.security("L2")
 @pytest.mark.soak
-def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
+def test_kill_at_any_moment_leaves_the_previous_state(
     user: User, large: pathlib.Path, rng: random.Random, soak: bool
 ) -> None:
     """Lines 10 and 13: whichever verb is killed whenever, the next one finds the user's things whole, and no lock."""
@@ -289,6 +299,7 @@ def test_kills_at_random_moments_leave_what_was_there_and_nothing_else(
 # -- our own records, and maps without an end
 
 
+@pytest.mark.security("I4")
 def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
     """Line 13: typeflag S of GNU tar: extension block after extension block, each of 21 segments in memory."""
     info, _ = entry("sparse")
@@ -305,6 +316,7 @@ def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.security("L4")
 @pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
 @pytest.mark.parametrize("record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest"])
 def test_a_damaged_record_is_told_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:

@@ -60,6 +60,7 @@ def squashed(user: User, tree: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.security("L3")
 def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, limited: Limited) -> None:
     """Line 13: the queues of unsquashfs grew to 512 MB, and a job with less was killed."""
     image = squashed(user, large)
@@ -67,6 +68,7 @@ def test_an_image_is_unpacked_within_200_mb(user: User, large: pathlib.Path, lim
     assert (user.data / "made/opt/large").stat().st_size == 600 << 20
 
 
+@pytest.mark.security("L3")
 def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path, limited: Limited) -> None:
     """Line 21: mksquashfs took 512 MB, whatever the job had, and was killed when all work was done."""
     limited(200, "export", "-o", "made.sqsh", "box")
@@ -74,9 +76,8 @@ def test_an_image_is_written_within_what_is_left(user: User, large: pathlib.Path
     assert (user.home / "made.sqsh").stat().st_size > 500 << 20
 
 
-def test_too_little_memory_to_write_an_image_is_told_with_the_figure(
-    user: User, rootfs: pathlib.Path, limited: Limited
-) -> None:
+@pytest.mark.security("L3")
+def test_too_little_memory_is_told_with_the_figure(user: User, rootfs: pathlib.Path, limited: Limited) -> None:
     """Line 21: it is said before anything is read, not by the kernel."""
     done = limited(100, "export", "box", status=1)
     assert "writing an image takes 128 MiB of memory, and 100 are allowed here" in done.stderr
@@ -84,6 +85,7 @@ def test_too_little_memory_to_write_an_image_is_told_with_the_figure(
     assert not list(user.home.glob("*.sqsh"))
 
 
+@pytest.mark.security("L3")
 def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
     """Line 21: after the job has ended, the OOM killer took what it had written. What it has in /dev/shm stays."""
     write = "dd if=/dev/urandom bs=1M 2>/dev/null of="
@@ -102,6 +104,7 @@ def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
         lab.run("rm -f small.sqsh /dev/shm/alices", node="n1")
 
 
+@pytest.mark.security("L3")
 def test_a_save_that_cannot_be_is_refused_before_the_tasks(lab: Lab) -> None:
     """Line 21: with the figure, while nothing is lost."""
     words = ["--mem=100M", "--container-image=registry:5000#minimal:1", "--container-save=small.sqsh"]

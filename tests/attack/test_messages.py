@@ -8,7 +8,8 @@ import shutil
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User
+from tests.installation import IS_INSTALLED, LIBRARY
+from tests.kernel.conftest import PREFIX, User, require
 from tests.slurm.lab import Lab
 from tests.slurm.steps import ON_N1, sh
 
@@ -69,6 +70,7 @@ def test_a_script_may_come_of_a_pipe(user: User, rootfs: pathlib.Path) -> None:
     assert user.run("bash", "-c", "penroot start --rc <(echo echo piped) box").stdout == "piped\n"
 
 
+@pytest.mark.security("I4")
 def test_files_of_a_container_are_not_followed_nor_waited_for(user: User, rootfs: pathlib.Path) -> None:
     """Line 22: inspect reads /etc/rc, which the container has made."""
     make("fifo", rootfs / "etc/rc")
@@ -147,11 +149,12 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
 @pytest.mark.parametrize("broken", ["prefix", "package"])
 def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
     """Line 22: a traceback of Python's own."""
+    require(IS_INSTALLED, "of an installation, in $PENROOT_PREFIX")
     place = user.home / "opt"
-    shutil.copytree(f"{PREFIX}/lib/penroot", place / "lib/penroot")
+    shutil.copytree(LIBRARY, place / "lib/penroot")
     text = pathlib.Path(PREFIX, "bin/penroot").read_text()
     (place / "bin").mkdir()
-    (place / "bin/penroot").write_text(text.replace(f"{PREFIX}/lib/penroot", f"{place}/lib/penroot"))
+    (place / "bin/penroot").write_text(text.replace(LIBRARY, f"{place}/lib/penroot"))
     (place / "bin/penroot").chmod(0o755)
     if broken == "prefix":
         (place / "lib").chmod(0o700)  # root's
@@ -171,7 +174,7 @@ def test_a_closed_stdout_is_told(user: User, rootfs: pathlib.Path, words: str) -
     assert "cannot write the output" in done.stderr
 
 
-def test_nothing_is_written_into_what_takes_the_number_of_a_closed_descriptor(user: User, image: pathlib.Path) -> None:
+def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.Path) -> None:
     """Line 13: the next file that is opened is number 1, and what programs print goes into it."""
     for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
         user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")

@@ -22,6 +22,8 @@ def planted(data: pathlib.Path, owner: int = BOB) -> None:
     subprocess.run(["chown", "-hR", f"{owner}:{owner}", str(data)], check=True)
 
 
+@pytest.mark.parity("ENROOT_DATA_PATH")
+@pytest.mark.security("U1")
 @pytest.mark.parametrize("how", ["bob's", "bob's container", "above", "link", "not sticky", "group"])
 def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: str) -> None:
     """Issue 10, 15: bob makes the data path that the victim is going to use, with a container of the same name."""
@@ -55,7 +57,8 @@ def test_the_data_path_of_another_user(user: User, scratch: pathlib.Path, how: s
     assert f"uid {BOB}" in said.stderr or "others can swap" in said.stderr or "written by others" in said.stderr
 
 
-def test_nothing_is_made_or_removed_in_the_data_path_of_another_user(user: User, scratch: pathlib.Path) -> None:
+@pytest.mark.security("U1")
+def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Path) -> None:
     """Issue 10, 15: the other verbs."""
     data = scratch / "data"
     planted(data)
@@ -66,6 +69,7 @@ def test_nothing_is_made_or_removed_in_the_data_path_of_another_user(user: User,
     assert sorted(path.name for path in data.iterdir()) == ["w"]
 
 
+@pytest.mark.security("U1")
 def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pathlib.Path) -> None:
     """Issue 10, 15: a cleaner of /var/tmp has removed the store of the victim's container, and bob makes it again."""
     cache = scratch / f"cache-{UID}"
@@ -82,6 +86,7 @@ def test_what_the_store_of_a_container_holds_is_not_bobs(user: User, scratch: pa
     assert f"belongs to uid {BOB}" in said
 
 
+@pytest.mark.security("U2")
 @pytest.mark.parametrize("which", ["config", "sysconf"])
 @pytest.mark.parametrize("how", ["bob's", "everybody's", "hooks.d"])
 def test_settings_and_hooks_of_another_user(
@@ -103,6 +108,7 @@ def test_settings_and_hooks_of_another_user(
     assert not (user.home / "ran").exists()
 
 
+@pytest.mark.security("U2")
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -125,6 +131,8 @@ def test_a_file_of_settings_that_everybody_writes(
     assert "not a regular file" in user.penroot(*words.split(), status=1, prefix=("timeout", "100")).stderr
 
 
+@pytest.mark.parity("ENROOT_CACHE_PATH")
+@pytest.mark.security("U6")
 @pytest.mark.parametrize("kind", ["everybody's", "a group's", "a colleague's"])
 def test_shared_paths_give_each_user_a_place_of_his_own(
     user: User, bob: User, scratch: pathlib.Path, kind: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gzip
 import json
@@ -10,20 +9,17 @@ import os
 import pathlib
 import shutil
 import socket
-import ssl
 import tarfile
 import tempfile
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests import images
 from tests.attack.conftest import User
+from tests.fakeregistry import NAME, Fake, Reply, Request, fake
 from tests.images import OCI, Image, Layer, entry
 from tests.kernel.conftest import PREFIX, require
 from tests.kernel.registry import authority, own_address
@@ -31,99 +27,7 @@ from tests.kernel.test_signatures import SIGNER, wanted
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-NAME = "team/app"
 MOMENTS = 20  # seconds: a few on a machine that does nothing else, and less than a try may take: ENROOT_STALL_TIMEOUT
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a server was asked."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-
-    @property
-    def login(self) -> str:
-        """USER:PASSWORD, or the token that it came with."""
-        scheme, _, value = self.headers.get("authorization", "").partition(" ")
-        return base64.b64decode(value).decode() if scheme == "Basic" else value
-
-
-@dataclass
-class Reply:
-    """What it answers; ``raw`` goes out as it is, in the place of a status and headers."""
-
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    raw: bytes = b""
-
-
-@dataclass
-class Server:
-    """A server on loopback that answers as ``answer`` says, and remembers what it was asked."""
-
-    host: str
-    answer: Callable[[Request], Reply]
-    seen: list[Request] = field(default_factory=list)
-    sockets: list[socket.socket] = field(default_factory=list)  # of the connections
-    over: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def logins(self) -> set[str]:
-        return {request.login for request in self.seen if request.login}
-
-    @property
-    def uri(self) -> str:
-        return f"docker://{self.host}/{NAME}:1"
-
-
-@contextlib.contextmanager
-def serve(
-    answer: Callable[[Request], Reply] = lambda request: Reply(404),
-    bind: str = "127.0.0.1",
-    tls: ssl.SSLContext | None = None,
-) -> Iterator[Server]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-        def do_GET(self) -> None:
-            headers = {key.lower(): value for key, value in self.headers.items()}
-            server.sockets.append(self.connection)
-            server.seen.append(Request(self.command, self.path, headers))
-            reply = server.answer(server.seen[-1])
-            with contextlib.suppress(OSError):
-                if reply.raw:
-                    self.wfile.write(reply.raw)
-                    self.close_connection = True
-                    return
-                self.send_response(reply.status)
-                for key, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(reply.body)
-
-        do_HEAD = do_POST = do_CONNECT = do_GET
-
-    listener = ThreadingHTTPServer((bind, 0), Handler)
-    listener.daemon_threads = True
-    if tls is not None:
-        listener.socket = tls.wrap_socket(listener.socket, server_side=True)
-    server = Server(f"{bind}:{listener.server_address[1]}", answer)
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.over.set()
-        listener.shutdown()
-        listener.server_close()
-        thread.join()
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -178,6 +82,7 @@ def credentials(user: User, *hosts: str) -> None:
 # -- 7: secrets go to the registry that they are for
 
 
+@pytest.mark.security("G1")
 @pytest.mark.parametrize(
     "form",
     [
@@ -191,9 +96,9 @@ def credentials(user: User, *hosts: str) -> None:
         "http://{evil}%5c@{good}/token",
     ],
 )
-def test_realm_that_two_parsers_read_differently_gets_no_password(user: User, form: str) -> None:
+def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
     """7: the realm is ``//evil\\@good/``: its password is found by one parser, and sent by the other one."""
-    with serve(bind="127.0.0.2") as evil, serve(bind="127.0.0.3") as good:
+    with fake(bind="127.0.0.2") as evil, fake(bind="127.0.0.3") as good:
         credentials(user, "127.0.0.3", good.host)
         realm = form.format(evil=evil.host, good=good.host)
         quoted = realm.replace("\\", "\\\\")
@@ -203,9 +108,11 @@ def test_realm_that_two_parsers_read_differently_gets_no_password(user: User, fo
         assert "Traceback" not in done.stderr and SECRET not in done.stderr
 
 
+@pytest.mark.parity("tokens from another host")
+@pytest.mark.security("G1")
 def test_token_for_another_registry_is_not_fetched(user: User) -> None:
     """7: a registry names the token server of another one, to be handed a token for that one's repository."""
-    with serve(token_server(), bind="127.0.0.3") as good, serve(bind="127.0.0.2") as evil:
+    with fake(token_server(), bind="127.0.0.3") as good, fake(bind="127.0.0.2") as evil:
         credentials(user, good.host)
         evil.answer = registry_of(image_of(), "a-token", f"http://{good.host}/token")
         done = user.penroot("digest", evil.uri, status=1)
@@ -214,18 +121,21 @@ def test_token_for_another_registry_is_not_fetched(user: User) -> None:
         assert "gets no login" in done.stderr and line in done.stderr and "registries.conf" in done.stderr
 
 
+@pytest.mark.security("G1")
 def test_password_of_a_registry_is_not_sent_where_that_says(user: User) -> None:
     """7: whoever answers for a registry, or may write its configuration, has its users' passwords sent elsewhere."""
-    with serve(token_server(), bind="127.0.0.3") as evil, serve(bind="127.0.0.2") as victim:
+    with fake(token_server(), bind="127.0.0.3") as evil, fake(bind="127.0.0.2") as victim:
         credentials(user, victim.host)
         victim.answer = registry_of(image_of(), "a-token", f"http://{evil.host}/token")
         user.penroot("digest", victim.uri, status=1)
         assert evil.logins == set()
 
 
+@pytest.mark.parity("tokens from another host")
+@pytest.mark.security("G1")
 def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     """7: the way out: as with GitLab, whose tokens come from another host than its images."""
-    with serve(token_server(), bind="127.0.0.3") as tokens, serve(bind="127.0.0.2") as registry:
+    with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
         say(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
         for host in (registry.host, tokens.host):  # as docker's files have it, and as enroot's
@@ -237,16 +147,17 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
 
 
 def test_public_image_needs_no_such_setting(user: User) -> None:
-    with serve(token_server(""), bind="127.0.0.3") as tokens, serve(bind="127.0.0.2") as registry:
+    with fake(token_server(""), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         credentials(user, registry.host, tokens.host)
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/token")
         user.penroot("digest", registry.uri)
         assert tokens.logins == set()
 
 
+@pytest.mark.security("G3")
 def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> None:
     """7: a registry that several share has a token made for another repository than the one asked for."""
-    with serve(bind="127.0.0.2") as server:
+    with fake(bind="127.0.0.2") as server:
         credentials(user, server.host)
         has = registry_of(image_of(), "a-token", f"http://{server.host}/token")
         server.answer = lambda request: token_server()(request) if "/token" in request.path else has(request)
@@ -255,13 +166,14 @@ def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> No
         assert asked and all("scope=repository%3Ateam%2Fapp%3Apull" in path and "other" not in path for path in asked)
 
 
+@pytest.mark.security("G4")
 @pytest.mark.parametrize("where", ["Location", "realm"])
 @pytest.mark.parametrize(
     "address", [r"http://{other}\x", "http://me:pw@{other}/x", "http://{other}/\x01x", "file:///etc/passwd", "//\\x/"]
 )
 def test_address_with_what_no_address_has_is_refused(user: User, where: str, address: str) -> None:
     """7: no backslash, control character or user in what a registry sends us to; nor another scheme."""
-    with serve(bind="127.0.0.3") as other, serve(bind="127.0.0.2") as registry:
+    with fake(bind="127.0.0.3") as other, fake(bind="127.0.0.2") as registry:
         target = address.format(other=other.host)
         quoted = target.replace("\\", "\\\\")
         headers = {"Location": target} if where == "Location" else {"WWW-Authenticate": f'Bearer realm="{quoted}"'}
@@ -271,28 +183,32 @@ def test_address_with_what_no_address_has_is_refused(user: User, where: str, add
         assert other.seen == [] and "Traceback" not in done.stderr and "pw@" not in done.stderr
 
 
+@pytest.mark.security("G6")
 @pytest.mark.parametrize("token", ["a\r\nX-More: 1", "a\nb", "a\0b", "\u00e9", "x" * 70_000, "a b"])
 def test_token_that_is_none_is_an_error(user: User, token: str) -> None:
     """7: a token with a line feed: a traceback of http.client, or a header that the registry made."""
-    with serve(bind="127.0.0.2") as server:
+    with fake(bind="127.0.0.2") as server:
         has = registry_of(image_of(), token, f"http://{server.host}/token")
         server.answer = lambda request: token_server("", token)(request) if "/token" in request.path else has(request)
         done = user.penroot("digest", server.uri, status=1)
         assert "sent no token" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.security("G6")
 def test_dollar_in_a_password_is_a_dollar(user: User) -> None:
     """7: the password ``pa$$word`` or ``$2y$10$…`` is not the one that is sent."""
     for written, meant in ((f"$2y${SECRET}", f"$2y${SECRET}"), (rf"\${SECRET}", f"${SECRET}"), ("$WORD", "w$rd")):
-        with serve(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
+        with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
             say(user, ".credentials", f"machine {server.host} login me password {written}\n")
             user.penroot("digest", server.uri, status=1, env={"WORD": "w$rd"})
             assert server.logins == {f"me:{meant}"}
 
 
+@pytest.mark.parity("ENROOT_ALLOW_HTTP")
+@pytest.mark.security("G5")
 def test_plain_http_is_allowed_by_registry(user: User) -> None:
     """7: ENROOT_ALLOW_HTTP=yes for one registry lets whoever is between have the passwords of all."""
-    with serve(registry_of(image_of()), bind="0.0.0.0") as server:  # not a local name: see is_local()
+    with fake(registry_of(image_of()), bind="0.0.0.0") as server:  # not a local name: see is_local()
         port = server.host.rpartition(":")[2]
         for allowed in ("0.0.0.0", server.host, f"build.site, {server.host}", "yes"):
             user.penroot("digest", server.uri, env={"ENROOT_ALLOW_HTTP": allowed})
@@ -306,7 +222,7 @@ def test_plain_http_is_allowed_by_registry(user: User) -> None:
 
 def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
     """Mirrors, token servers and plain HTTP are of a registry, and not of one spelling of it."""
-    with serve(registry_of(image_of()), bind="0.0.0.0") as server, serve(bind="127.0.0.2") as gone:
+    with fake(registry_of(image_of()), bind="0.0.0.0") as server, fake(bind="127.0.0.2") as gone:
         port = server.host.rpartition(":")[2]
         say(user, "registries.conf", f"[::ffff:127.0.0.2]:0{gone.host.rpartition(':')[2]} mirror=127.1:0{port}\n")
         user.penroot("digest", gone.uri)
@@ -316,12 +232,14 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
         assert "registries.conf:1: '010.0.0.1' is no registry" in user.penroot("digest", gone.uri, status=1).stderr
 
 
+@pytest.mark.parity("URI: docker://USER:PASSWORD@...")
+@pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
     """As enroot takes it: for this registry and this command, with a warning, and for no mirror."""
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
-    with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as mirror:
+    with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
         say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
         challenge = "Basic realm=x" if basic else f'Bearer realm="http://{server.host}/token"'
         mirror.answer = lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"})
@@ -365,7 +283,7 @@ def test_password_in_a_reference_is_in_no_error(user: User, image: str) -> None:
 
 
 def test_wrong_password_in_a_reference_is_named_by_its_place(user: User) -> None:
-    with serve(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
+    with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
         credentials(user, server.host)
         said = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
         assert "the login of 'me' from the command line is refused" in said and "wrong" not in said
@@ -378,6 +296,7 @@ def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
     assert not (user.home / "images.lock").exists()
 
 
+@pytest.mark.security("G6")
 def test_no_secret_is_seen(user: User) -> None:
     """No secret in the debug log, in errors, in --explain, in arguments or in what hooks are told."""
     seen = user.home / "seen"
@@ -385,7 +304,7 @@ def test_no_secret_is_seen(user: User) -> None:
     hook.parent.mkdir(parents=True)
     hook.write_text(f"#!/bin/sh\nenv >> {seen}\ncat /proc/*/cmdline 2>/dev/null | tr '\\0' ' ' >> {seen}\n")
     hook.chmod(0o755)
-    with serve(bind="127.0.0.2") as server:
+    with fake(bind="127.0.0.2") as server:
         # The command tells the arguments of all processes as it runs.
         command = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' >> {seen}; S={SECRET}; printf %s $S"
         say(user, ".credentials", f"machine {server.host} login me password $({command})\n")
@@ -428,15 +347,15 @@ def seconds(user: User, *arguments: str, **options: object) -> tuple[float, str]
 
 
 @pytest.fixture
-def stored(user: User) -> Iterator[Server]:
+def stored(user: User) -> Iterator[Fake]:
     """A registry from which an image is stored."""
-    with serve(bind="127.0.0.2") as server:
+    with fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
         user.penroot("create", "-n", "first", server.uri)
         yield server
 
 
-def hang(server: Server) -> Callable[[Request], Reply]:
+def hang(server: Fake) -> Callable[[Request], Reply]:
     def answer(request: Request) -> Reply:
         server.over.wait()
         return Reply(503)
@@ -444,7 +363,7 @@ def hang(server: Server) -> Callable[[Request], Reply]:
     return answer
 
 
-def trickle(server: Server) -> Callable[[Request], Reply]:
+def trickle(server: Fake) -> Callable[[Request], Reply]:
     """An answer whose headers come a byte at a time."""
 
     def answer(request: Request) -> Reply:
@@ -456,27 +375,28 @@ def trickle(server: Server) -> Callable[[Request], Reply]:
     return answer
 
 
-def challenge_and_hang(server: Server) -> Callable[[Request], Reply]:
+def challenge_and_hang(server: Fake) -> Callable[[Request], Reply]:
     """Who asks for a token, and does not give one."""
     wait = hang(server)
     challenge = Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
     return lambda request: wait(request) if "/token" in request.path else challenge
 
 
-def move_and_hang(server: Server) -> Callable[[Request], Reply]:
+def move_and_hang(server: Fake) -> Callable[[Request], Reply]:
     """Who says that the tag is another image now, and does not tell which."""
     wait = hang(server)
     moved = Reply(200, {"Docker-Content-Digest": "sha256:" + "0" * 64})
     return lambda request: moved if request.method == "HEAD" else wait(request)
 
 
+@pytest.mark.security("G8")
 @pytest.mark.parametrize(
     "how",
     [hang, trickle, challenge_and_hang, move_and_hang],
     ids=["hangs", "trickles", "gives no token", "says that the tag has moved"],
 )
 def test_stored_image_does_not_wait_for_a_registry_that_hangs(
-    user: User, stored: Server, how: Callable[[Server], Callable[[Request], Reply]]
+    user: User, stored: Fake, how: Callable[[Fake], Callable[[Request], Reply]]
 ) -> None:
     """12: a start of a stored image waits 154 s."""
     stored.answer = how(stored)
@@ -484,7 +404,8 @@ def test_stored_image_does_not_wait_for_a_registry_that_hangs(
     assert took < MOMENTS and "using the stored image" in said
 
 
-def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> None:
+@pytest.mark.security("G8")
+def test_stored_image_does_not_wait_for_silence(user: User, stored: Fake) -> None:
     """20: packets to the registry are dropped: 90 s for each start. By a proxy, or a mirror, likewise."""
     with silent() as nobody:
         took, said = seconds(user, "start", stored.uri, "true", env={"http_proxy": nobody, "https_proxy": nobody})
@@ -493,7 +414,7 @@ def test_stored_image_does_not_wait_for_silence(user: User, stored: Server) -> N
         assert seconds(user, "start", stored.uri, "true")[0] < MOMENTS
 
 
-def test_program_that_knows_a_login_may_take_longer(user: User, stored: Server) -> None:
+def test_program_that_knows_a_login_may_take_longer(user: User, stored: Fake) -> None:
     """12: what takes its time is not the registry: a stored image is still compared with what it has."""
     stored.answer = registry_of(images.busybox(), "a-token", f"http://{stored.host}/token")
     say(user, ".credentials", f"machine {stored.host} login me password $(sleep 3; echo {SECRET})\n")
@@ -503,10 +424,11 @@ def test_program_that_knows_a_login_may_take_longer(user: User, stored: Server) 
     assert took > 3 and "using the stored image" not in said and stored.logins == {f"me:{SECRET}", "a-token"}
 
 
-def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> None:
+@pytest.mark.security("G8")
+def test_stored_image_does_not_wait_for_names(user: User, stored: Fake) -> None:
     """20: the name server does not answer, and nothing in a process can end its silence."""
     require(os.geteuid() == 0, "only root can be a name server")
-    with serve(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
+    with fake(registry_of(images.busybox()), bind="127.0.0.1") as named, socket.socket(type=socket.SOCK_DGRAM) as dns:
         uri = f"docker://registry.test:{named.host.rpartition(':')[2]}/{NAME}:1"
         dns.bind((own_address(), 53))
         hosts, resolver = user.home / "hosts", user.home / "resolv.conf"
@@ -521,18 +443,20 @@ def test_stored_image_does_not_wait_for_names(user: User, stored: Server) -> Non
         assert took < MOMENTS and "using the stored image" in said
 
 
+@pytest.mark.parity("all_proxy")
 def test_proxy_that_refuses_is_named(user: User) -> None:
     """12: a proxy refuses CONNECT, and the registry is said to be down; its password is not told."""
-    with serve(lambda request: Reply(403), bind="127.0.0.3") as proxy:
+    with fake(lambda request: Reply(403), bind="127.0.0.3") as proxy:
         env = {"https_proxy": f"http://me:{SECRET}@{proxy.host}"}
         said = user.penroot("digest", "docker://registry.test/x:1", status=1, env=env).stderr
         assert f"through the proxy {proxy.host}: Tunnel connection failed: 403" in said and SECRET not in said
         assert proxy.seen[0].headers["proxy-authorization"]
 
 
+@pytest.mark.parity("all_proxy")
 def test_networks_in_no_proxy(user: User) -> None:
     """12: no_proxy=10.0.0.0/8, as sites have it, and each registry of the site is asked through the proxy."""
-    with serve(registry_of(image_of()), bind="127.0.0.2") as server, serve(bind="127.0.0.3") as proxy:
+    with fake(registry_of(image_of()), bind="127.0.0.2") as server, fake(bind="127.0.0.3") as proxy:
         for proxied, through in (("127.0.0.0/29", False), ("10.0.0.0/8, 127.0.0.2", False), ("127.0.0.128/25", True)):
             before = len(proxy.seen)
             env = {"http_proxy": proxy.host, "https_proxy": proxy.host, "no_proxy": proxied}
@@ -553,11 +477,12 @@ def address() -> str:
     raise AssertionError
 
 
+@pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: str, target: str) -> None:
     """A redirect or a realm at localhost, or at the metadata of a cloud: what listens there lets us in."""
     env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_TRANSFER_RETRIES": "0"}
-    with serve(lambda request: Reply(200, {}, b"{}")) as here, serve(bind=address) as away:
+    with fake(lambda request: Reply(200, {}, b"{}")) as here, fake(bind=address) as away:
         there = f"http://{target}:{here.host.rpartition(':')[2]}/x"
         for reply in (
             Reply(307, {"Location": there}),
@@ -568,13 +493,14 @@ def test_nothing_of_this_machine_is_asked_for_a_registry(user: User, address: st
             assert here.seen == [] and "an address of this machine" in said
         # A registry on this machine may, as those of a site's own do.
         here.answer = registry_of(image_of())
-        with serve(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
+        with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
             user.penroot("digest", near.uri, env=env)
 
 
+@pytest.mark.security("G4")
 def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
     """Redirects in a circle, to other schemes, and from https to http; cookies are not kept."""
-    with serve(bind="127.0.0.2") as server, serve(bind="127.0.0.3") as other:
+    with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as other:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         for target in ("", "?again", f"http://{server.host}/", f"//{server.host}/x", "./.", "http:"):
             server.answer = lambda request, target=target: Reply(307, {"Location": target, "Set-Cookie": "a=b"})  # type: ignore[misc]
@@ -589,12 +515,13 @@ def test_redirects_come_to_an_end_and_stay_secure(user: User) -> None:
             assert "bad address" in said and other.seen == []
 
 
+@pytest.mark.security("G4")
 def test_redirect_from_https_to_http_is_refused(user: User) -> None:
     directory = pathlib.Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
     try:
         directory.chmod(0o755)
         ca, tls = authority(directory)
-        with serve(bind="127.0.0.3") as other, serve(tls=tls) as server:
+        with fake(bind="127.0.0.3") as other, fake(tls=tls) as server:
             credentials(user, server.host, other.host)
             env = {"SSL_CERT_FILE": str(ca), "ENROOT_TRANSFER_RETRIES": "0", "ENROOT_ALLOW_HTTP": "yes"}
             for reply in (
@@ -612,6 +539,7 @@ def test_redirect_from_https_to_http_is_refused(user: User) -> None:
 # -- answers that never end, or are not what they say
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("what", ["100 Continue", "headers", "a status", "chunks", "a token", "tags", "a manifest"])
 def test_answer_without_end_is_left(user: User, what: str) -> None:
     """A registry holds a process, or its memory, for as long as it likes."""
@@ -635,13 +563,14 @@ def test_answer_without_end_is_left(user: User, what: str) -> None:
                 server.sockets[-1].sendall(more * 5000)
         return Reply(raw=b" ")
 
-    with serve(answer, bind="127.0.0.2") as server:
+    with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         limits = ("prlimit", "--as=600000000")
         took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=limits)
         assert took < 20 and "Traceback" not in said and len(said) < 2000
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, gzip", "gzip, gzip, gzip, gzip, gzip, gzip, gzip"])
 @pytest.mark.parametrize("path", ["/manifests/", "/token"])
 def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, path: str) -> None:
@@ -658,7 +587,7 @@ def test_compressed_answer_does_not_fill_the_memory(user: User, encoding: str, p
             return Reply(200, {"Content-Encoding": encoding}, bomb)
         return Reply(401, {"WWW-Authenticate": f'Bearer realm="http://{server.host}/token"'})
 
-    with serve(answer, bind="127.0.0.2") as server:
+    with fake(answer, bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         took, said = seconds(user, "digest", server.uri, status=1, env=env, prefix=("prlimit", "--as=600000000"))
         assert took < 20 and "Traceback" not in said and "MemoryError" not in said
@@ -671,6 +600,8 @@ PAGES = {
     "html": Reply(200, {"Content-Type": "text/html; charset=utf-8"}, HTML),
     "no type": Reply(200, {}, b"\xef\xbb\xbf\n <HTML>" + HTML),
     "short": Reply(200, {"Content-Type": "text/html"}, b"<!-- portal -->"),
+    "words": Reply(200, {"Content-Type": "text/html"}, b"Please sign in."),
+    "empty": Reply(200, {"Content-Type": "text/html"}),
 }
 
 
@@ -699,9 +630,9 @@ def paged(part: str, page: Reply, image: Image) -> Callable[[Request], Reply]:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("part", ["manifest", "config", "blob", "tag list", "token"])
 def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str, moved: bool) -> None:
-    if part == "blob" and page == "no type":
+    if part == "blob" and page in ("no type", "words", "empty"):
         pytest.skip("a blob may begin with anything")
-    with serve(bind="127.0.0.2") as server, serve(lambda request: PAGES[page], bind="127.0.0.3") as portal:
+    with fake(bind="127.0.0.2") as server, fake(lambda request: PAGES[page], bind="127.0.0.3") as portal:
         away = Reply(302, {"Location": f"http://{portal.host}/login?secret={SECRET}"})
         server.answer = paged(part, away if moved else PAGES[page], images.busybox())
         env = {"ENROOT_TRANSFER_RETRIES": "3"}
@@ -713,7 +644,7 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
         assert said.count("[ERROR]") == said.count("[HINT]") == 1
 
 
-def test_web_page_does_not_keep_a_stored_image(user: User, stored: Server) -> None:
+def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None:
     """A portal is as good as no registry."""
     stored.answer = lambda request: PAGES["html"]
     for words in (("start", stored.uri, "true"), ("create", "-n", "second", stored.uri)):
@@ -722,7 +653,7 @@ def test_web_page_does_not_keep_a_stored_image(user: User, stored: Server) -> No
 
 
 def test_web_page_of_a_mirror_is_told_and_the_registry_asked(user: User) -> None:
-    with serve(lambda request: PAGES["html"], bind="127.0.0.3") as mirror, serve(bind="127.0.0.2") as server:
+    with fake(lambda request: PAGES["html"], bind="127.0.0.3") as mirror, fake(bind="127.0.0.2") as server:
         server.answer = registry_of(images.busybox())
         say(user, "registries.conf", f"{server.host} mirror={mirror.host}\n")
         assert f"{mirror.host} answered with a web page" in user.penroot("import", "-o", "x.sqsh", server.uri).stderr
@@ -732,7 +663,7 @@ def test_web_page_of_a_mirror_is_told_and_the_registry_asked(user: User) -> None
 def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
     image = images.busybox()
     has = registry_of(image)
-    with serve(bind="127.0.0.2") as server:
+    with fake(bind="127.0.0.2") as server:
         server.answer = lambda request: (
             PAGES["html"] if part in request.path else Reply(404) if ".sig" in request.path else has(request)
         )
@@ -742,15 +673,36 @@ def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
 
 
 def test_web_page_is_no_login(user: User) -> None:
-    with serve(lambda request: PAGES["html"], bind="127.0.0.2") as server:
+    with fake(lambda request: PAGES["html"], bind="127.0.0.2") as server:
         done = user.run("sh", "-c", f"echo {SECRET} | {PREFIX}/bin/penroot login -u me {server.host}", status=1)
         assert f"{server.host} answered with a web page" in done.stderr
         assert not (user.home / ".docker").exists()
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 407])
+@pytest.mark.parametrize("is_page", [True, False], ids=["page", "words"])
+def test_refusal_of_another_server_blames_no_login(user: User, status: int, is_page: bool) -> None:
+    """As a firewall that lets a node reach the registry, and not the server that has its blobs."""
+    image = images.busybox()
+    refusal = Reply(status, {"Content-Type": "text/html"}, HTML) if is_page else Reply(status, {}, b"<Error>no</Error>")
+    with fake(bind="127.0.0.2") as server, fake(lambda request: refusal, bind="127.0.0.3") as storage:
+        away = Reply(307, {"Location": f"http://{storage.host}/data?secret={SECRET}"})
+        has = registry_of(image, "a-token", f"http://{server.host}/token")
+        give = token_server()
+        layer = images.digest(image.layers[0].blob)
+        server.answer = lambda request: (
+            give(request) if "/token" in request.path else away if layer in request.path else has(request)
+        )
+        credentials(user, "127.0.0.2")
+        said = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
+        assert f"[ERROR] {status} from {storage.host}, to which {server.host} refers: " in said
+        assert "expired" not in said and "denied" not in said and SECRET not in said
+        assert storage.logins == set()
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 500])
 def test_web_page_of_a_refusal_is_not_printed(user: User, status: int) -> None:
-    with serve(lambda request: Reply(status, {"Content-Type": "text/html"}, HTML), bind="127.0.0.2") as server:
+    with fake(lambda request: Reply(status, {"Content-Type": "text/html"}, HTML), bind="127.0.0.2") as server:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         said = user.penroot("digest", server.uri, status=1, env=env).stderr
         assert "<" not in said and "[ERROR]" in said
@@ -765,7 +717,7 @@ def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
         reply = has(request)
         return Reply(reply.status, {**reply.headers, "Content-Type": "text/html"}, reply.body)
 
-    with serve(answer, bind="127.0.0.2") as server:
+    with fake(answer, bind="127.0.0.2") as server:
         user.penroot("import", "-o", "x.sqsh", server.uri)
 
 
@@ -791,13 +743,14 @@ def test_entry_without_a_platform_is_told_by_its_config(user: User) -> None:
 
         return answer
 
-    with serve(index_of(*entries), bind="127.0.0.2") as server:
+    with fake(index_of(*entries), bind="127.0.0.2") as server:
         assert user.penroot("digest", server.uri).stdout.strip() == ours.digest()
         assert user.penroot("digest", "--arch", "riscv64", server.uri).stdout.strip() == other.digest()
         server.answer = index_of(entries[0])
         assert "there is: linux/riscv64" in user.penroot("digest", server.uri, status=1).stderr
 
 
+@pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
     """13: a layer with ``urls`` fails; from there only by TLS, without a login, and with its digest."""
     image = images.busybox()
@@ -807,7 +760,7 @@ def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
     try:
         directory.chmod(0o755)
         ca, tls = authority(directory)
-        with serve(tls=tls) as elsewhere, serve(bind="127.0.0.2") as server:
+        with fake(tls=tls) as elsewhere, fake(bind="127.0.0.2") as server:
             credentials(user, elsewhere.host, "127.0.0.1", server.host)
             env = {"SSL_CERT_FILE": str(ca), "ENROOT_TRANSFER_RETRIES": "0"}
             has = registry_of(image)
@@ -849,6 +802,7 @@ def layout_of(place: pathlib.Path, image: Image) -> pathlib.Path:
     return place
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("name", ["index.json", "config", "layer", "blobs"])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolute: bool) -> None:
@@ -872,6 +826,7 @@ def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolut
     user.penroot("create", "-n", "box", f"oci:{layout}")
 
 
+@pytest.mark.security("G7")
 def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None:
     """A FIFO as an archive or a blob holds its reader."""
     os.mkfifo(user.home / "fifo")
@@ -881,6 +836,7 @@ def test_what_is_no_file_is_no_archive_and_is_not_waited_for(user: User) -> None
         assert "not a file" in user.penroot("create", f"{scheme}:/dev/zero", status=1).stderr
 
 
+@pytest.mark.security("G7")
 @pytest.mark.parametrize("how", ["back", "a large header", "global headers", "members"])
 def test_archive_without_end_is_left(user: User, how: str) -> None:
     """An archive whose headers lead back, are of gigabytes, or are without number."""
@@ -908,6 +864,7 @@ def test_archive_without_end_is_left(user: User, how: str) -> None:
     assert took < 30 and "not a tar archive" in said and "Traceback" not in said
 
 
+@pytest.mark.security("G7")
 def test_names_in_an_archive_mean_what_is_in_it(user: User) -> None:
     """manifest.json names a config or a layer by a path of the host."""
     config = json.dumps({"rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}).encode()

@@ -67,6 +67,7 @@ def root(user: User) -> User:
     return user
 
 
+@pytest.mark.security("C3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_of_roots_changes_nothing_of_the_kernel(root: User, kind: str) -> None:
     """The files of /proc belong to root: sysctls, /proc/sysrq-trigger and /proc/kcore need no capability."""
@@ -74,6 +75,7 @@ def test_a_container_of_roots_changes_nothing_of_the_kernel(root: User, kind: st
     assert root.start(*KINDS[kind], "box", "sh", "-c", script) == "Linux\n"
 
 
+@pytest.mark.security("C3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_exec_into_roots_container_changes_nothing(root: User, kind: str) -> None:
     script = UNDO_MOUNTS + CHANGE_THE_KERNEL + "cat /proc/sys/kernel/ostype"
@@ -81,6 +83,7 @@ def test_exec_into_roots_container_changes_nothing(root: User, kind: str) -> Non
         assert root.penroot("exec", "box", "sh", "-c", script).stdout == "Linux\n"
 
 
+@pytest.mark.security("C4")
 @pytest.mark.parametrize("kind", KINDS)
 def test_roots_container_opens_no_disk_of_the_host(root: User, kind: str) -> None:
     """Root of the host owns the nodes of disks and /dev/kmsg, and needs no capability to open them."""
@@ -94,6 +97,7 @@ def test_roots_container_opens_no_disk_of_the_host(root: User, kind: str) -> Non
     assert root.start(*KINDS[kind], "box", "sh", "-c", script) == "zero works\n"
 
 
+@pytest.mark.security("C4")
 def test_root_widens_dev_by_a_setting(root: User) -> None:
     count = ("box", "sh", "-c", "ls /dev")
     assert "mem" not in root.start(*count).split() or not os.path.exists("/dev/mem")
@@ -101,6 +105,7 @@ def test_root_widens_dev_by_a_setting(root: User) -> None:
     assert set(os.listdir("/dev")) <= set(widened)
 
 
+@pytest.mark.security("C4")
 def test_root_gives_one_device_by_an_option(root: User) -> None:
     node = root.home / "node"
     os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
@@ -110,6 +115,7 @@ def test_root_gives_one_device_by_an_option(root: User) -> None:
     assert "kmsg" not in said
 
 
+@pytest.mark.security("U13")
 @pytest.mark.parametrize("remap", [(), ("--root",)])
 def test_root_execs_nothing_in_another_users_container(
     user: User, rootfs: pathlib.Path, remap: tuple[str, ...]
@@ -122,6 +128,7 @@ def test_root_execs_nothing_in_another_users_container(
         assert user.penroot("exec", str(pid), "id", "-u").stdout == f"{0 if remap else user.uid}\n"
 
 
+@pytest.mark.security("U13")
 def test_root_finds_no_container_that_another_user_names(user: User) -> None:
     """Anyone may give a mount of their own any source."""
     require(os.geteuid() == 0, "only root sees the mounts of others")
@@ -136,6 +143,7 @@ def test_root_finds_no_container_that_another_user_names(user: User) -> None:
         process.communicate("\n", timeout=60)
 
 
+@pytest.mark.security("C2")
 @pytest.mark.parametrize("own", ["", *OWN])
 def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
     """Namespaces of the container belong to the user namespace of its program, which configures them."""
@@ -156,6 +164,7 @@ def test_root_rules_its_own_namespaces(user: User, own: str) -> None:
     assert joined.split() == [word for word in wanted if word != "pid"]
 
 
+@pytest.mark.security("C2")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("--root")])
 @pytest.mark.parametrize("way", ["start", "exec"])
 def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str) -> None:
@@ -192,6 +201,7 @@ def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str)
     assert (user.home / "kept/file").read_text() == "kept"
 
 
+@pytest.mark.security("C3")
 def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
     """With ENROOT_ALLOW_SUPERUSER root keeps the privilege to uncover it, and must do that first."""
     path = "/proc/sys/vm/swappiness"
@@ -199,6 +209,7 @@ def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
     assert root.start("box", "sh", "-c", script, env={"ENROOT_ALLOW_SUPERUSER": "yes"}) == "uncovered\n"
 
 
+@pytest.mark.security("C3")
 def test_root_may_ask_for_it(root: User) -> None:
     """Who starts the container decides: a mount that is asked for stands."""
     script = "v=$(cat /proc/sys/vm/swappiness); echo $v > /proc/sys/vm/swappiness && echo wrote"
@@ -206,6 +217,7 @@ def test_root_may_ask_for_it(root: User) -> None:
     assert root.start("-m", "/proc/sys:/proc/sys", "box", "sh", "-c", script, env=environ) == "wrote\n"
 
 
+@pytest.mark.security("C5")
 def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
     """Who is root in his container alone has no_new_privs and the filter of system calls as everybody has."""
     busybox_rootfs(user.data / "box")
@@ -215,6 +227,7 @@ def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
     assert said.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
+@pytest.mark.security("C3")
 @pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:

@@ -54,12 +54,15 @@ def seen(out: str) -> set[str]:
     return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}
 
 
+@pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_the_server_of_an_image(user: User, image: pathlib.Path, mark: str) -> None:
     """3: start --root IMAGE.sqsh: /proc/PID/root of squashfuse is the node's root."""
     out = user.start("--root", "--env", "MARK", str(image), "spy", env={"MARK": mark})
     assert seen(out) == set()
 
 
+@pytest.mark.parity("its server ends with the container")
+@pytest.mark.security("C1")
 def test_root_does_not_reach_the_node_by_the_server_of_data(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str
 ) -> None:
@@ -68,6 +71,7 @@ def test_root_does_not_reach_the_node_by_the_server_of_data(
     assert seen(out) == set()
 
 
+@pytest.mark.security("C1")
 @pytest.mark.parametrize("source", ["directory", "image"])
 def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, mark: str, source: str
@@ -79,6 +83,7 @@ def test_root_does_not_reach_the_node_by_fuse_overlayfs(
     assert seen(user.start("--root", "--env", "MARK", what, "spy", env=env)) == set()
 
 
+@pytest.mark.security("C1")
 def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Path, mark: str) -> None:
     """3: a bundle's --root shares the user namespace with its server as well."""
     bundle = str(user.home / "box.run")
@@ -86,15 +91,15 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
     assert seen(user.run(bundle, "--root", "--env", "MARK", "spy", env={"MARK": mark}).stdout) == set()
 
 
-def test_root_does_not_reach_the_node_by_who_waits_for_its_pid_namespace(
-    user: User, rootfs: pathlib.Path, mark: str
-) -> None:
+@pytest.mark.security("C1")
+def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pathlib.Path, mark: str) -> None:
     """3: with --pid a process stays behind to wait; where the node's /proc is mounted it has a name there."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
     assert seen(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()
 
 
+@pytest.mark.security("C1")
 def test_exec_is_not_looked_at_while_it_enters(user: User, image: pathlib.Path) -> None:
     """3: penroot exec into a --root container: for a moment its process is there with the caller's variables."""
     command = ("start", "--root", str(image), "spy", "120")
@@ -126,6 +131,7 @@ def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
     lab.run("rm -f spying.sqsh spy mark")
 
 
+@pytest.mark.security("C1")
 def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
     """3: srun --container-remap-root with an image: what serves that, and the helper, are processes of the node."""
     options = (spying, "--container-remap-root", "--container-env=MARK")
@@ -133,6 +139,7 @@ def test_root_of_a_step_does_not_reach_the_node(lab: Lab, spying: str) -> None:
     assert {line for line in seen(out) if not line.startswith("sees /usr/bin/sleep")} == set()
 
 
+@pytest.mark.security("C1")
 def test_the_entrypoint_does_not_reach_the_node(lab: Lab, spying: str) -> None:
     """3: it runs as root beside the process that built the container: the descriptors of that, as CVE-2024-21626."""
     options = (spying, "--container-remap-root", "--container-entrypoint", "--container-env=MARK")

@@ -13,9 +13,10 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import UID
+from tests.fakeregistry import Faulty, faulty
 from tests.images import entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Faulty, Server, faulty, serve
+from tests.kernel.registry import Server, serve
 
 GROUP = 27009
 
@@ -54,6 +55,8 @@ LEFT = [("blob", what) for what in ("fifo", "directory")]
 LEFT += [("lock", what) for what in ("fifo", "directory", "link", "of the future", "closed")]
 
 
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
+@pytest.mark.security("U7")
 @pytest.mark.parametrize(("which", "what"), LEFT)
 def test_what_bob_leaves_costs_a_warning(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, which: str, what: str
@@ -79,6 +82,7 @@ def test_what_bob_leaves_costs_a_warning(
     assert str(blobs) in start(user, registry)
 
 
+@pytest.mark.security("U7")
 @pytest.mark.parametrize("what", ["closed", "link", "fifo", "file"])
 @pytest.mark.parametrize("which", ["sha256", "tmp"])
 def test_what_bob_makes_of_the_directories(
@@ -103,6 +107,8 @@ def test_what_bob_makes_of_the_directories(
     assert list(target.iterdir()) == [] and target.stat().st_mtime_ns == before
 
 
+@pytest.mark.parity("ENROOT_SHARED_BLOBS_FOR")
+@pytest.mark.security("U8")
 def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
     user: User, bob: User, blobs: pathlib.Path, registry: Server
 ) -> None:
@@ -127,6 +133,7 @@ def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
     assert list((blobs / stolen).iterdir()) == []
 
 
+@pytest.mark.security("U8")
 def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server) -> None:
     """Issue 10, 8: it works where its images are files, and says so where they are trees."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")

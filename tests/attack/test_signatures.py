@@ -14,9 +14,10 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import BOB
+from tests.fakeregistry import Request, faulty
 from tests.images import OCI, Image, digest, entry
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.kernel.test_signatures import ACCEPT, REJECT, SIGNER, wanted, write
 from tests.signing import ANNOTATION, PAYLOAD, Signer, payload, push, sign
 
@@ -52,6 +53,8 @@ def refusal(user: User, target: str) -> str:
     return done.stderr
 
 
+@pytest.mark.parity("a signature for another tag")
+@pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
     """The registry has lost it, or keeps it from us: an image that is not stored is not let in any more."""
@@ -64,6 +67,8 @@ def test_a_signature_that_is_stripped(user: User, registry: Server) -> None:
     assert not list((user.home / "cache/layers").iterdir())
 
 
+@pytest.mark.parity("a signature for another tag")
+@pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_the_signature_of_another_image(user: User, registry: Server) -> None:
     """Of the same repository, under the tag that the evil image's would have."""
@@ -76,6 +81,8 @@ def test_the_signature_of_another_image(user: User, registry: Server) -> None:
     assert "none of 1 signature is by" in refusal(user, f"docker://{registry.host}/test/swapped:1")
 
 
+@pytest.mark.parity("a signature for another tag")
+@pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_an_image_that_was_signed_for_another_repository(user: User, registry: Server) -> None:
     """An old one with a hole, say, is pushed with its good signature under the name of another."""
@@ -90,6 +97,8 @@ def test_an_image_that_was_signed_for_another_repository(user: User, registry: S
     assert "its signature is for" in refusal(user, f"docker://{registry.host}/test/new@{old.digest()}")
 
 
+@pytest.mark.parity("what is verified is what is used")
+@pytest.mark.security("S1")
 @pytest.mark.usefixtures("key")
 def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) -> None:
     """Whatever the tag is when it is asked for again: what was verified is what is unpacked."""
@@ -118,15 +127,16 @@ def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) ->
 class Watched(list):  # type: ignore[type-arg]
     """A list of requests, with what is to happen at each of them, before it is answered."""
 
-    def __init__(self, seen: list[tuple[str, str, str, int]], act: object) -> None:
+    def __init__(self, seen: list[Request], act: object) -> None:
         super().__init__(seen)
         self._act = act
 
-    def append(self, request: tuple[str, str, str, int]) -> None:
+    def append(self, request: Request) -> None:
         super().append(request)
-        self._act(request[1])  # type: ignore[operator]
+        self._act(request.path)  # type: ignore[operator]
 
 
+@pytest.mark.security("S2")
 @pytest.mark.usefixtures("key")
 def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: Server) -> None:
     """What is beside a stored image is verified as what comes from a registry: whoever has written it."""
@@ -160,6 +170,7 @@ def test_records_of_the_store_prove_nothing_by_themselves(user: User, registry: 
     assert "no signature" in refusal(user, f"docker://{registry.host}/test/kept@{evil.digest()}")
 
 
+@pytest.mark.security("S5")
 @pytest.mark.parametrize(
     "spelling",
     ["127.0.0.1:0{port}", "[::ffff:127.0.0.1]:{port}", "127.0.0.1.:{port}", "127.1:{port}", "2130706433:{port}"],
@@ -174,6 +185,7 @@ def test_registry_spelled_in_another_way(user: User, registry: Server, spelling:
     assert "is rejected by" in refusal(user, f"docker://{registry.host}#test/spelled:1")
 
 
+@pytest.mark.security("S5")
 @pytest.mark.parametrize("forged", ["squashfs", "uri"])
 def test_record_names_another_image_than_the_admitted(
     user: User, registry: Server, key: Path, image: Path, forged: str
@@ -202,6 +214,7 @@ def test_record_names_another_image_than_the_admitted(
             assert "create the container again" in refusal(user, "mixed-evil")
 
 
+@pytest.mark.security("S2")
 def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, key: Path) -> None:
     """Bob gives the victim an image of his by all that the two of them share."""
     del key
@@ -224,6 +237,7 @@ def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, 
     assert "it has no signature" in done.stderr
 
 
+@pytest.mark.security("S2")
 def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Server) -> None:
     """Its users verify what root has stored, and cannot change it; nobody has to ask the registry."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
@@ -249,6 +263,7 @@ def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Se
         assert "it has no signature" in user.penroot("start", pinned, "true", env=theirs, status=1).stderr
 
 
+@pytest.mark.security("S3")
 def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Server) -> None:
     """In a mount namespace in which /etc/enroot has a policy, as on a node."""
     put(registry, "unsigned", b"evil", signed=False)
@@ -270,13 +285,15 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
         {"ENROOT_SYSCONF_PATH": "", "HOME": "/none", "XDG_CONFIG_HOME": str(own)},
     ):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)
-        assert "is rejected by /etc/enroot/policy.json:1 (default)" in done.stderr and done.stdout == ""
+        assert "is rejected by /etc/enroot/policy.json: default[0] (default)" in done.stderr and done.stdout == ""
     lower.chmod(0o700)  # whether there is a policy, he cannot see
     for env in ({}, {"ENROOT_SYSCONF_PATH": str(own)}):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)
         assert "/etc/enroot/" in done.stderr and "Permission denied" in done.stderr and done.stdout == ""
 
 
+@pytest.mark.parity("slips in a policy")
+@pytest.mark.security("S3")
 @pytest.mark.parametrize("what", ["key", "directory of keys", "policy", "directory", "owner"])
 def test_what_others_can_write_says_nothing(user: User, registry: Server, key: Path, what: str) -> None:
     put(registry, "written", b"1")
@@ -309,6 +326,7 @@ def test_a_link_through_a_place_that_others_can_write(user: User, registry: Serv
     assert str(place) in os.path.normpath(said.split()[1]) and "written by others" in said
 
 
+@pytest.mark.security("S3")
 def test_a_key_of_the_users_own_is_none_of_the_sites(user: User, registry: Server, key: Path) -> None:
     """A policy of root's that names a file which the user can replace."""
     put(registry, "replaced", b"1")
@@ -316,6 +334,7 @@ def test_a_key_of_the_users_own_is_none_of_the_sites(user: User, registry: Serve
     assert f"belongs to uid {user.uid}, not to root" in refusal(user, f"docker://{registry.host}/test/replaced:1")
 
 
+@pytest.mark.security("S4")
 @pytest.mark.usefixtures("key")
 def test_signatures_without_end(user: User, registry: Server) -> None:
     """A registry gives us thousands, or one that is larger than memory: some are looked at, and none is waited for."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests import images
 from tests.attack.conftest import BOB, UID
-from tests.attack.test_registries import Reply, serve
+from tests.fakeregistry import Reply, fake
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 from tests.waiting import until
 
@@ -81,6 +81,8 @@ class Squatter:
 PLACES = {"default": ("", "penroot-{}", "enroot"), "configured": ("{}/enroot-run-{}", "enroot-run-{}", "root")}
 
 
+@pytest.mark.parity("ENROOT_RUNTIME_PATH")
+@pytest.mark.security("U3")
 @pytest.mark.soak
 @pytest.mark.parametrize("which", PLACES)
 def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
@@ -99,6 +101,7 @@ def test_a_squatted_runtime_path_costs_nothing_and_gives_nothing(
     assert private[0].stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.security("U3")
 @pytest.mark.soak
 @pytest.mark.parametrize("which", PLACES)
 def test_nothing_is_swapped_at_any_system_call(
@@ -119,6 +122,7 @@ def test_nothing_is_swapped_at_any_system_call(
     assert done.stdout == "fine\n"
 
 
+@pytest.mark.security("U3")
 @pytest.mark.parametrize("what", ["a file", "a link", "a FIFO", "a closed directory"])
 def test_whatever_the_squatter_makes_is_passed_by(
     user: User, rootfs: pathlib.Path, tmp: pathlib.Path, what: str
@@ -138,6 +142,7 @@ def test_whatever_the_squatter_makes_is_passed_by(
     assert not (user.home / "enroot").exists()
 
 
+@pytest.mark.security("U3")
 def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib.Path) -> None:
     """Issue 10, 4: /tmp/penroot-UID.trees followed a link of another user's, and deleted what it led to."""
     victim = user.home / "precious"
@@ -155,9 +160,8 @@ def test_trees_of_an_import_are_not_those_of_a_squatter(user: User, tmp: pathlib
     assert (victim / "tmp/file").is_dir() and not (victim / "layers").exists()
 
 
-def test_a_bundle_does_not_run_from_a_directory_that_others_rearrange(
-    user: User, image: pathlib.Path, tmp: pathlib.Path
-) -> None:
+@pytest.mark.security("U5")
+def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pathlib.Path, tmp: pathlib.Path) -> None:
     """Issue 10, 4: programs of a bundle could be swapped in a TMPDIR that is not sticky, as 0777 or a group's."""
     user.penroot("bundle", "-o", "box.run", str(image))
     assert user.run("./box.run", "sh", "-c", "echo fine").stdout == "fine\n"
@@ -167,6 +171,8 @@ def test_a_bundle_does_not_run_from_a_directory_that_others_rearrange(
     assert list(tmp.iterdir()) == []
 
 
+@pytest.mark.parity("neither an image nor another user makes or redirects a record")
+@pytest.mark.security("U4")
 @pytest.mark.parametrize("squat", ["file", "link", "pipe", "directory"])
 def test_what_another_user_makes_where_events_go_gets_none(
     user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
@@ -204,10 +210,10 @@ def swap_file(place: str, stop: object) -> None:
                 os.rename(f"{place}/new", f"{place}/it.toml")
 
 
+@pytest.mark.parity("a file or directory that others write to is not believed")
+@pytest.mark.security("H5")
 @pytest.mark.parametrize("way", ["path", "name", "base"])
-def test_an_environment_file_that_another_user_puts_where_everybody_may(
-    user: User, scratch: pathlib.Path, way: str
-) -> None:
+def test_environment_file_of_another_user_is_refused(user: User, scratch: pathlib.Path, way: str) -> None:
     """It would say which image runs, and with which mounts, as the victim."""
     (scratch / "it.toml").write_text('image = "/squatted.sqsh"\n')
     os.chown(scratch / "it.toml", BOB, BOB)
@@ -221,6 +227,7 @@ def test_an_environment_file_that_another_user_puts_where_everybody_may(
         assert "squatted" not in done.stdout
 
 
+@pytest.mark.security("H5")
 def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathlib.Path) -> None:
     place = scratch / "open"
     place.mkdir()
@@ -244,6 +251,7 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
         process.join()
 
 
+@pytest.mark.security("U12")
 def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
     """Another user may open ~/.docker, and flock(2) needs no more than that."""
     require(os.geteuid() == 0, "only root can be two users")
@@ -259,7 +267,7 @@ def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
     try:
         taken = ["flock", "--nonblock", str(directory), "true"]
         until(lambda: subprocess.run(taken, check=False).returncode != 0, "the lock is taken")
-        with serve(lambda request: Reply(200, {}, b"{}")) as registry:
+        with fake(lambda request: Reply(200, {}, b"{}")) as registry:
             for words in (("login", "-u", "me", registry.host), ("logout", registry.host)):
                 user.run("sh", "-c", f"echo secret | timeout 60 {PREFIX}/bin/penroot {' '.join(words)}")
     finally:

@@ -15,12 +15,15 @@ INSIDE = "test -e /etc/lab-release && echo container || echo host"
 EXPORTS = ("--export=NONE", "--export=FOO=1", "--export=NIL", "--export=ALL")
 
 
+@pytest.mark.parity("srun, sbatch, salloc: PYXIS_CONTAINER_*")
+@pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS)
 def test_srun_forwards_the_variables_whatever_is_exported(lab: Lab, export: str) -> None:
     """Line 16: PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
     assert srun(lab, export, "/bin/sh", "-c", INSIDE, env=VARIABLE) == "container\n"
 
 
+@pytest.mark.security("H4")
 def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
     """Line 16: not the image alone."""
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin", "PYXIS_CONTAINER_MOUNTS": "/usr:/mnt/of it"}
@@ -30,6 +33,7 @@ def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
     assert srun(lab, "--export=NONE", "--container-workdir=/usr", "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
 
 
+@pytest.mark.security("H4")
 def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
     """Line 16: precedence is unchanged: a value that --export gives counts before that of the submitter."""
     export = "--export=PYXIS_CONTAINER_WORKDIR=/usr"
@@ -37,6 +41,7 @@ def test_what_export_sets_is_what_the_step_has(lab: Lab) -> None:
     assert srun(lab, export, "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
 
 
+@pytest.mark.security("H4")
 def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
     """Line 16: what a job around this one was given is none of a step that says nothing."""
     script = f"unset PYXIS_CONTAINER_IMAGE; srun --export=NONE /bin/sh -c '{INSIDE}'"
@@ -45,6 +50,8 @@ def test_a_variable_that_is_gone_is_not_forwarded(lab: Lab) -> None:
     assert lab.run(command, env={**VARIABLE, **kept}).stdout == "host\n"
 
 
+@pytest.mark.parity("srun, sbatch, salloc: PYXIS_CONTAINER_*")
+@pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS[:2])
 def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
     """Line 16: the script, and each srun in it."""
@@ -54,6 +61,7 @@ def test_sbatch_forwards_the_variables(lab: Lab, export: str) -> None:
     assert lab.run("cat forwarded.out; rm forwarded.*").stdout.endswith("container\n")
 
 
+@pytest.mark.security("H4")
 def test_salloc_forwards_the_variables(lab: Lab) -> None:
     """Line 16: srun in an allocation that was made with them."""
     command = ["salloc", "--quiet", "-w", "n1", "srun", "--export=NONE", "/bin/sh", "-c", INSIDE]
@@ -63,6 +71,8 @@ def test_salloc_forwards_the_variables(lab: Lab) -> None:
 LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 bytes: MAX_ARG_STRLEN is 131,072
 
 
+@pytest.mark.parity("Options that do not fit into a job's environment")
+@pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str) -> None:
     """Line 17: one long --container-mounts ran, and drained the node, as Slurm's spank/epilog could not be executed."""
@@ -84,6 +94,7 @@ def test_what_does_not_fit_into_an_environment_is_refused(lab: Lab, command: str
     assert_nothing_left(lab)
 
 
+@pytest.mark.security("R7")
 def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
     """Line 17: and one of the environment, whose name is longer on the nodes."""
     value = LONG[:131_030].rpartition(",")[0]
@@ -92,6 +103,7 @@ def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
     assert f"PYXIS_CONTAINER_MOUNTS has {len(value)} bytes" in done.stderr, done.stderr[:2000]
 
 
+@pytest.mark.security("R7")
 def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
     """Line 17: some long options of which each is allowed."""
     value = LONG[:100_000].rpartition(",")[0]
@@ -101,6 +113,7 @@ def test_all_together_is_refused_where_it_does_not_fit(lab: Lab) -> None:
     assert "variables have 3" in done.stderr, done.stderr[:2000]
 
 
+@pytest.mark.security("R7")
 def test_the_longest_that_is_allowed_runs_and_ends(lab: Lab) -> None:
     """Line 17: the limit is low enough: the epilog is executed."""
     text = "A=" + "x" * (130_816 - 2)

@@ -73,6 +73,7 @@ def stop_no_more(lab: Lab) -> None:
     on_node(lab, "kill -KILL $(cat /tmp/stopping); rm -f /tmp/stopping; pkill -CONT -u alice", "alice")
 
 
+@pytest.mark.security("R1")
 def test_a_stopped_helper_holds_no_step_that_ends(lab: Lab) -> None:
     """Line 6: slurmstepd waited for a helper that was stopped, as long as that was so."""
     step = start(lab, *WRITABLE)
@@ -103,6 +104,7 @@ def test_helper_stopped_during_set_up_ends_the_step(lab: Lab, which: str, said: 
         lab.run(f"rm -f {hook} waits")
 
 
+@pytest.mark.security("R1")
 @pytest.mark.parametrize("how", ["cancel", pytest.param("time limit", marks=pytest.mark.soak)])
 def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None:
     """Line 6: nor a job that is cancelled, or whose time is over, nor its node."""
@@ -116,6 +118,7 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
     step.communicate(timeout=300)
 
 
+@pytest.mark.security("R1")
 def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
     """Line 6: also what finishes the step, and the epilog's process, each at once when it is there."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
@@ -131,6 +134,7 @@ def test_a_user_who_stops_all_that_is_his_holds_nothing(lab: Lab) -> None:
     lab.run(["srun", *ON_N1, *WRITABLE, "true"])
 
 
+@pytest.mark.security("R1")
 def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
     """Line 6: its helper is stopped with it."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
@@ -142,6 +146,7 @@ def test_a_job_that_is_cancelled_while_it_is_suspended(lab: Lab) -> None:
     step.communicate(timeout=300)
 
 
+@pytest.mark.security("R1")
 def test_a_lock_that_another_job_holds_keeps_no_step(lab: Lab) -> None:
     """Line 6: a suspended job's helper may have the lock of a container's name."""
     step = start(lab, *WRITABLE)
@@ -168,6 +173,7 @@ def stop_its_save(lab: Lab, step: subprocess.Popen[str]) -> None:
     until(lambda: "T" in on_node(lab, "ps -o stat= -C mksquashfs"), "the container is being saved")
 
 
+@pytest.mark.security("R2")
 def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
     """Line 6: after scancel another process began to save anew, outside of the job's cgroups."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", env=SLOW)
@@ -184,6 +190,7 @@ def test_a_save_that_is_slow_ends_with_its_job(lab: Lab) -> None:
     assert lab.run("ls -A | grep waits", check=False).stdout == ""
 
 
+@pytest.mark.security("R2")
 def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
     """Line 6: no save after a kill."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; sleep 1234")
@@ -193,6 +200,7 @@ def test_nothing_is_saved_of_a_step_that_was_killed(lab: Lab) -> None:
     assert lab.run("ls -A | grep waits", check=False).stdout == ""
 
 
+@pytest.mark.security("R2")
 @pytest.mark.soak
 def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
     """Line 6: it has no limit but the job's: here one that is longer than all others of root."""
@@ -208,7 +216,8 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
     assert srun(lab, "--container-image=./waits.sqsh", "echo", "whole") == "whole\n"
 
 
-def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab) -> None:
+@pytest.mark.security("R3")
+def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
     """Line 6: where the helper is killed, another process saves, and that was slurmstepd's, outside of the step's."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)
@@ -230,6 +239,7 @@ def test_what_finishes_a_step_is_in_its_cgroup_and_nobody_looks_into_it(lab: Lab
     assert lab.run("ls waits.sqsh").stdout == "waits.sqsh\n"
 
 
+@pytest.mark.security("R5")
 def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     """Line 6: what could not be removed kept all that came after it."""
     step = start(lab, *WRITABLE, script="echo up; sleep 1234")
@@ -249,6 +259,8 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
 
 
+@pytest.mark.parity("ENROOT_SQUASH_OPTIONS")
+@pytest.mark.security("R3")
 @pytest.mark.parametrize(
     "options",
     [
@@ -280,6 +292,7 @@ rm -f /etc/rc.local
 """
 
 
+@pytest.mark.security("R6")
 def test_slurmds_log_is_not_the_users_to_fill(lab: Lab) -> None:
     """Line 6: what an entrypoint prints went to slurmd's log as it was, with every control character."""
     srun(lab, *WRITABLE, "--container-save=./waits.sqsh", *sh(FLOOD))

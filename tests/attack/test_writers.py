@@ -33,6 +33,8 @@ def begun(user: User, *options: str) -> subprocess.Popen[str]:
     return running
 
 
+@pytest.mark.parity("start --rw")
+@pytest.mark.security("U9")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)])
 def test_a_second_writer_is_told_who_has_the_container(user: User, options: tuple[str, ...]) -> None:
     """Issue 10, 9: the kernel says "upperdir is in-use", and what both write is undefined."""
@@ -63,6 +65,7 @@ def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
         process.communicate("\n")
 
 
+@pytest.mark.security("U9")
 def test_of_many_writers_one_runs(user: User) -> None:
     """Issue 10, 9: however close together they begin."""
     made(user)
@@ -99,12 +102,15 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
     return sorted(end(step)[0].split())
 
 
-def test_containers_without_a_name_where_nodes_share_the_data_path(shared_home: Lab) -> None:
+@pytest.mark.security("U9")
+def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
     """Issue 10, 18: of two nodes one ended with "container exists: pyxis_J.0", and a hint to remove the other's."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 
 
+@pytest.mark.parity("--container-name: kept between steps")
+@pytest.mark.security("U9")
 def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
     """Issue 10, 18: named ones shared one upper directory without a word."""
     name = "--container-name=one"
@@ -115,7 +121,8 @@ def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> N
     assert at_once(shared_home, ">>", name) == ["n1", "n1", "n2", "n2"]
 
 
-def test_a_container_that_another_node_runs_is_not_used_but_named(shared_home: Lab) -> None:
+@pytest.mark.security("U9")
+def test_container_of_another_node_is_named_and_not_used(shared_home: Lab) -> None:
     """Issue 10, 18: attaching knows the node, and no hint says to remove what runs."""
     name = "--container-name=two"
     keep = sh("echo up; read x; echo 1 > /kept")

@@ -1,6 +1,6 @@
-"""Pages of docs/ that are made of the source: ``.venv/bin/python -m tests.docs``, which ``make docs`` runs.
+"""The pages of docs/, those that people write and those that ``.venv/bin/python -m tests.docs`` makes of the source.
 
-docs/errors has each error that we print, docs/manual each manual page. A test fails when one of them is stale.
+`make docs` runs it: docs/made has each manual page, and which tests prove what the other pages say.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+MADE = ROOT / "docs/made"
 NOTE = "<!-- Made by .venv/bin/python -m tests.docs: do not edit. -->"
 
 

@@ -1,13 +1,13 @@
-"""Write the pages, and remove those of what is no more."""
+"""Write the pages that are made of the source: into docs/made, which is not committed."""
 
 from __future__ import annotations
 
-from tests.docs import manual, messages
+import shutil
 
-for made in (messages, manual):
-    made.DIRECTORY.mkdir(exist_ok=True)
-    pages = made.pages()
-    for path in set(made.DIRECTORY.glob("*.md")) - {made.DIRECTORY / name for name in pages}:
-        path.unlink()
+from tests.docs import MADE, manual, proofs
+
+shutil.rmtree(MADE, ignore_errors=True)
+for directory, pages in ((MADE / "manual", manual.pages()), (MADE, proofs.pages())):
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
-        (made.DIRECTORY / name).write_text(text)
+        (directory / name).write_text(text)

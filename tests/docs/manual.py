@@ -1,4 +1,4 @@
-"""Manual pages as Markdown: docs/manual."""
+"""Manual pages as Markdown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from enroot_py.cli import manual
 from enroot_py.cli.verbs import penroot
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
-from tests.docs import NOTE, ROOT, escaped
+from tests.docs import NOTE, escaped
 
-DIRECTORY = ROOT / "docs/manual"
 # In the order of who reads them; the verbs follow.
 FIRST = ("penroot.1", "penroot-srun.7", "penroot.yaml.5", "pyxis-py.1")
 _ESCAPES = {"\\e": "\\", "\\-": "-", "\\(ti": "~", "\\(ha": "^", "\\(aq": "'", "\\&": "", "\\fB": "", "\\fR": ""}

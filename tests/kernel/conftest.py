@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import glob
 import os
 import pathlib
 import shutil
@@ -12,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
+from tests.installation import IS_INSTALLED, LIBRARY
+from tests.installation import PREFIX as PREFIX
+
 # In nobody's passwd: the tests need no account. Each run has its own hundred: a user sees what runs of his.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
 
@@ -24,6 +28,14 @@ def require(condition: object, reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"missing in CI: {reason}")
     pytest.skip(reason)
+
+
+def require_penroot() -> None:
+    """Skip without a penroot that any user can run."""
+    how = f"make install PREFIX={PREFIX}" if IS_INSTALLED else "make dev"
+    require(glob.glob(f"{LIBRARY}/enroot_py/base/_linux.*so"), f"no penroot in {PREFIX}: {how}")
+    closed = [str(path) for path in (PREFIX, *pathlib.Path(PREFIX).parents) if not os.stat(path).st_mode & 0o001]
+    require(not closed or os.geteuid() != 0, f"ordinary users cannot enter {', '.join(closed)}: chmod o+x")
 
 
 class User:
@@ -89,7 +101,7 @@ class User:
 @contextlib.contextmanager
 def ordinary_user(uid: int) -> Iterator[User]:
     """A user of this number, with a home of his own, while the ``with`` lasts."""
-    require(os.access(f"{PREFIX}/bin/penroot", os.X_OK), f"penroot is not installed in {PREFIX}: make install")
+    require_penroot()
     # Not pytest's own directories: they are closed to other users.
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
     home.chmod(0o755)
@@ -121,13 +133,18 @@ def busybox_rootfs(path: pathlib.Path) -> None:
     (path / "etc/environment").write_text("FROM_IMAGE=yes\nPATH=/opt/bin:/bin:/usr/bin\n")
 
 
-@pytest.fixture
-def rootfs(user: User) -> pathlib.Path:
-    """A container named ``box`` as a plain directory."""
+def box(user: User) -> pathlib.Path:
+    """Make a container named ``box`` as a plain directory."""
     path = user.data / "box"
     busybox_rootfs(path)
     user.own(user.data)
     return path
+
+
+@pytest.fixture
+def rootfs(user: User) -> pathlib.Path:
+    """A container named ``box`` as a plain directory."""
+    return box(user)
 
 
 @contextlib.contextmanager
@@ -144,24 +161,43 @@ def small_filesystem(place: pathlib.Path, options: str) -> Iterator[pathlib.Path
 
 def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     """The squashfs image of a root file system, beside the user's other files, which he can mount."""
-    require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
-    require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
-    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
-    if os.geteuid() == 0:
-        os.chmod("/dev/fuse", 0o666)
-    path = user.home / f"{rootfs.name}.sqsh"
-    subprocess.run(
-        ["mksquashfs", str(rootfs), str(path), "-all-root", "-quiet", "-no-progress", "-Xcompression-level", "1"],
-        check=True,
-    )
+    require_squashfuse()
+    path = pack(rootfs, user.home / f"{rootfs.name}.sqsh")
     user.own(path)
     return path
 
 
+def require_squashfuse() -> None:
+    """What mounts squashfs images for ordinary users."""
+    require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
+    require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
+    if os.geteuid() == 0:
+        os.chmod("/dev/fuse", 0o666)
+
+
+def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """Make a squashfs image of a tree in which everything is root's."""
+    require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
+    options = ["-all-root", "-quiet", "-no-progress", "-Xcompression-level", "1"]
+    subprocess.run(["mksquashfs", str(tree), str(path), *options], check=True)
+    return path
+
+
+@functools.cache
+def _packed(directory: pathlib.Path) -> pathlib.Path:
+    """A squashfs image of the container ``box``, made once for all tests."""
+    busybox_rootfs(directory / "box")
+    return pack(directory / "box", directory / "box.sqsh")
+
+
 @pytest.fixture
-def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+def image(user: User, rootfs: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The same as a squashfs image."""
-    return squashed(user, rootfs)
+    require_squashfuse()
+    path = user.home / "box.sqsh"
+    shutil.copy(_packed(tmp_path_factory.getbasetemp()), path)
+    user.own(path)
+    return path
 
 
 def mounts_under(path: pathlib.Path) -> list[str]:

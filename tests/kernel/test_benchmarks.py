@@ -20,7 +20,7 @@ def test_the_table_of_a_small_image(user: User, capsys: pytest.CaptureFixture[st
         assert row in out
 
 
-def test_what_srun_and_slurmstepd_ask_the_plugin_where_no_container_is_wanted() -> None:
+def test_plugin_does_little_without_a_container() -> None:
     headers = (f"{place}/slurm/spank.h" for place in ("/usr/include", "/usr/local/include"))
     require(any(map(os.path.exists, headers)), "slurm/spank.h is not installed (libslurm-dev)")
     assert len(calls_of_plugin(3)) == 3

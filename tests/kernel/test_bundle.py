@@ -96,6 +96,7 @@ def leftovers(user: User) -> list[str]:
     return found
 
 
+@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "penroot-runfile")
 def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path: str) -> None:
     script = 'id -u; pwd; echo "$FROM_IMAGE $TERM $PATH"; grep -c . /proc/self/mountinfo; touch /x 2>&1; exit 7'
     done = run(user, bundle, "sh", "-c", script, path=path, status=7)
@@ -115,6 +116,7 @@ def test_the_user_is_known_inside_as_with_start(user: User, bundle: pathlib.Path
     assert sorted(in_bundle.splitlines()) == sorted(user.start("same", "sh", "-c", script).splitlines())
 
 
+@pytest.mark.parity("NAME.run --env", "NAME.run --pid")
 def test_options(user: User, bundle: pathlib.Path, path: str) -> None:
     (user.home / "data").mkdir(exist_ok=True)
     (user.home / "data/f").write_text("mounted\n")
@@ -170,6 +172,7 @@ def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Pa
     assert run(user, bundle, "--", "sh", "-c", 'echo "$@"', "x", "--info", "--").stdout == "--info --\n"
 
 
+@pytest.mark.parity("NAME.run --pid")
 def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
     out = user.run(
         str(bundle), "--ipc", "--uts", "sh", "-c", "readlink /proc/self/ns/uts /proc/self/ns/ipc; ls /dev"
@@ -180,6 +183,9 @@ def test_uts_and_ipc_namespaces(user: User, bundle: pathlib.Path) -> None:
     assert "fuse" not in out.splitlines()
 
 
+@pytest.mark.parity(
+    "bundle --checksum", "bundle --desc", "NAME.run --info", "NAME.run --verify", "the image's compression"
+)
 def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
     info = dict(line.split(": ", 1) for line in run(user, bundle, "--info").stdout.splitlines())
     assert info["Description"] == 'It\'s a "test"'
@@ -195,6 +201,7 @@ def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+@pytest.mark.parity("NAME.run --verify")
 def test_a_bundle_without_a_checksum_knows_whether_it_is_whole(user: User, image: pathlib.Path) -> None:
     user.penroot("bundle", "-o", "plain.run", str(image))
     plain = user.home / "plain.run"
@@ -233,6 +240,7 @@ def test_who_interrupts_it_early_leaves_nothing(user: User, bundle: pathlib.Path
     assert os.listdir(user.home / "tmp") == []
 
 
+@pytest.mark.parity("NAME.run --keep", "NAME.run --extract")
 def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
     assert (user.home / "box/message").read_text() == "hello\n"
@@ -246,12 +254,14 @@ def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     assert os.listdir(user.home / "tmp") == []
 
 
+@pytest.mark.parity("bundle --target")
 def test_target_is_substituted_at_run_time(user: User, bundle: pathlib.Path) -> None:
     user.penroot("bundle", "-t", "${HOME}/deep/er", "-o", "t.run", "box.sqsh")
     user.run("./t.run", "--extract")
     assert (user.home / "deep/er/bin/sh").exists()
 
 
+@pytest.mark.parity("what is unpacked is removed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
     with running(user, bundle, path) as process:
@@ -263,6 +273,7 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
     until(lambda: not [pid for pid in inside if alive(pid)], "all have ended")
 
 
+@pytest.mark.parity("what is unpacked is removed")
 def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path) -> None:
     path = few_tools(user)
     with running(user, bundle, path) as process:
@@ -329,6 +340,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.parity("SOURCE_DATE_EPOCH: the same bytes", "SOURCE_DATE_EPOCH")
 def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Path) -> None:
     first = bundle.read_bytes()
     user.penroot("bundle", "-f", "-c", "-d", 'It\'s a "test"', "box.sqsh", env={"SOURCE_DATE_EPOCH": "0"})
@@ -337,6 +349,7 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
     assert [p.name for p in user.home.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.parity("bundle --all", "the configuration goes along")
 def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     for directory, word in ((user.home / "etc", "SYSTEM"), (user.home / "config", "USER")):
         for kind, name, text in (
@@ -364,6 +377,8 @@ def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     assert user.run("./all.run", "id", "-u", env={"ENROOT_REMAP_ROOT": "no"}).stdout == f"{UID}\n"
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.security("I6")
 def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text(
         'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_X=/x\nMINE=[${GITHUB_TOKEN}${PROXY}]\n'
@@ -379,6 +394,7 @@ def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, root
     assert user.run("./box.run", "-e", "GITHUB_TOKEN", "sh", "-c", "echo $GITHUB_TOKEN", env=own).stdout == "ghp_x\n"
 
 
+@pytest.mark.parity("NAME.run --conf", "NAME.run --rc")
 def test_configuration_scripts(user: User, bundle: pathlib.Path) -> None:
     conf = user.home / "conf"
     conf.write_text(
@@ -413,7 +429,8 @@ def test_commands_know_their_directory_as_behind_a_shell(user: User, rootfs: pat
     assert {"PWD=/opt/work", "SHLVL=0"} <= set(shown)
 
 
-def test_compressions_that_the_helper_does_not_know_are_converted(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parity("the image's compression")
+def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) -> None:
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(user.home)
@@ -422,6 +439,7 @@ def test_compressions_that_the_helper_does_not_know_are_converted(user: User, ro
     assert user.run("./box.run", "id", "-u").stdout == f"{UID}\n"
 
 
+@pytest.mark.parity("free space is checked")
 def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> None:
     require(os.geteuid() == 0, "mounting a small file system needs root")
     path = few_tools(user)
@@ -539,6 +557,7 @@ def test_python_hooks_of_the_site_go_along(user: User, image: pathlib.Path) -> N
     assert user.run("./box.run", "sh", "-c", "echo $SITE").stdout == "1\n"
 
 
+@pytest.mark.parity("no Python, no squashfs tools, no C library needed")
 def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
     tools = pathlib.Path(few_tools(user))
     for name in NEEDED[1:]:
@@ -554,6 +573,7 @@ def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
     assert "set ENROOT_TEMP_PATH" in done.stderr
 
 
+@pytest.mark.parity("NAME.run --verify", "no Python, no squashfs tools, no C library needed")
 def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
     """A root with no libc, no Python, no squashfuse; what a bundle needs is busybox."""
     require(os.geteuid() == 0, "making such a host needs root")
@@ -598,6 +618,7 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
     assert (done.stdout, done.returncode) == (f"{UID}\n127.0.0.1 localhost\n5\n", 0), done.stderr
 
 
+@pytest.mark.parity("NAME.run --quiet")
 def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
     """On a terminal the progress of what takes its time is shown, unless asked not to."""
     with (user.data / "box/big").open("wb") as f:
@@ -617,6 +638,7 @@ def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
         assert "done" in shown
 
 
+@pytest.mark.parity("the configuration goes along")
 def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.Path) -> None:
     hook = user.home / "etc/hooks.d/50-site.sh"
     hook.parent.mkdir(parents=True)
@@ -632,6 +654,7 @@ def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.P
     assert "[INFO] from the hook" in done.stderr
 
 
+@pytest.mark.parity("the configuration goes along")
 def test_hooks_are_those_of_a_start_and_in_its_order(user: User, rootfs: pathlib.Path) -> None:
     for database, text in {
         "passwd": f"root:x:0:0::/:/bin/sh\napp:x:{UID}:{UID}::/:/bin/sh\n",
@@ -660,6 +683,7 @@ def test_hooks_are_those_of_a_start_and_in_its_order(user: User, rootfs: pathlib
     ]
 
 
+@pytest.mark.parity("extended attributes of users")
 def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> None:
     os.setxattr(rootfs / "bin/busybox", "user.note", b"kept")
     user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp zstd"})
@@ -668,6 +692,7 @@ def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> Non
     assert os.getxattr(user.home / "box/bin/busybox", "user.note") == b"kept"
 
 
+@pytest.mark.parity("cgroups of the step; GPUs and HCAs by the host's tools")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
     """As penroot start shows it."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
@@ -693,6 +718,7 @@ def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     """The hooks for GPUs and HCAs are those of a start, and the site's mounts.d goes along."""
     host = become(user, fakehost.dgx_a100(user.home / "dgx"))
@@ -716,6 +742,7 @@ def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
 
 
+@pytest.mark.parity("10-aptfix")
 def test_apt_stays_root(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/debian_version").write_text("12\n")
     user.penroot("export", "box")
@@ -725,6 +752,7 @@ def test_apt_stays_root(user: User, rootfs: pathlib.Path) -> None:
     user.run("./box.run", "cat", "/etc/apt/apt.conf.d/enroot", status=1)
 
 
+@pytest.mark.security("C7")
 def test_stdin_that_is_a_directory_does_not_reach_the_image(user: User, bundle: pathlib.Path) -> None:
     out = user.run("sh", "-c", f"exec {bundle} sh -c 'readlink /proc/self/fd/0' < /usr").stdout
     assert out.endswith("/null\n")

@@ -72,6 +72,7 @@ def test_a_store_in_which_there_was_never_anything(user: User) -> None:
     assert not (user.home / "cache").exists()
 
 
+@pytest.mark.parity("cache list, prune --keep --older -n --dry-run")
 def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
@@ -128,6 +129,8 @@ def test_who_runs_the_same_image_of_another_store_keeps_that_one(user: User, reg
         assert stored(other) == {"0"}
 
 
+@pytest.mark.clusters("Homes on NFS, a local disk in each node")
+@pytest.mark.parity("ENROOT_CACHE_LIMIT")
 def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
@@ -143,6 +146,7 @@ def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -
     assert user.start(uri(registry, 2), "cat", "/number") == "2"
 
 
+@pytest.mark.parity("cache list, prune --keep --older -n --dry-run")
 def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> None:
     user.start(uri(registry, 0), "true")
     user.penroot("cache", "prune", "-n")
@@ -194,6 +198,7 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
     assert left(user) == []
 
 
+@pytest.mark.parity("a store of somebody else", "cache list, prune --keep --older -n --dry-run")
 def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registry: Server) -> None:
     user.start(uri(registry, 1), "true")
     user.penroot("create", "--name", "box", uri(registry, 1))
@@ -223,6 +228,7 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
     assert user.start("box", "cat", "/number") == "1"
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_store_without_locks_is_told(user: User, registry: Server) -> None:
     """As on Lustre without its mount option flock."""
     require(shutil.which("strace"), "strace is not installed")

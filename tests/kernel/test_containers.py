@@ -23,6 +23,7 @@ def names(user: User) -> list[str]:
     return user.penroot("list").stdout.split()
 
 
+@pytest.mark.parity("create IMAGE", "ENROOT_DATA_PATH")
 def test_create_from_an_image_unpacks_it(user: User, image: pathlib.Path) -> None:
     user.penroot("create", str(image), env={"ENROOT_DATA_PATH": str(user.home / "other")})
     assert (user.home / "other/box/bin/busybox").stat().st_size > 0
@@ -30,12 +31,14 @@ def test_create_from_an_image_unpacks_it(user: User, image: pathlib.Path) -> Non
     assert user.start("box", "echo", "x", env={"ENROOT_DATA_PATH": str(user.home / "other")}) == "x\n"
 
 
+@pytest.mark.parity("--output x and --output=x", "long options as --x v and --x=v", "create --name")
 @pytest.mark.parametrize("option", [("--name", "two"), ("--name=two",), ("-n", "two"), ("-ntwo",)])
 def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tuple[str, ...]) -> None:
     user.penroot("create", *option, str(image))
     assert names(user) == ["box", "two"]
 
 
+@pytest.mark.parity("create --force")
 def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
     done = user.penroot("create", str(image), status=1)
     assert "[ERROR] container already exists: box" in done.stderr
@@ -44,11 +47,18 @@ def test_create_does_not_overwrite(user: User, image: pathlib.Path) -> None:
     assert not (user.data / "box/mine").exists()
 
 
+@pytest.mark.parity("create: a name has no '/'")
 @pytest.mark.parametrize("name", ["a/b", "..", ".", ".hidden", "x" * 256])
 def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> None:
     assert "not a container name" in user.penroot("create", "-n", name, str(image), status=1).stderr
 
 
+@pytest.mark.parity(
+    "closed and read-only directories",
+    "create: extended attributes of users",
+    "remove: closed directories",
+    "read-only and closed directories",
+)
 def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> None:
     closed = rootfs / "opt/closed"
     (closed / "sub").mkdir(parents=True)
@@ -67,9 +77,7 @@ def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> 
     assert [p.name for p in user.data.iterdir()] == []
 
 
-def test_a_root_that_its_owner_cannot_read_is_locked_as_well_while_it_is_deleted(
-    user: User, rootfs: pathlib.Path
-) -> None:
+def test_unreadable_root_is_locked_while_it_is_deleted(user: User, rootfs: pathlib.Path) -> None:
     """Else another process takes it for one that was left, and deletes it at the same time."""
     require(shutil.which("strace"), "strace is not installed")
     rootfs.chmod(0o311)
@@ -80,6 +88,7 @@ def test_a_root_that_its_owner_cannot_read_is_locked_as_well_while_it_is_deleted
     assert names(user) == []
 
 
+@pytest.mark.parity("remove NAME...")
 def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
     user.run("sh", "-c", f"echo n | {PREFIX}/bin/penroot remove box")
     assert names(user) == ["box"]
@@ -93,6 +102,7 @@ def test_remove_that_nobody_answers(user: User, rootfs: pathlib.Path) -> None:
     assert names(user) == ["box"]
 
 
+@pytest.mark.parity("remove of a running container")
 def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.penroot("create", "-n", "idle", str(image))
     command = user.command("penroot", "start", "--rw", "box", "sh", "-c", "echo up; read line; cat /etc/environment")
@@ -118,6 +128,7 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
     user.penroot("remove", "-f", "box")
 
 
+@pytest.mark.parity("remove --force")
 def test_remove_of_what_is_not_there(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("remove", "-f", "nope", "box", status=1)
     assert "no such container: nope" in done.stderr
@@ -157,6 +168,7 @@ def test_unknown_compression_of_an_image_is_named(user: User, image: pathlib.Pat
     assert "new" not in user.penroot("list").stdout
 
 
+@pytest.mark.parity("an exported container is created and started again", "export NAME")
 def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathlib.Path) -> None:
     user.start("--rw", "box", "sh", "-c", "echo changed > /opt/file")
     user.penroot("export", "box")
@@ -165,6 +177,7 @@ def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathli
     assert sorted(os.listdir(user.data / "again/dev")) == []
 
 
+@pytest.mark.parity("--output x and --output=x", "export --output", "export --force")
 def test_export_does_not_overwrite(user: User, rootfs: pathlib.Path) -> None:
     path = user.home / "mine.sqsh"
     path.write_text("mine")
@@ -185,6 +198,7 @@ def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.
     assert not (user.home / "-").exists()
 
 
+@pytest.mark.parity("export or save to a directory deletes nothing", "export -o ./ deletes nothing")
 @pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh", 256 * "x"])
 def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path, output: str) -> None:
     before = sorted(os.listdir(user.home))
@@ -245,6 +259,7 @@ def test_save_onto_what_is_no_file_is_refused(user: User, rootfs: pathlib.Path, 
     assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
 
 
+@pytest.mark.security("U11")
 def test_save_does_not_follow_the_link_of_another_user(user: User, rootfs: pathlib.Path) -> None:
     """In a directory that is open to everybody, as /tmp."""
     require(os.geteuid() == 0, "only root can give a link away")
@@ -281,6 +296,7 @@ def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -
     assert names(user) == ["box"]
 
 
+@pytest.mark.parity("no arguments", "help", "unknown command", "--help", "an unknown option", "version")
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -324,6 +340,7 @@ def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> N
         assert done.stdout
 
 
+@pytest.mark.parity("list", "a link named enroot")
 def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
     enroot = str(user.home / "enroot")
     (user.home / "enroot").symlink_to(f"{PREFIX}/bin/penroot")
@@ -343,6 +360,7 @@ def test_as_enroot(user: User, rootfs: pathlib.Path) -> None:
         assert "[ERROR]" in done.stderr or not words
 
 
+@pytest.mark.parity("info: version")
 def test_info_says_where_each_value_comes_from(user: User) -> None:
     (user.home / "etc").mkdir()
     (user.home / "etc/enroot.conf").write_text("ENROOT_MAX_CONNECTIONS 7\nENROOT_SITE_THING $(id -u)\n")
@@ -367,6 +385,7 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
     assert user.penroot("list", env=env, cwd=user.home).stdout == "box\n"
 
 
+@pytest.mark.parity("completion of every verb")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -388,6 +407,7 @@ def test_completion(user: User, image: pathlib.Path, words: str, expected: set[s
     assert {line.partition(",")[2] for line in out.splitlines()} == expected
 
 
+@pytest.mark.parity("completion of every verb")
 def test_every_verb_completes(user: User) -> None:
     env = {"_PENROOT_COMPLETE": "bash_complete", "COMP_WORDS": "penroot ", "COMP_CWORD": "1"}
     out = user.penroot(env=env).stdout
@@ -397,6 +417,7 @@ def test_every_verb_completes(user: User) -> None:
     )
 
 
+@pytest.mark.parity("an empty value is a mistake")
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -474,3 +495,20 @@ def test_a_record_that_a_crash_emptied_is_told(user: User) -> None:
     assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in said
     assert f"its changes are in {user.data}/cut/upper" in said
     user.penroot("remove", "--force", "cut")
+
+
+@pytest.mark.parametrize("verb", ["start", "create", "inspect", "import", "load", "digest", "lock", "remove"])
+@pytest.mark.parametrize(
+    "form", ["docker:/me:{}@reg#app", "docker:me:{}@reg#a@x", "dockr://me:{}@reg/app", "me:{}@reg"]
+)
+def test_mistyped_reference_shows_no_password(user: User, rootfs: pathlib.Path, verb: str, form: str) -> None:
+    reference = form.format("hunter2")
+    said = user.run("sh", "-c", f'{PREFIX}/bin/penroot {verb} "{reference}" true 2>&1; [ $? != 0 ]').stdout
+    assert "[ERROR]" in said and "hunter2" not in said
+
+
+def test_scheme_with_one_slash_is_named(user: User, rootfs: pathlib.Path) -> None:
+    for reference in ("docker:/me:hunter2@reg#app", "docker:/debian:12"):
+        said = user.penroot("import", reference, status=1).stderr
+        assert "the scheme is docker://, with two slashes" in said
+        assert "docker://IMAGE" in user.penroot("start", reference, status=1).stderr

@@ -33,6 +33,7 @@ def data(user: User) -> pathlib.Path:
     return squash(user, "data.sqsh", file="of data\n")
 
 
+@pytest.mark.parity("the examples of docs/images.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
     """With another name of the image and a command; those of Slurm are in tests/slurm/test_mounts.py."""
     text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
@@ -63,12 +64,14 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
     return user.start(*options, "box", "sh", "-c", script, **more)
 
 
+@pytest.mark.parity("owners and modes in it keep nothing from who can read the file")
 def test_who_can_read_the_file_reads_all_that_is_in_it(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     """Whatever its modes and owners say: nobody else is in the container."""
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"
     assert inside(user, "cat /data/file", "--root", "--mount", "data.sqsh:/data:sqsh") == "of data\n"
 
 
+@pytest.mark.parity("read-only, nosuid and nodev")
 def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     script = "grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
     for options in (), ("--root", "--rw"):
@@ -77,6 +80,7 @@ def test_it_is_readonly_and_gives_no_privileges(user: User, rootfs: pathlib.Path
         assert refused == "refused"
 
 
+@pytest.mark.parity("penroot start --mount FILE:DIRECTORY:sqsh")
 def test_several_files_and_one_twice(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     squash(user, "more.sqsh", other="of more\n")
     mounts = ("data.sqsh:/a:sqsh:noexec", "more.sqsh:/b:sqsh", "data.sqsh:/c/d:sqsh")
@@ -104,11 +108,13 @@ def fstab(user: User, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.parity("in an fstab of mounts.d")
 def test_in_an_fstab_of_the_site(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     fstab(user, "${HOME}/data.sqsh /data sqsh ro,noexec 0 0\n${HOME}/data.sqsh /early sqsh defaults 0 -1\n")
     assert inside(user, "cat /data/file /early/file") == "of data\nof data\n"
 
 
+@pytest.mark.parity("in an fstab of mounts.d")
 @pytest.mark.parametrize(("options", "warnings"), [("nofail", 3), ("nofail,silent", 0)])
 def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path, options: str, warnings: int) -> None:
     """What is not there, what is none, and what squashfuse does not take."""
@@ -125,6 +131,7 @@ def damage(path: pathlib.Path) -> None:
     path.write_bytes(content[:96] + bytes(len(content) - 96))
 
 
+@pytest.mark.parity("a directory, a device")
 @pytest.mark.parametrize(
     ("mount", "said"),
     [
@@ -191,6 +198,7 @@ def servers(path: pathlib.Path) -> list[str]:
     return found
 
 
+@pytest.mark.parity("its server ends with the container")
 def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     running = subprocess.Popen(
         user.command("penroot", "start", "--mount", f"{data}:/data:sqsh", "box", "sh", "-c", "echo; sleep 600"),

@@ -8,11 +8,12 @@ import subprocess
 
 import pytest
 
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
 
-SHOW = 'shown=$(for n in 0 1 2 5 6 7 8; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
+SHOW = 'shown=$(for n in 0 1 2 5 6 7 8 9; do echo $n $(readlink /proc/$$/fd/$n); done); echo "$shown" >&5'
 # A program that uses enroot_py as a library.
-LIBRARY = """
+PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 for number in sys.argv[2]:  # Python does not start with one of these
@@ -30,14 +31,14 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory and 8 a directory by O_PATH."""
+    """What the descriptors of a command are: 5 a file, 6 a pipe, 7 a directory, 8 one by O_PATH, 9 a namespace."""
     (user.home / "place").mkdir(exist_ok=True)
     user.own(user.home / "place")
     wrapper = """\
 import os, sys
 os.chdir(sys.argv[1])
 fds = [os.open("report", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), os.pipe()[0], os.open(".", os.O_RDONLY),
-       os.open(".", os.O_PATH)]
+       os.open(".", os.O_PATH), os.open("/proc/self/ns/net", os.O_RDONLY)]
 moved = [os.dup2(os.dup(fd), 20 + n) for n, fd in enumerate(fds)]
 for n, fd in enumerate(moved):
     os.dup2(fd, 5 + n)
@@ -55,7 +56,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 def library(directories: str) -> tuple[str, ...]:
     """A program that starts a shell by the library, with directories as the descriptors of these digits."""
-    return "/usr/bin/python3", "-IS", "-c", LIBRARY, f"{PREFIX}/lib/penroot", directories, "sh", "-c"
+    return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 
 WAYS: dict[str, tuple[str, ...]] = {
@@ -66,13 +67,15 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.security("C7")
 @pytest.mark.parametrize("way", WAYS)
-def test_directories_close_and_files_and_pipes_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
+def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
     found = opened(user, *WAYS[way])
     assert found["5"].endswith("/report") and found["6"].startswith("pipe:")
-    assert (found["7"], found["8"]) == ("closed", "closed")
+    assert {found[number] for number in "789"} == {"closed"}
 
 
+@pytest.mark.security("C7")
 def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
     """Reading and writing fail there, as with the directory."""
     found = opened(user, *library("012"), SHOW)
@@ -81,6 +84,7 @@ def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path)
     assert (user.home / "place/report").read_text().lower().count("bad file descriptor") == 2
 
 
+@pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids="".join)
 def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
     """A variable that names a descriptor goes with it."""
@@ -103,6 +107,7 @@ def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options:
     os.close(write)
 
 
+@pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 def test_setting_refuses_a_rank_that_needs_its_descriptor(user: User, rootfs: pathlib.Path) -> None:
     environ = {"ENROOT_CLOSE_DESCRIPTORS": "yes", "PMI_FD": "7", "PMI_RANK": "0"}
     said = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()

@@ -160,6 +160,7 @@ SOCKET = ("file", "/var/run/nvidia-persistenced/socket")
 OF_DGX = {*nodes(*DIRECT), ("file", "/etc/cufile.json"), SOCKET}
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_VISIBLE_DEVICES")
 @pytest.mark.parametrize("specification", [False, True], ids=["native", "cdi"])
 @pytest.mark.parametrize(
     ("make", "selections", "always", "libraries"),
@@ -323,6 +324,7 @@ def test_parts_of_others_are_hidden_in_the_hosts_dev(
         assert set(out.split()) == expected, visible
 
 
+@pytest.mark.parity("99-mellanox: uverbs")
 def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     script = "ls /sys/class/infiniband /sys/class/infiniband_mad; cat /sys/class/infiniband_verbs/uverbs*/ibdev"
     out = user.start("box", "sh", "-c", script, env={"MELLANOX_VISIBLE_DEVICES": "2,0"})
@@ -335,6 +337,7 @@ def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Pat
     assert user.start("box", "ls", "/dev/infiniband", env=environ).split() == ["rdma_cm", "uverbs3"]
 
 
+@pytest.mark.security("C4")
 def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     """Root's containers have a private /dev by default; InfiniBand, which every user may open, stays in it."""
     user.uid = 0
@@ -361,6 +364,7 @@ def test_gpus_of_a_slurm_step(user: User, dgx: FakeHost, box: pathlib.Path) -> N
     ]
 
 
+@pytest.mark.parity("start --device", "97-devices")
 def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
     dgx.node("/dev/kfd", 240, 0)
@@ -405,6 +409,7 @@ def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathli
     assert user.start("--device", "acme.com/x=a", "box", "sh", "-c", script) == "tmpfs\n"
 
 
+@pytest.mark.parity("start --env")
 def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     """As in enroot: before what the image says, after the caller's own variables."""
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
@@ -474,6 +479,7 @@ def test_images_of_any_layout(user: User, dgx: FakeHost, box: pathlib.Path, layo
     assert sorted(str(path) for path in box.rglob("*")) == before
 
 
+@pytest.mark.parity("ENROOT_DEVICES")
 def test_site_says_it_in_enroot_conf(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     (user.home / "etc/enroot.conf").write_text("NVIDIA_VISIBLE_DEVICES 1\nENROOT_RESTRICT_DEV yes\n")
     assert "nvidia3" in user.start("box", "ls", "/dev").split()
@@ -653,6 +659,7 @@ if ctypes.CDLL(None, use_errno=True).mount(source.encode(), target.encode(), Non
 """
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_DEBUG_LOG")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--rw",)])
 def test_nvidias_own_program_where_the_site_insists(
     user: User, dgx: FakeHost, box: pathlib.Path, options: tuple[str, ...]
@@ -749,6 +756,7 @@ def test_who_has_whole_gpus_may_cut_them_up(user: User, dgx: FakeHost, box: path
         assert out.split() == []
 
 
+@pytest.mark.parity("30-lxcfs")
 def test_processors_and_memory_of_lxcfs(user: User, box: pathlib.Path) -> None:
     """A node where lxcfs runs, and one where it does not."""
     extra(user, "30-lxcfs.fstab", "mounts.d")
@@ -785,9 +793,7 @@ def test_ten_starts_at_once(user: User, dgx: FakeHost, box: pathlib.Path) -> Non
     assert out.splitlines() == ["libcuda.so.1 loaded"] * 10
 
 
-def test_writable_container_may_start_again_and_with_another_driver(
-    user: User, dgx: FakeHost, box: pathlib.Path
-) -> None:
+def test_writable_container_starts_with_another_driver(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     environ = {"NVIDIA_VISIBLE_DEVICES": "all"}
     for _ in range(2):
         assert user.start("--rw", "box", "loader", "libcuda.so.1", env=environ) == "libcuda.so.1 loaded\n"

@@ -27,7 +27,7 @@ def test_lines(found: Transcript, given: dict[str, Future[list[str]]]) -> None:
         assert out == line.expected, f"{found.path.name}:{line.number}: $ {line.command}"
 
 
-def test_there_are_enough_lines_and_each_difference_has_its_reason() -> None:
+def test_each_difference_from_enroot_has_its_reason() -> None:
     lines = [line for found in transcripts() for line in found.lines]
     assert len(lines) > 400
     for line in lines:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 
+import pytest
+
 from enroot_py.base import linux
 from tests.kernel.conftest import User, require
 
@@ -15,6 +17,7 @@ def without(*programs: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
 
 
+@pytest.mark.parity("doctor: what is wrong")
 def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
     assert user.start(str(image), "echo", "it runs") == "it runs\n"
     out = user.penroot("doctor").stdout
@@ -23,6 +26,7 @@ def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
     assert f"images are stored in {user.home}/cache" in out
 
 
+@pytest.mark.parity("doctor: what is wrong")
 def test_what_is_missing_has_a_fix(user: User, image: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root can hide programs from a user")
     hide = without("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")

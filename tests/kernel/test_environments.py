@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from tests.installation import LIBRARY
 from tests.kernel.conftest import User, squashed
 
 
@@ -45,6 +46,7 @@ def files(user: User, rootfs: pathlib.Path) -> Files:
     return Files(user, squashed(user, rootfs))
 
 
+@pytest.mark.parity("start --environment: image")
 def test_all_that_a_file_says(files: Files) -> None:
     (files.user.home / "data").mkdir(exist_ok=True)
     out = files.start(
@@ -61,6 +63,7 @@ def test_all_that_a_file_says(files: Files) -> None:
     assert not (files.user.data / "box/made").exists()
 
 
+@pytest.mark.parity("start --environment: image")
 def test_without_its_entrypoint_and_writable(files: Files) -> None:
     text = "entrypoint = false\nwritable = false\n"
     out = files.start(text, "sh", "-c", "echo ${BY-none}; pwd; touch /made 2> /dev/null || echo read-only")
@@ -70,6 +73,7 @@ def test_without_its_entrypoint_and_writable(files: Files) -> None:
     assert files.start("") == "/opt/work\n"
 
 
+@pytest.mark.parity("start --environment: options of the command line go before the file")
 def test_options_of_the_command_line_go_before_it(files: Files) -> None:
     text = 'writable = false\nmounts = ["/usr:/mnt"]\n[env]\nA = "file"\nB = "file"\n'
     words = ("--rw", "--mount", "/etc:/mnt", "--env", "A=option", "sh", "-c", "touch /x; ls -d /mnt/fstab; echo $A $B")
@@ -83,15 +87,17 @@ def test_a_container_where_the_file_says_no_image(files: Files, rootfs: pathlib.
 
 
 def test_ranks_share_a_container_of_one_file_and_not_of_another(files: Files) -> None:
-    script = "files() { penroot start --join --environment $1 readlink /proc/self/ns/mnt; }; files a; files a; files b"
+    script = "files() { PMI_RANK=$2 penroot start --environment $1 readlink /proc/self/ns/mnt; }; "
+    script += "files a 1; files a 2; files b 3"
     files.write("a", f'image = "{files.image}"\nentrypoint = false\n')
     files.write("b", f'image = "{files.image}"\nentrypoint = false\n[env]\nB = "1"\n')
-    keep = "penroot start --join --environment a sleep 100 & sleep_pid=$!; "
+    keep = "PMI_RANK=0 penroot start --environment a sleep 100 & sleep_pid=$!; "
     wait = "until penroot list -f | grep -q sleep; do sleep 0.05; done; "
     out = files.user.run("sh", "-c", f"{keep}{wait}{script}; kill $sleep_pid").stdout.split()
     assert out[0] == out[1] != out[2]
 
 
+@pytest.mark.parity("start --environment --explain")
 def test_explain_says_which_line_each_is_from(files: Files) -> None:
     text = 'workdir = "/mnt"\nmounts = [\n"/usr:/mnt"]\n[env]\nA = "1"\nFROM_IMAGE = ""\ndevices = "x"\n'
     out = files.start(text, "--explain", "true")
@@ -103,12 +109,14 @@ def test_explain_says_which_line_each_is_from(files: Files) -> None:
     assert "ENROOT_ROOTFS_WRITABLE=yes  (the default of environment files)\n" in out
 
 
+@pytest.mark.parity("start --environment: image")
 def test_devices_of_a_file_are_added_to_those_of_the_settings(files: Files) -> None:
     text = 'devices = ["/dev/null"]\nwritable = false\n[env]\nX = "1"\n'
     out = files.start(text, "--device", "/dev/zero", "--explain", "true", env={"ENROOT_DEVICES": "/dev/full"})
     assert "setting  ENROOT_DEVICES=/dev/full,/dev/null,/dev/zero  (command line)\n" in out
 
 
+@pytest.mark.parity("annotations: for hooks of a site")
 def test_hooks_see_the_annotations(files: Files) -> None:
     hooks = files.user.home / ".config/enroot/hooks.d"
     hooks.mkdir(parents=True)
@@ -151,6 +159,7 @@ def test_other_words_of_the_command_line(files: Files) -> None:
     assert "it.toml:1: image=" in files.refused("--environment=it", "true")
 
 
+@pytest.mark.parity("env render")
 def test_render_is_a_file_that_says_the_same(files: Files) -> None:
     files.write(
         "base", 'image = "debian"\nworkdir = "/a"\nmounts = ["${HOME}:/h"]\n[annotations]\na.b = "$$x"\nc = "1"\n'
@@ -176,6 +185,7 @@ def test_render_is_a_file_that_says_the_same(files: Files) -> None:
     assert first["annotations"] == {"a.b": "$x", "c": "1"}
 
 
+@pytest.mark.parity("env validate")
 def test_validate(files: Files) -> None:
     files.write("good", 'image = "debian"\n')
     files.write("part", 'mounts = ["/x/${SLURM_JOB_ID}:/y"]\n[annotations]\na = "${SLURM_JOB_ID}"\n')
@@ -187,6 +197,8 @@ def test_validate(files: Files) -> None:
     assert done.stdout == good and "bad.toml:2: unknown key 'volumes'" in done.stderr
 
 
+@pytest.mark.parity("a file or directory that others write to is not believed")
+@pytest.mark.security("H5")
 def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None:
     place = files.user.home / "open"
     place.mkdir()
@@ -212,9 +224,9 @@ def test_what_another_user_could_have_made_is_not_believed(files: Files) -> None
     assert "is not a regular file" in files.refused("--environment=it", "true", env=environ)
 
 
+@pytest.mark.parity("start: without a file nothing of it is imported")
 def test_a_start_without_a_file_imports_nothing_of_it(files: Files) -> None:
     code = "from enroot_py.cli.start import main\ntry: main(['--explain', 'box', 'true'])\nfinally: print(*sys.modules)"
-    library = pathlib.Path(files.user.run("sh", "-c", "command -v penroot").stdout.strip()).parents[1] / "lib/penroot"
-    done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {str(library)!r}); {code}")
+    done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}")
     modules = set(done.stdout.splitlines()[-1].split())
     assert "enroot_py.cli.start" in modules and not {name for name in modules if "edf" in name or "startfile" in name}

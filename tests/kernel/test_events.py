@@ -35,6 +35,7 @@ def records(file: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.parity("ENROOT_EVENTS=FILE|DIRECTORY", "ENROOT_EVENTS (new)")
 def test_a_pull_is_a_miss_and_then_a_hit(user: User, registry: Server, file: pathlib.Path) -> None:
     uri = f"docker://{registry.host}/test/events:1"
     for _ in range(2):
@@ -51,6 +52,7 @@ def test_a_pull_is_a_miss_and_then_a_hit(user: User, registry: Server, file: pat
     assert {"image", "rootfs", "mounts", "hooks"} == set(start["phases"])
 
 
+@pytest.mark.parity("ENROOT_EVENTS=FILE|DIRECTORY")
 def test_creations_and_containers(user: User, registry: Server, file: pathlib.Path, image: pathlib.Path) -> None:
     user.penroot("create", "--name", "unpacked", str(image))
     user.penroot("load", "--name", "stored", f"docker://{registry.host}/test/events:1")
@@ -62,12 +64,14 @@ def test_creations_and_containers(user: User, registry: Server, file: pathlib.Pa
     assert (start["event"], start["container"]) == ("start", "stored")
 
 
+@pytest.mark.parity("failures, with their message")
 def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) -> None:
     user.penroot("start", "no-such", "true", status=1)
     (record,) = records(file)
     assert record["result"] == "error" and record["error"].startswith("no such container: no-such")
 
 
+@pytest.mark.parity("neither an image nor another user makes or redirects a record")
 def test_an_image_does_not_say_who_has_started_it(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """Nor where: the container has a passwd and, here, a host name of its own."""
     (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
@@ -87,6 +91,7 @@ def test_explain_records_nothing(user: User, rootfs: pathlib.Path, file: pathlib
     assert not file.exists()
 
 
+@pytest.mark.parity("nothing waits for a record or fails for want of one")
 def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.Path) -> None:
     user.environ["ENROOT_EVENTS"] = "journald"
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")
@@ -105,6 +110,7 @@ def samples(text: str) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
 
 
+@pytest.mark.parity("penroot cache metrics", "cache metrics --output")
 def test_metrics(user: User, registry: Server, file: pathlib.Path) -> None:
     uri = f"docker://{registry.host}/test/events:1"
     for _ in range(3):
@@ -161,6 +167,7 @@ def records_bytes(file: pathlib.Path) -> int:
     return int(json.loads(file.read_text().splitlines()[0])["bytes"])
 
 
+@pytest.mark.parity("penroot cache metrics")
 def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """Each metric has its meaning and type once, before its samples, and none is without."""
     user.start("box", "true")
@@ -175,6 +182,7 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
             assert match and match[1] in typed, line
 
 
+@pytest.mark.parity("the examples of docs/events.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
     """The record has keys that records have, and metrics go where the command says."""
     text = (pathlib.Path(__file__).parents[2] / "docs/events.md").read_text()

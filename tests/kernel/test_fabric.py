@@ -13,6 +13,7 @@ import pytest
 
 from tests import releases
 from tests.fakefabric import CRAY, FABRIC, LIB, build, efa, slingshot
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require, squashed
 from tests.kernel.test_devices import LOADER, become, box, require_nodes
 from tests.waiting import until
@@ -68,12 +69,14 @@ def annotated(user: User, *lines: str) -> list[str]:
 CXI = 'com.hooks.cxi.enabled = "true"'
 
 
+@pytest.mark.parity("99-fabric")
 def test_debians_libfabric_where_the_image_has_none(user: User, info: pathlib.Path) -> None:
     done = user.penroot("start", "box", "fi_info", "-p", "tcp", status=127)
     assert "libfabric.so.1" in done.stderr
     assert "provider: tcp" in user.start("box", "fi_info", "-p", "tcp", env=REAL)
 
 
+@pytest.mark.parity("99-fabric")
 def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
     """Its server is in a user namespace from the start, where nobody sees whose the host's files are."""
     path = squashed(user, info)
@@ -81,6 +84,7 @@ def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
     assert "provider: tcp" in user.start("--root", str(path), "fi_info", "-p", "tcp", env=REAL)
 
 
+@pytest.mark.parity("start --explain: each library")
 def test_explain_says_what_comes_and_who_asked(user: User, info: pathlib.Path) -> None:
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     out = user.start("--explain", *annotated(user, CXI), "box", "true")
@@ -93,14 +97,17 @@ def test_explain_says_what_comes_and_who_asked(user: User, info: pathlib.Path) -
     assert "without  libother-fi.so: " in out and f"variable FI_PROVIDER_PATH={LIB}/libfabric" in out
 
 
+@pytest.mark.parity("never by default")
 def test_a_start_without_imports_nothing_of_it(user: User, rootfs: pathlib.Path) -> None:
-    library = f"import sys; sys.path.insert(0, {PREFIX + '/lib/penroot'!r}); from enroot_py.cli.start import main; "
+    library = f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.cli.start import main; "
     words = ("python3", "-IS", "-X", "importtime", "-c", f"{library}main(['--explain', 'box', 'true'])")
     assert "enroot_py.devices" not in user.run(*words).stderr
     asked = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})
     assert "enroot_py.devices.fabric" in asked.stderr
 
 
+@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.security("I5")
 def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
     """Its directory of libraries is the host's /dev/shm: an error, and nothing in there."""
     shutil.rmtree(info / LIB[1:])
@@ -124,7 +131,8 @@ def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathl
     assert str(place) not in "\n".join(line for line in listed.splitlines() if line.startswith("file "))
 
 
-def test_in_the_place_of_an_older_one_in_an_image_of_another_release(user: User, newer: pathlib.Path) -> None:
+@pytest.mark.parity("in the place of an older one")
+def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
     """Its own lacks libraries; the host's brings them, and both ends of a connection run."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
     assert "librdmacm.so.1: cannot open shared object file" in done.stderr
@@ -162,6 +170,7 @@ def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
     assert (newer / LIB[1:] / "ucx/libuct_old.so.0").exists()
 
 
+@pytest.mark.parity("not where the image's glibc is too old")
 def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None:
     """The host's would not load there: the error says which version of which symbol is not there."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
@@ -175,6 +184,7 @@ def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None
     )
 
 
+@pytest.mark.parity("com.hooks.cxi")
 def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, slingshot(user.home / "cray"))
@@ -187,6 +197,7 @@ def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None
     assert user.start(*command, env={**path, "ENROOT_FABRIC": "libfabric"}).splitlines() == expected
 
 
+@pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/fabric.md")
 def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
     """The plugin without a variant where the site asks, and in one where an annotation says it."""
     require_nodes()
@@ -209,6 +220,7 @@ def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> Non
     assert "libnccl-net" not in off and "libfabric.so.1" in off
 
 
+@pytest.mark.parity("ENROOT_FABRIC_UNFIT")
 def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Path) -> None:
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
@@ -226,6 +238,7 @@ def test_what_does_not_fit_is_an_error_or_a_warning(user: User, box: pathlib.Pat
     assert why in done.stderr and "[WARN]" in done.stderr and done.stdout == "ran\n"
 
 
+@pytest.mark.parity("fabric --environment")
 def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
     """What the host has, what comes of it unasked, and what where somebody asks."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
@@ -241,6 +254,7 @@ def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
     assert "providers: efa," in asked
 
 
+@pytest.mark.parity("fabric --environment")
 def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, slingshot(user.home / "cray"))
@@ -254,6 +268,7 @@ def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) ->
     assert "none for /dev/cxi0, which needs cxi: programs go another way, as by tcp" in out
 
 
+@pytest.mark.parity("fabric --environment")
 def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
     """By what the image's MPI goes, and which plugin its NCCL would load, by itself or by a variable of the image."""
     require_nodes()
@@ -275,6 +290,7 @@ def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
     assert "nccl       none: " in user.penroot("fabric", "box").stdout
 
 
+@pytest.mark.parity("fabric --environment")
 def test_preflight_fails_where_the_start_would(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, slingshot(user.home / "cray"))

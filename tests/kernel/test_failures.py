@@ -1,6 +1,6 @@
 """Every documented kind of failure of start, exec and bundles is one line for people, mostly with a hint.
 
-tests/slurm/test_failures_of_steps.py does the same for srun. The pages of docs/errors list all messages.
+tests/slurm/test_failures_of_steps.py does the same for srun.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import PREFIX, User, require, small_filesystem
+from tests.kernel.conftest import PREFIX, UID, User, box, ordinary_user, require, small_filesystem, squashed
 
 HOOK = "hook"
-# Page of docs/errors -> name -> (script of sh with $P for penroot, a part of the message). The user's home is the
+# Kind -> name -> (script of sh with $P for penroot, a part of the message). The user's home is the
 # working directory. It has box and box.sqsh, and what PREPARED makes.
 FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     "usage": {
@@ -25,7 +26,6 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "unknown option": ("$P start --nothing box", "unknown option"),
         "option without value": ("$P start box -m; $P start --mount", "needs a value"),
         "rc is missing": ("$P start --rc none box true", "--rc none"),
-        "join with pid": ("ENROOT_JOIN=yes $P start --pid box true", "--join and --pid"),
         "unknown verb": ("$P strat box", "strat"),
         "exec without command": ("$P exec", "PID"),
     },
@@ -108,12 +108,12 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "not executable": ("$P start box /etc/environment", "cannot run /etc/environment"),
         "directory": ("$P start box /etc", "cannot run /etc"),
         "no interpreter": ("$P start box /bin/script", "cannot run /bin/script"),
-        "bundle without command": ("$P bundle -o b.run box.sqsh && ./b.run nothing", "nothing"),
+        "bundle without command": ("$P bundle -f -o b.run box.sqsh && ./b.run nothing", "nothing"),
         "bundle is truncated": (
-            "$P bundle -o b.run box.sqsh && head -c 20000 b.run > c.run && chmod 755 c.run && ./c.run true",
+            "$P bundle -f -o b.run box.sqsh && head -c 20000 b.run > c.run && chmod 755 c.run && ./c.run true",
             "",
         ),
-        "bundle with a wrong mount": ("$P bundle -o b.run box.sqsh && ./b.run -m /nothing:/mnt true", "/nothing"),
+        "bundle with a wrong mount": ("$P bundle -f -o b.run box.sqsh && ./b.run -m /nothing:/mnt true", "/nothing"),
     },
     "other": {
         "files": ("ulimit -n 5; exec $P start box true", "ulimit -n"),
@@ -125,7 +125,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
 # Two commands, bash's own words, or the run file's.
 SAYS_MORE = ("bash hook has no interpreter", "bash hook is no program", "output is closed", "remove")
 SAYS_MORE += tuple(name for name in FAILURES["command"] if name.startswith("bundle"))
-CASES = [(page, name) for page, cases in FAILURES.items() for name in cases]
+CASES = [(kind, name) for kind, cases in FAILURES.items() for name in cases]
 
 PREPARED = """
 echo text > file; mkdir home badfstab badconf; mkfifo fifo
@@ -162,36 +162,40 @@ BASH_HOOKS = {
 }
 
 
-@pytest.fixture
-def prepared(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> User:
-    script = rootfs / "bin/script"
-    script.write_text("#!/no/such/interpreter\n")
-    script.chmod(0o755)
-    user.own(rootfs)
-    user.run("sh", "-ec", PREPARED)
-    for hooks, suffix in ((PYTHON_HOOKS, "py"), (BASH_HOOKS, "sh")):
-        for name, text in hooks.items():
-            path = user.home / name / "hooks.d" / f"50-{name}.{suffix}"
-            path.parent.mkdir(parents=True)
-            path.write_text(text)
-            path.chmod(0o755)
-            user.own(user.home / name)
-    return user
+@pytest.fixture(scope="module")
+def prepared() -> Iterator[User]:
+    """One user for all cases: what fails changes nothing."""
+    with ordinary_user(UID) as user:
+        rootfs = box(user)
+        squashed(user, rootfs)
+        script = rootfs / "bin/script"
+        script.write_text("#!/no/such/interpreter\n")
+        script.chmod(0o755)
+        user.own(rootfs)
+        user.run("sh", "-ec", PREPARED)
+        for hooks, suffix in ((PYTHON_HOOKS, "py"), (BASH_HOOKS, "sh")):
+            for name, text in hooks.items():
+                path = user.home / name / "hooks.d" / f"50-{name}.{suffix}"
+                path.parent.mkdir(parents=True)
+                path.write_text(text)
+                path.chmod(0o755)
+                user.own(user.home / name)
+        yield user
 
 
-def assert_in_words(err: str, *, page: str = "", hooks: str = "") -> None:
+def assert_in_words(err: str, *, kind: str = "") -> None:
     """One line says what failed, and the rest is a hint or a warning: nothing is Python's."""
     lines = [line for line in err.splitlines() if line and not line.startswith("[INFO]")]
     assert lines, "nothing is said"
     assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|<class|object at 0x", err), err
     # A hook of the site is a file whose name ends so, and its author knows the exception.
-    rest = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if page == HOOK else err
+    rest = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if kind == HOOK else err
     assert not re.search(r"\.py\b|\b[A-Z]\w*(Error|Exception|Exit)\b", rest), err
 
 
-@pytest.mark.parametrize(("page", "name"), CASES, ids=[f"{page}: {name}" for page, name in CASES])
-def test_failure_is_one_line_in_words(prepared: User, page: str, name: str) -> None:
-    script, part = FAILURES[page][name]
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}: {name}" for kind, name in CASES])
+def test_failure_is_one_line_in_words(prepared: User, kind: str, name: str) -> None:
+    script, part = FAILURES[kind][name]
     if script == "NO_FUSE":
         require(os.geteuid() == 0, "only root can cover /dev/fuse")
         words = prepared.command("penroot", "start", "box.sqsh", "true")
@@ -209,8 +213,8 @@ def test_failure_is_one_line_in_words(prepared: User, page: str, name: str) -> N
         )  # fmt: skip
     assert done.returncode > 0, done
     assert part in done.stderr, done.stderr
-    assert_in_words(done.stderr, page=page)
-    if name not in SAYS_MORE and page != "usage":
+    assert_in_words(done.stderr, kind=kind)
+    if name not in SAYS_MORE and kind != "usage":
         kinds = [line[:6] for line in done.stderr.splitlines() if not line.startswith(("[INFO]", "[WARN]"))]
         assert kinds in (["[ERROR"], ["[ERROR", "[HINT]"]), done.stderr
 

@@ -31,6 +31,7 @@ def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
     return target
 
 
+@pytest.mark.parity("ENROOT_ALLOW_HTTP", "an image of ours is enroot's", "/etc/rc: provenance")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
@@ -87,10 +88,12 @@ def check_what_runs(user: User, target: str) -> None:
     assert user.start("--rc", str(script), target) == "b c||a=b\nwritable\n"
 
 
+@pytest.mark.parity("an image is a squashfs file", "/etc/rc: working directory")
 def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
     check_what_runs(user, str(enroots))
 
 
+@pytest.mark.parity("create: extended attributes of users", "an image is a squashfs file", "a container is a directory")
 def test_image_of_enroot_becomes_the_container_that_enroot_makes(user: User, enroots: pathlib.Path) -> None:
     user.penroot("create", "-n", "made", str(enroots))
     check_what_runs(user, "made")
@@ -111,7 +114,8 @@ def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def test_container_of_enroot_is_used_and_exported_without_what_enroot_left(user: User, tree: pathlib.Path) -> None:
+@pytest.mark.parity("export: everything is root's", "a container is a directory")
+def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
     """enroot leaves /.lock, mount points that nobody may open, and in bundles /.enroot."""
     (tree / ".lock").write_text("")
     (tree / ".enroot/bin").mkdir(parents=True)
@@ -133,6 +137,7 @@ def test_container_of_enroot_is_used_and_exported_without_what_enroot_left(user:
     check_what_runs(user, "again")
 
 
+@pytest.mark.parity("/etc/fstab: volumes")
 def test_volume_that_is_missing_is_made_and_usable(user: User, tree: pathlib.Path) -> None:
     (tree / "data").rmdir()
     script = user.home / "rc"
@@ -140,6 +145,7 @@ def test_volume_that_is_missing_is_made_and_usable(user: User, tree: pathlib.Pat
     assert user.start("--rc", str(script), "box") == "writable\n"
 
 
+@pytest.mark.parity("export: everything is root's", "ENROOT_SQUASH_OPTIONS")
 def test_exported_image_is_owned_by_root_and_of_the_users_choice(user: User, tree: pathlib.Path) -> None:
     user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp lzo -noD -exit-on-error"})
     said = subprocess.run(["unsquashfs", "-s", str(user.home / "box.sqsh")], capture_output=True, text=True).stdout

@@ -9,11 +9,12 @@ import pytest
 
 from enroot_py import ENROOT_VERSION
 from enroot_py.base import linux
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User, require
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = HERE.parent.parent / "c_shims/helpers"
-LIBEXEC = pathlib.Path(PREFIX) / "libexec/penroot"
+LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
     return user.run(*prefix, "enroot-unshare", "bash", "-ec", script, status=status).stdout
 
 
+@pytest.mark.parity("penroot-unshare", "penroot-mount")
 def test_the_talks_three_commands(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "fstab").write_text(
         """\
@@ -88,6 +90,7 @@ def test_an_old_kernel_is_told(user: User, ubuntu: pathlib.Path) -> None:
     assert done.stderr == f"enroot-mount: this kernel is too old: Linux {linux.FLOOR} or later is needed\n"
 
 
+@pytest.mark.parity("penroot-mount")
 def test_targets_stay_beneath_the_root(user: User, ubuntu: pathlib.Path) -> None:
     outside = user.home / "outside"
     outside.mkdir()
@@ -124,6 +127,7 @@ def test_nofail_warns_and_silent_does_not(user: User, ubuntu: pathlib.Path) -> N
         assert user.run("enroot-unshare", "bash", "-ec", script).stderr.count("/nowhere") == said
 
 
+@pytest.mark.parity("penroot-mount")
 def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         printf '%s\\n' 'tmpfs /one tmpfs x-create=dir 0 -1' 'tmpfs /two tmpfs x-create=dir' >fstab
@@ -133,6 +137,7 @@ def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
     assert unshared(user, script) == "one\none\ntwo\n"
 
 
+@pytest.mark.parity("fstab: omitted fields")
 def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         mkdir -p mine ubuntu$PWD/mine
@@ -145,6 +150,7 @@ def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
     assert unshared(user, script) == "tmpfs\n0\n1\n"
 
 
+@pytest.mark.parity("penroot-switchroot")
 def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "env").write_text(
         "# penroot-exact: A=one\\ntwo\\\\\nA=one two\\\nB= x \n# penroot-exact: C=old\nC=new\n"
@@ -155,6 +161,7 @@ def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Pat
     assert "FROM_IMAGE" not in out
 
 
+@pytest.mark.parity("penroot-launch")
 def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:
     show = "ps -o pid=,pgid= $$; for fd in 8 9; do test ! -e /proc/$$/fd/$fd || echo open; done"
     out = user.run("sh", "-c", 'exec penroot-launch slurm_script_launcher /bin/sh sh -c "$0" 8</ 9</', show).stdout
@@ -162,6 +169,7 @@ def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu:
     assert "No such file" in user.run("penroot-launch", "slurm_script_launcher", "/none", "none", status=127).stderr
 
 
+@pytest.mark.parity("penroot-switchroot")
 def test_switchroot_runs_command_scripts(user: User, ubuntu: pathlib.Path) -> None:
     (user.home / "rc").write_text('echo rc "$@"\n')
     (user.home / "fstab").write_text(
@@ -186,6 +194,7 @@ def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pa
     assert int(out[0]) > 0
 
 
+@pytest.mark.parity("penroot-unshare")
 def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
     # A port of loopback refuses where that is up; it would be unreachable.
     script = "echo $$; (: < /dev/tcp/127.0.0.1/9) 2>&1 | grep -m 1 -o refused; grep -c : /proc/net/dev; exit 9"
@@ -195,6 +204,7 @@ def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
     assert done.stdout == "1\nrefused\n1\n"
 
 
+@pytest.mark.parity("penroot-unshare")
 def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         enroot-unshare --user --remap-root --mount --uts sleep 300 & pid=$!
@@ -208,6 +218,7 @@ def test_nsenter_joins_a_process(user: User, ubuntu: pathlib.Path) -> None:
     assert user.run("bash", "-ec", script).stdout == "joined\n"
 
 
+@pytest.mark.parity("penroot-aufs2ovlfs")
 def test_aufs_whiteouts_become_overlayfs_ones(user: User, ubuntu: pathlib.Path) -> None:
     script = r"""
         mkdir -p low/d low/e up/d up/e mnt
@@ -220,6 +231,7 @@ def test_aufs_whiteouts_become_overlayfs_ones(user: User, ubuntu: pathlib.Path) 
     assert unshared(user, script) == "./d ./d/new ./e ./e/kept "
 
 
+@pytest.mark.parity("penroot-mksquashovlfs")
 def test_mksquashovlfs_flattens_layers(user: User, ubuntu: pathlib.Path) -> None:
     script = r"""
         mkdir -p a b; echo top >a/x; echo low >b/x; echo low >b/y; touch a/.wh.z b/z

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 from _blake2 import blake2b
 
 import pytest
 
 from enroot_py.runtime import etc
 from tests import bashhooks
-from tests.kernel.conftest import PREFIX, UID, User
+from tests.installation import copy_tree
+from tests.kernel.conftest import UID, User
 
 SHOW_RAN = ("sh", "-c", 'echo "$RAN"')
 
@@ -31,6 +31,7 @@ def explained(user: User, *arguments: str, **env: str) -> list[str]:
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
 
 
+@pytest.mark.parity("hooks: one that a site has edited")
 def test_all_edited_ones_run_in_place_of_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS])
@@ -46,6 +47,7 @@ def test_all_edited_ones_run_in_place_of_ours(user: User, rootfs: pathlib.Path, 
     assert "hook etc/hooks.d/50-slurm-pmi.sh" in lines
 
 
+@pytest.mark.parity("hooks: by name")
 def test_one_order_for_all_languages(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     python = "def run(c):\n    c.environ['RAN'] = (c.environ.get('RAN', '') + ' ' + __file__[-7:-3]).strip()\n"
     for name in ("20-b", "40-d", "50-e"):
@@ -57,6 +59,7 @@ def test_one_order_for_all_languages(user: User, rootfs: pathlib.Path, site: pat
     assert out == "10-a 20-b 30-c 40-d 50-e 50-e 60-f 00-u\n"
 
 
+@pytest.mark.parity("hooks: by name")
 def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     (site / "20-b.py").write_text(
         "def run(c):\n    assert c.environ.pop('GONE') == '1'\n    assert c.environ['QUOTED'] == 'a b'\n"
@@ -93,6 +96,7 @@ def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: p
     assert user.start(image, "/etc/rc.local") == etc.RC_LOCAL
 
 
+@pytest.mark.parity("what a configuration script exports is told to hooks")
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
 @pytest.mark.parametrize("who", ["hook", "environ()", "export"])
 def test_what_chooses_devices_is_heard(
@@ -115,12 +119,14 @@ def test_what_chooses_devices_is_heard(
     assert "asked for 7777" in user.penroot("start", "-c", str(conf), "box", "true", status=1).stderr
 
 
+@pytest.mark.parity("hooks: by name")
 def test_a_choice_of_a_hook_reaches_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, {"50-choose": 'echo MELLANOX_VISIBLE_DEVICES=7777 >> "${ENROOT_ENVIRON}"\n'})
     assert "MELLANOX_VISIBLE_DEVICES=7777: no device" in user.penroot("start", "box", "true", status=1).stderr
 
 
-def test_settings_that_a_configuration_exports_are_those_of_hooks(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parity("what a configuration script exports is told to hooks")
+def test_hooks_get_settings_that_a_configuration_exports(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "mine").touch()
     conf = user.home / "box.conf"
     conf.write_text("export ENROOT_MOUNT_HOME=y\n")
@@ -132,7 +138,8 @@ def test_settings_that_a_configuration_exports_are_those_of_hooks(user: User, ro
     )
 
 
-def test_a_configuration_is_one_shell_from_its_beginning_to_its_end(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parity("environ()")
+def test_configuration_runs_in_one_shell(user: User, rootfs: pathlib.Path) -> None:
     conf = user.home / "box.conf"
     conf.write_text(
         "first=$1; export SHOWN=by-export\n"
@@ -146,6 +153,7 @@ def test_a_configuration_is_one_shell_from_its_beginning_to_its_end(user: User, 
     assert out == "sh 2 by-export\n/mnt/doc\n"
 
 
+@pytest.mark.parity("environ()")
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
@@ -164,20 +172,18 @@ def test_what_fails_in_a_configuration_ends_the_start(
 
 
 def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """A copy of our installation that believes this text to be the hook ``name`` as enroot shipped it."""
+    """A copy of our source tree that believes this text to be the hook ``name`` as enroot shipped it."""
     bashhooks.write(site, {name: text})
     own = user.home / "penroot"
-    shutil.copytree(f"{PREFIX}/lib/penroot", own, symlinks=True)
+    program = copy_tree(own)
     digest = blake2b((site / f"{name}.sh").read_bytes(), digest_size=16).hexdigest()
-    with (own / "enroot_py/standard_hooks/originals.b2sum").open("a") as known:
+    with (own / "hooks/originals.b2sum").open("a") as known:
         known.write(f"{digest}  {name}.sh\n")
-    main = own / "main"
-    main.write_text((pathlib.Path(PREFIX) / "bin/penroot").read_text().replace(f"{PREFIX}/lib/penroot", str(own)))
-    main.chmod(0o755)
     user.own(own)
-    return main
+    return program
 
 
+@pytest.mark.parity("hooks: one that a site has edited")
 @pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
 def test_one_as_enroot_shipped_it_is_ours_to_replace(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str
@@ -192,6 +198,7 @@ def test_one_as_enroot_shipped_it_is_ours_to_replace(
     assert f"hook {site}/{name}.sh failed" in said
 
 
+@pytest.mark.parity("hooks: one that a site has edited")
 @pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
 def test_a_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
     off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")

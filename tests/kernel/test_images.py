@@ -17,11 +17,8 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -33,9 +30,11 @@ from enroot_py.registry.reference import Reference, parse
 from enroot_py.registry.repository import Repository
 from enroot_py.runtime import etc
 from tests import images
+from tests.fakeregistry import Fault, Faulty, Login, faulty, tunnel
 from tests.images import DOCKER, OCI, Image, Layer, directory, entry, hardlink, symlink
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require, small_filesystem
-from tests.kernel.registry import Fault, Login, Server, authority, faulty, serve, tunnel
+from tests.kernel.registry import Server, authority, serve
 from tests.waiting import until
 
 BASE = [
@@ -118,6 +117,7 @@ def content(path: Path, name: str) -> bytes:
     return subprocess.run(["unsquashfs", "-cat", path, name], capture_output=True, check=True).stdout
 
 
+@pytest.mark.parity("import docker://")
 def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None:
     user.penroot("import", f"docker://{registry.host}/test/one:1")
     image = user.home / "test+one+1.sqsh"
@@ -177,6 +177,7 @@ def test_what_the_store_says_to_a_start(user: User, registry: Server) -> None:
     assert (image / "config").read_bytes() == make().config()
 
 
+@pytest.mark.parity("gzip, zstd and plain layers in one manifest")
 @pytest.mark.parametrize("kinds", [DOCKER, OCI], ids=["docker", "oci"])
 @pytest.mark.parametrize("second", ["zstd", "none"])
 def test_formats_and_compressions_give_the_same_tree(user: User, registry: Server, kinds: object, second: str) -> None:
@@ -189,6 +190,7 @@ def test_formats_and_compressions_give_the_same_tree(user: User, registry: Serve
     assert x == y
 
 
+@pytest.mark.parity("SOURCE_DATE_EPOCH")
 def test_same_bytes_again(user: User, registry: Server) -> None:
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
@@ -247,12 +249,13 @@ def test_stored_tag_costs_one_request_and_digest_none(user: User, registry: Serv
         user.penroot("create", "-n", "a", f"docker://{front.host}/test/cost:1")
         front.seen.clear()
         user.penroot("create", "-n", "b", f"docker://{front.host}/test/cost:1")
-        assert [(method, path) for method, path, _, _ in front.seen] == [("HEAD", "/v2/test/cost/manifests/1")]
+        assert [(request.method, request.path) for request in front.seen] == [("HEAD", "/v2/test/cost/manifests/1")]
         front.seen.clear()
         user.penroot("create", "-n", "c", f"docker://{front.host}/test/cost@{digest}")
         assert front.seen == []
 
 
+@pytest.mark.parity("layers are kept by digest")
 def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Server) -> None:
     registry.pusher.image("test/moving", "1", make(Env=["A=1"]))
     with faulty(registry.host) as front:
@@ -263,7 +266,7 @@ def test_moved_tag_is_noticed_and_known_layers_are_kept(user: User, registry: Se
         front.seen.clear()
         done = user.penroot("create", "-n", "b", f"docker://{front.host}/test/moving:1")
         assert "trying again" not in done.stderr
-        blobs = {path.rpartition("/")[2] for method, path, _, _ in front.seen if "/blobs/" in path}
+        blobs = {request.path.rpartition("/")[2] for request in front.seen if "/blobs/" in request.path}
         assert blobs == {images.digest(new.config()), images.digest(new.layers[2].blob)}
 
 
@@ -276,6 +279,7 @@ def test_stored_image_serves_while_the_registry_is_down(user: User, registry: Se
     assert "[HINT] check the name, the network" in done.stderr
 
 
+@pytest.mark.parity("import --arch", "import --force")
 def test_index_gives_the_image_of_this_machine(user: User, registry: Server) -> None:
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     mine, other, junk = make(OCI, Env=["A=mine"]), make(OCI, Env=["A=other"]), make(OCI, Env=["A=junk"])
@@ -309,6 +313,7 @@ def test_image_of_one_architecture_is_no_other(user: User, registry: Server) -> 
     assert "this machine" not in user.penroot("import", "-a", arch, "-o", "x.sqsh", uri).stderr
 
 
+@pytest.mark.parity("one layer listed twice")
 def test_layer_that_is_listed_twice(user: User, registry: Server) -> None:
     base = make(Env=["A=twice"])
     image = Image([base.layers[0], base.layers[1], base.layers[0]], base.settings)
@@ -326,6 +331,7 @@ def test_opaque_root_hides_all_below(user: User, registry: Server) -> None:
     assert names == {"only", "etc"}
 
 
+@pytest.mark.parity("no command, no entrypoint")
 def test_image_without_layers_and_without_command(user: User, registry: Server) -> None:
     registry.pusher.image("test/empty", "1", Image([], {"WorkingDir": "/w"}))
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/empty:1")
@@ -355,14 +361,7 @@ def test_config_that_is_none_is_told_and_spoils_nothing(
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
 
 
-def test_hundred_layers(user: User, registry: Server) -> None:
-    layers = [Layer(images.tar([entry(f"f{i}", str(i).encode()), entry("last", str(i).encode())])) for i in range(100)]
-    registry.pusher.image("test/many", "1", Image(layers, {}))
-    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/many:1")
-    assert content(user.home / "x.sqsh", "last") == b"99" and content(user.home / "x.sqsh", "f0") == b"0"
-
-
-def test_127_layers_start_from_the_overlay(user: User, registry: Server) -> None:
+def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> None:
     """As many as docker makes; with each way that kernels have to name them."""
     image = images.busybox()
     image.layers += [Layer(images.tar([entry(f"f{i}", b"x"), entry("last", b"%d" % i)])) for i in range(126)]
@@ -370,9 +369,11 @@ def test_127_layers_start_from_the_overlay(user: User, registry: Server) -> None
     uri = f"docker://{registry.host}/test/many:127"
     script = "cat /last; set -- /f*; echo $#"
     assert user.start(uri, "sh", "-c", script).split() == ["125126"]
+    user.penroot("import", "-o", "x.sqsh", uri)
+    assert content(user.home / "x.sqsh", "last") == b"125" and content(user.home / "x.sqsh", "f0") == b"x"
     by_mount = f"""
 import os, sys
-sys.path.insert(0, "{PREFIX}/lib/penroot")
+sys.path.insert(0, "{LIBRARY}")
 from enroot_py.runtime import rootfs
 stack = open(next(os.scandir("cache/images")).path + "/stack").read().split()
 lower = tuple(os.path.abspath("cache/" + line) for line in stack)
@@ -401,6 +402,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
 # -- what may not happen
 
 
+@pytest.mark.parity("import --output")
 def test_output_that_exists_is_kept(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     (user.home / "x.sqsh").write_text("mine")
@@ -430,6 +432,7 @@ def test_store_that_is_closed_to_us_is_told(user: User, registry: Server) -> Non
         (closed / "refs").mkdir(mode=0o700, exist_ok=True)
 
 
+@pytest.mark.parity("a full disk while an image is written")
 def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
     layer = Layer(images.tar([entry("big", os.urandom(3_000_000))]))
     registry.pusher.image("test/big", "1", Image([layer], {}))
@@ -477,6 +480,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
 
 
+@pytest.mark.parity("TAG@DIGEST")
 def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     """The registry answers a digest with another manifest."""
     digest = registry.pusher.image("test/pin", "1", make(Env=["A=pin"]))
@@ -486,6 +490,7 @@ def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     assert not (user.home / "x.sqsh").exists()
 
 
+@pytest.mark.parity("a corrupt blob is named")
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], lambda b: b + b"more", lambda b: b"\0" * len(b)]
 )
@@ -537,39 +542,52 @@ def test_hostile_layer_writes_nothing_outside(user: User, registry: Server) -> N
 # -- transfers
 
 
-@pytest.fixture
-def big(registry: Server) -> Image:
-    image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
-    registry.pusher.image("test/transfer", "1", image)
-    return image
+class Transfer:
+    """An image in the registry whose one layer takes a while."""
+
+    def __init__(self, registry: Server) -> None:
+        self.image = Image([Layer(images.tar([entry("data", os.urandom(4_000_000))]), "none")], {})
+        self.blob = f"/blobs/{images.digest(self.image.layers[0].blob)}"
+        self.size = len(self.image.layers[0].blob)
+        self.registry = registry
+        registry.pusher.image("test/transfer", "1", self.image)
+
+    @contextlib.contextmanager
+    def faulty(self, times: int = 1, **fault: float) -> Iterator[tuple[Faulty, str]]:
+        """A front that spoils the layer so, and the image's name there."""
+        with faulty(self.registry.host, Fault(self.blob, times, **fault)) as front:  # type: ignore[arg-type]
+            yield front, f"docker://{front.host}/test/transfer:1"
 
 
-def test_dropped_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        ranges = [asked for _, path, asked, _ in front.seen if digest in path]
+@pytest.fixture(scope="module")
+def big(registry: Server) -> Transfer:
+    return Transfer(registry)
+
+
+@pytest.mark.parity("503, 429")
+def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
+    with big.faulty(drop_at=0.9) as (front, uri):
+        user.penroot("import", "-o", "x.sqsh", uri)
+        ranges = [request.range for request in front.seen if big.blob in request.path]
         assert ranges[0] == "" and ranges[1].startswith("bytes=")
-        assert front.sent(digest) <= 1.1 * len(big.layers[0].blob)
+        assert front.sent(big.blob) <= 1.1 * big.size
 
 
-def test_dropped_transfer_goes_on_without_ranges(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, drop_at=0.9)) as front:
+def test_dropped_transfer_goes_on_without_ranges(user: User, big: Transfer) -> None:
+    with big.faulty(drop_at=0.9) as (front, uri):
         front.ranges = False
-        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        assert front.sent(digest) > 1.8 * len(big.layers[0].blob)
+        user.penroot("import", "-o", "x.sqsh", uri)
+        assert front.sent(big.blob) > 1.8 * big.size
 
 
-def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, bind="127.0.0.2") as other, faulty(registry.host) as front:
-        place = f"http://{other.host}/v2/test/transfer/blobs/{digest}"
-        front.faults.append(Fault(f"/blobs/{digest}", 99, status=307, headers={"Location": place}))
-        other.faults.append(Fault(digest, 1, drop_at=0.5))
+        place = f"http://{other.host}/v2/test/transfer{big.blob}"
+        front.faults.append(Fault(big.blob, 99, status=307, headers={"Location": place}))
+        other.faults.append(Fault(big.blob, 1, drop_at=0.5))
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
-        assert front.sent(digest) == 0
-        assert len(big.layers[0].blob) <= other.sent(digest) <= 1.1 * len(big.layers[0].blob)
+        assert front.sent(big.blob) == 0
+        assert big.size <= other.sent(big.blob) <= 1.1 * big.size
 
 
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
@@ -582,15 +600,17 @@ def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
             assert f"{there}: Connection refused" in done.stderr
 
 
+@pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
-def test_busy_registry_is_asked_again(user: User, registry: Server, big: Image, status: int, path: str) -> None:
+def test_busy_registry_is_asked_again(user: User, registry: Server, big: Transfer, status: int, path: str) -> None:
     with faulty(registry.host, Fault(path, 1, status=status, headers={"Retry-After": "1"})) as front:
         began = time.monotonic()
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert time.monotonic() - began >= 1
 
 
+@pytest.mark.parity("ENROOT_TRANSFER_RETRIES")
 def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> None:
     with faulty(registry.host, Fault("/blobs/", 99, status=503)) as front:
         env = {"ENROOT_TRANSFER_RETRIES": "1"}
@@ -652,35 +672,36 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
         assert front.faults[0].times == 0 or "does not answer within 2 s" in said
 
 
-def test_stalled_transfer_is_resumed(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+@pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
+def test_stalled_transfer_is_resumed(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         env = {"ENROOT_STALL_TIMEOUT": "1"}
-        done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
+        done = user.penroot("import", "-o", "x.sqsh", uri, env=env)
         assert "no data within ENROOT_STALL_TIMEOUT" in done.stderr
 
 
+@pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
 @pytest.mark.parametrize(
     ("setting", "said"), [("STALL_TIMEOUT", "bytes within ENROOT_STALL_TIMEOUT"), ("TRANSFER_TIMEOUT", "took longer")]
 )
-def test_trickling_transfer_is_given_up(user: User, registry: Server, big: Image, setting: str, said: str) -> None:
-    with faulty(registry.host, Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, trickle=True)) as front:
+def test_trickling_transfer_is_given_up(user: User, big: Transfer, setting: str, said: str) -> None:
+    with big.faulty(trickle=True) as (_, uri):
         env = {f"ENROOT_{setting}": "1", "ENROOT_TRANSFER_RETRIES": "0"}
-        uri = f"docker://{front.host}/test/transfer:1"
         assert said in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=1).stderr
 
 
-def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+@pytest.mark.parity("503, 429")
+def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Transfer) -> None:
     elsewhere = {"Content-Range": "bytes 0-9/10"}
-    faults = Fault(digest, 1, drop_at=0.5), Fault(digest, 1, headers=elsewhere, change=lambda body: body)
+    faults = Fault(big.blob, 1, drop_at=0.5), Fault(big.blob, 1, headers=elsewhere, change=lambda body: body)
     with faulty(registry.host, *faults) as front:
         env = {"ENROOT_TRANSFER_RETRIES": "2"}
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", env=env)
         assert "the connection ended early" in done.stderr and "resumed at byte 0" in done.stderr
-        assert [bool(asked) for _, path, asked, _ in front.seen if digest in path] == [False, True, False]
+        assert [bool(request.range) for request in front.seen if big.blob in request.path] == [False, True, False]
 
 
+@pytest.mark.parity("ENROOT_CONNECT_TIMEOUT")
 def test_registry_that_never_answers_is_given_up(user: User) -> None:
     with faulty("127.0.0.1:9") as front:
         front.faults.append(Fault("/", 99, stall_at=0.5, status=0))
@@ -703,8 +724,8 @@ def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: S
         # Every blob leads to the config, whose bytes are wrong for a layer: only the way there counts.
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
         assert ("wants a login of its own" in done.stderr) == asks
-        assert other.authorizations and {header for _, header in other.authorizations} == {""}
-        assert any(header.startswith("Basic ") for _, header in front.authorizations)
+        assert other.seen and {request.authorization for request in other.seen} == {""}
+        assert any(request.authorization.startswith("Basic ") for request in front.seen)
 
 
 # -- logins
@@ -718,6 +739,7 @@ def credentials(user: User, host: str, name: str, password: str) -> None:
     user.own(user.home / ".config")
 
 
+@pytest.mark.parity("basic and bearer authentication")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_login_from_the_credentials_file(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
@@ -726,8 +748,9 @@ def test_login_from_the_credentials_file(user: User, registry: Server, basic: bo
         user.penroot("import", "-o", "y.sqsh", f"docker://me@{front.host}/test/one:1")
 
 
+@pytest.mark.parity("no stale token")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
-def test_refused_login_is_told_with_its_source_without_the_secret(user: User, registry: Server, basic: bool) -> None:
+def test_refused_login_names_its_source_without_secret(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "hunter2")
     with faulty(registry.host, login=Login({"me": "secret"}, basic)) as front:
         uri = f"docker://{front.host}/test/one:1"
@@ -741,15 +764,16 @@ def test_refused_login_is_told_with_its_source_without_the_secret(user: User, re
         assert "no password of 'you'" in done.stderr
 
 
+@pytest.mark.parity("basic and bearer authentication")
 def test_anonymous_token(user: User, registry: Server) -> None:
     with faulty(registry.host, login=Login({"": ""})) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
 
 
-def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Image) -> None:
+@pytest.mark.parity("no stale token")
+def test_token_that_expires_in_the_middle_is_renewed(user: User, registry: Server, big: Transfer) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
-    digest = images.digest(big.layers[0].blob)
-    fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+    fault = Fault(big.blob, drop_at=0.5)
     with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=2)) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert front.login is not None and len(front.login.tokens) >= 2
@@ -759,16 +783,23 @@ EXPIRED = (400, 401, 403)
 
 
 @pytest.mark.parametrize("status", EXPIRED)
-def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Image, status: int) -> None:
+def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Transfer, status: int) -> None:
     """At each request of a pull, and where a transfer is resumed."""
     credentials(user, "127.0.0.1", "me", "secret")
-    digest = images.digest(big.layers[0].blob)
     for uses in (1, 2, 3):
-        fault = Fault(f"/blobs/{digest}", 1, drop_at=0.5)
+        fault = Fault(big.blob, drop_at=0.5)
         with faulty(registry.host, fault, login=Login({"me": "secret"}, uses=uses, ended=status)) as front:
             user.penroot("import", "-o", f"{uses}.sqsh", f"docker://{front.host}/test/transfer:1")
             assert front.login is not None and len(front.login.tokens) >= 2
         user.penroot("cache", "prune")
+
+
+def test_token_that_ends_without_a_challenge_is_renewed(user: User, registry: Server, big: Image) -> None:
+    credentials(user, "127.0.0.1", "me", "secret")
+    fault = Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, 401)
+    with faulty(registry.host, fault, login=Login({"me": "secret"})) as front:
+        user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        assert front.login is not None and len(front.login.tokens) == 2
 
 
 @pytest.mark.parametrize("status", EXPIRED)
@@ -783,7 +814,7 @@ def test_token_that_ends_before_the_tag_list_is_renewed(user: User, registry: Se
 @pytest.mark.parametrize("status", EXPIRED)
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_login_that_expires_is_named_with_its_file(
-    user: User, registry: Server, big: Image, basic: bool, status: int
+    user: User, registry: Server, big: Transfer, basic: bool, status: int
 ) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     login = Login({"me": "secret"}, basic, uses=1, ended=status, ends=True)
@@ -793,7 +824,7 @@ def test_login_that_expires_is_named_with_its_file(
         assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
 
 
-def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Image) -> None:
+def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, login=Login({"me": "secret"}, True, uses=1, ends=True)) as front:
         uri = f"docker://me:secret@{front.host}#test/transfer:1"
         said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
@@ -878,6 +909,8 @@ def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) 
     assert "registries.conf: Permission denied" in user.penroot("digest", uri, status=1).stderr
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("SSL_CERT_DIR")
 @pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
 def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], where: str) -> None:
     environ = {}
@@ -892,6 +925,8 @@ def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, 
         assert front.seen
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("ENROOT_ALLOW_HTTP")
 def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) -> None:
     with faulty(registry.host, bind="0.0.0.0") as front:  # not a local name: see is_local()
         uri = f"docker://{front.host}/test/one:1"
@@ -903,7 +938,8 @@ def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) ->
         assert "registries.conf:1: 'insecure'" in user.penroot("digest", uri, status=1).stderr
 
 
-def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User, registry: Server) -> None:
+def test_mirrors_are_asked_first(user: User, registry: Server) -> None:
+    """A mirror without the image is passed over."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:
         say(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
@@ -915,36 +951,13 @@ def test_mirrors_are_asked_first_and_one_that_lacks_it_is_passed_over(user: User
         assert full.sent("/blobs/") == sent
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("all_proxy")
 @pytest.mark.parametrize("where", ["enroot.conf", "environment"])
 def test_proxy(user: User, registry: Server, where: str) -> None:
     """The name of the registry is known to the proxy alone."""
-    asked: list[str] = []
-
-    class Proxy(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            path = self.path.removeprefix("http://reg.invalid:5000")
-            request = urllib.request.Request(f"http://{registry.host}{path}", method=self.command)
-            for key in ("Accept", "Range"):
-                if self.headers.get(key):
-                    request.add_header(key, self.headers[key])
-            with urllib.request.urlopen(request) as response:
-                self.send_response(response.status)
-                for key, value in response.headers.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(response.read())
-
-        do_HEAD = do_GET
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with faulty(registry.host) as proxy:
+        address = f"http://{proxy.host}"
         environ = {"ENROOT_ALLOW_HTTP": "yes"}
         if where == "enroot.conf":
             say(user, where, f"http_proxy {address}\n")
@@ -952,13 +965,9 @@ def test_proxy(user: User, registry: Server, where: str) -> None:
             environ["HTTP_PROXY"] = address
         uri = "docker://reg.invalid:5000/test/one:1"
         user.penroot("import", "-o", "x.sqsh", uri, env=environ)
-        assert asked and all(path.startswith("http://reg.invalid:5000/v2/") for path in asked)
+        assert proxy.seen and all(asked.path.startswith("http://reg.invalid:5000/v2/") for asked in proxy.seen)
         said = user.penroot("digest", uri, status=1, env={**environ, "no_proxy": "reg.invalid"}).stderr
         assert "cannot reach the registry reg.invalid:5000" in said
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.mark.parametrize("login", [("", ""), ("me@site", "s3cret")], ids=["open", "with a password"])
@@ -966,13 +975,13 @@ def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:
     """The certificate is that of the registry; nothing listens where the registry says it is."""
-    with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (proxy, asked):
-        env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(trust[0])}
+    with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (address, proxy):
+        env = {"HTTPS_PROXY": address, "SSL_CERT_FILE": str(trust[0])}
         user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
-        assert set(asked) == {"127.0.0.1:1"}
+        assert {asked.path for asked in proxy.seen} == {"127.0.0.1:1"}
         assert front.seen
         if login[0]:
-            env["HTTPS_PROXY"] = proxy.replace(login[1], "wrong")
+            env["HTTPS_PROXY"] = address.replace(login[1], "wrong")
             said = user.penroot("digest", "docker://127.0.0.1:1#test/one:1", env=env, status=1).stderr
             assert "407" in said and "wrong" not in said
 
@@ -1000,6 +1009,7 @@ esac
         assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 def test_login_from_a_command_of_the_credentials_file(user: User, registry: Server) -> None:
     credentials(user, "127.0.0.1", "me", "$(cat $HOME/secret; true)")
     (user.home / "secret").write_text("secret\n")
@@ -1013,12 +1023,11 @@ def test_login_from_a_command_of_the_credentials_file(user: User, registry: Serv
 # -- what is seen of it
 
 
-def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
+def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer) -> None:
     ours, theirs = pty.openpty()
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+    with big.faulty(stall_at=0.5) as (_, uri):
         process = subprocess.Popen(
-            user.command("penroot", "create", "-n", "box", f"docker://{front.host}/test/transfer:1"),
+            user.command("penroot", "create", "-n", "box", uri),
             env={**user.environ, "ENROOT_STALL_TIMEOUT": "2"}, cwd=user.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=theirs,
         )  # fmt: skip
@@ -1037,10 +1046,8 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, registry: Serv
     assert any("trying again" in line for line in lines) and lines[-1] == ""
 
 
-def test_progress_elsewhere_is_a_line_now_and_then(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         began = time.monotonic()
         done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
         most = (time.monotonic() - began) / 5
@@ -1059,7 +1066,7 @@ def test_eight_first_uses_fetch_each_blob_once(user: User, registry: Server) -> 
         for process in many:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-        blobs = [path for method, path, _, _ in front.seen if "/blobs/" in path]
+        blobs = [request.path for request in front.seen if "/blobs/" in request.path]
         assert sorted(blobs) == sorted(set(blobs)) and len(blobs) == 4
 
 
@@ -1071,16 +1078,28 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def stopped(user: User) -> Iterator[None]:
+    """Suspend all processes that this user has, as Slurm does with those of a job."""
+    found = subprocess.run(["pgrep", "-u", str(user.uid)], capture_output=True, text=True, check=True)
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in found.stdout.split():
+            os.kill(int(pid), signal.SIGCONT)
+
+
 def wait_for_work(user: User) -> None:
     """Until some layer is being unpacked."""
     until(lambda: list((user.home / "cache/tmp").glob("layers-*/fs")), "a layer is begun")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Image, number: signal.Signals) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 9, stall_at=0.5)) as front:
-        process = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Transfer, number: signal.Signals) -> None:
+    with big.faulty(9, stall_at=0.5) as (_, uri):
+        process = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
         os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=120)
@@ -1090,10 +1109,8 @@ def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Im
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1")  # sweeps, and works
 
 
-def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+def test_killed_import_is_succeeded(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user)
         second = popen(user, "create", "-n", "b", uri)
@@ -1104,28 +1121,31 @@ def test_killed_import_is_succeeded(user: User, registry: Server, big: Image) ->
         assert second.returncode == 0, errors
 
 
-def test_suspended_import_holds_up_no_other(user: User, registry: Server, big: Image) -> None:
+@pytest.mark.parity("a suspended or stopped process holds up no other import")
+@pytest.mark.security("L6")
+def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
     """As a job that is suspended in the middle of an import."""
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+    with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user)
-        os.killpg(first.pid, signal.SIGSTOP)
-        second = popen(user, "create", "-n", "b", uri)
-        try:
-            _, errors = second.communicate(timeout=60)
-        finally:
-            second.kill()
-            os.killpg(first.pid, signal.SIGCONT)
+        with stopped(user):
+            second = popen(user, "create", "-n", "b", uri)
+            try:
+                _, errors = second.communicate(timeout=60)
+            finally:
+                second.kill()
         assert second.returncode == 0, errors
         assert f"waiting for process {first.pid} (penroot, stopped), which is making images/" in errors
+        front.over.set()  # the stall
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0, errors
 
 
+@pytest.mark.parity("import -o FILE in several processes")
 @pytest.mark.parametrize("options", [(), ("--force",), ("--ensure",)], ids=["plain", "force", "ensure"])
-def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Image, options: tuple[str, ...]) -> None:
+def test_six_imports_of_one_file_work_once(
+    user: User, registry: Server, big: Transfer, options: tuple[str, ...]
+) -> None:
     uri = f"docker://{registry.host}/test/transfer:1"
     user.penroot("load", uri)
     if options:
@@ -1134,17 +1154,16 @@ def test_six_imports_of_one_file_work_once(user: User, registry: Server, big: Im
     many = [popen(user, "import", *options, "-o", "x.sqsh", uri) for _ in range(6)]
     done = [process.communicate(timeout=120)[1] for process in many]
     assert [process.returncode for process in many] == [0] * 6, done
-    written = [errors for errors in done if f" MB, {big.digest()}" in errors]
+    written = [errors for errors in done if f" MB, {big.image.digest()}" in errors]
     assert len(written) == 1, done
     assert sum("another process has made it" in errors or "up to date" in errors for errors in done) == 5
     assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
-    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.digest()}\n")
+    assert content(user.home / "x.sqsh", "etc/rc.local").decode().endswith(f"# penroot-image: {big.image.digest()}\n")
 
 
-def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+@pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
+def test_import_that_waits_takes_over_from_a_killed_one(user: User, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
         second = popen(user, "import", "-o", "x.sqsh", uri)
@@ -1158,33 +1177,32 @@ def test_import_that_waits_takes_over_from_a_killed_one(user: User, registry: Se
     assert [path.name for path in user.home.iterdir() if path.name.startswith(".x")] == []
 
 
-def test_import_does_not_wait_for_a_suspended_one(user: User, registry: Server, big: Image) -> None:
+@pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
+def test_import_does_not_wait_for_a_suspended_one(user: User, big: Transfer) -> None:
     """The suspended one discards its own file when it goes on."""
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
-        uri = f"docker://{front.host}/test/transfer:1"
+    with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user)
-        os.killpg(first.pid, signal.SIGSTOP)
-        try:
+        with stopped(user):
             done = user.penroot("import", "-o", "x.sqsh", uri)
-        finally:
-            os.killpg(first.pid, signal.SIGCONT)
         assert f"process {first.pid} (penroot, stopped) makes no progress making {user.home}/x.sqsh" in done.stderr
+        front.over.set()  # the stall
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0 and "another process has made it" in errors, errors
 
 
-def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Image) -> None:
-    digest = images.digest(big.layers[0].blob)
-    with faulty(registry.host, Fault(f"/blobs/{digest}", 1, stall_at=0.5)) as front:
+def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Transfer) -> None:
+    with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
-        second = popen(user, "import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
+        second = popen(user, "import", "-o", "x.sqsh", uri)
+        until(lambda: front.asked(big.blob) or second.poll() is not None, "the layer is asked for, or refused")
+        front.over.set()  # the stall
         errors = first.communicate(timeout=120)[1] + second.communicate(timeout=120)[1]
     assert sorted((first.returncode, second.returncode)) == [0, 1], errors
     assert "file already exists" in errors
 
 
+@pytest.mark.parity("import --ensure")
 def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     image = images.busybox(entry("ensure", b"1"))
     registry.pusher.image("test/ensure", "1", image)
@@ -1216,6 +1234,7 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
     user.penroot("import", "--ensure", "-o", "-", uri, status=1)
 
 
+@pytest.mark.security("U11")
 @pytest.mark.parametrize("option", ["--ensure", "--force"])
 def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server, option: str) -> None:
     uri = f"docker://{registry.host}/test/one:1"
@@ -1244,6 +1263,7 @@ def test_import_follows_a_link_as_the_kernel_does(user: User, registry: Server) 
     assert (user.home / "c/b/y.sqsh").is_file() and (user.home / "c/d/x.sqsh").is_symlink()
 
 
+@pytest.mark.parity("import --ensure")
 def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, registry: Server) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     user.penroot("import", "-o", "x.sqsh", uri)
@@ -1255,6 +1275,7 @@ def test_ensure_keeps_a_whole_file_while_the_registry_is_down(user: User, regist
         user.penroot("import", "--ensure", "-o", "y.sqsh", down, env=env, status=1)
 
 
+@pytest.mark.parity("PENROOT_IMAGE_DIGEST in the container")
 def test_image_digest_is_recorded(user: User, registry: Server) -> None:
     image = images.busybox(entry("recorded", b"1"))
     registry.pusher.image("test/recorded", "1", image)
@@ -1278,6 +1299,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
     stored = f"docker://{registry.host}/test/stored:1"
     registry.pusher.image("test/stored", "1", images.busybox(entry("few", b"1")))
     user.penroot("import", "-o", "few.sqsh", stored)
+    user.run("cp", "-a", "cache", "kept")
     for words in (
         ("import", "-o", "x.sqsh", uri),
         ("load", "-n", "x", uri),
@@ -1300,7 +1322,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
         if done.returncode and "/bin/new" not in done.stderr:
             assert len(errors) == 1 and "ulimit -u" in done.stderr, (words, done.stderr)
         subprocess.run(["rm", "-rf", user.home / "cache"], check=True)
-        user.penroot("load", "-f", "-n", "z", stored)
+        user.run("cp", "-a", "kept", "cache")
 
 
 @pytest.mark.soak

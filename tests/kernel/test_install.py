@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 from enroot_py import __version__
-from tests.kernel.conftest import PREFIX
+from tests.installation import IS_INSTALLED, ROOT
+from tests.kernel.conftest import PREFIX, require
 
-ROOT = Path(__file__).parents[2]
+# Python imports these before it has the pack, and the libraries of features are not installed unless asked for.
+ENTRANCE = {"enroot_py.base", "enroot_py.base.pack"}
+EXTRAS = ("asyncssh", "cryptography", "typing_extensions")
+MAX_FILES, MAX_BYTES = 300, 20 << 20
 
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
+    require(IS_INSTALLED, "about an installation: PENROOT_PREFIX names none")
     copy = Path(shutil.copytree(PREFIX, tmp_path / "prefix", symlinks=True))
     (copy / "share/bash-completion/completions/enroot").unlink(missing_ok=True)  # of enroot-names
     return copy
@@ -58,7 +63,7 @@ def imported(prefix: Path, *modules: str) -> dict[str, str]:
     )
     command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return dict(line.split() for line in done.stdout.splitlines())
+    return {name: loader for name, loader in map(str.split, done.stdout.splitlines()) if name not in ENTRANCE}
 
 
 def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None:
@@ -74,9 +79,11 @@ import sys; sys.path.insert(0, sys.argv[1])
 import enroot_py; {before}
 import enroot_py.main, enroot_py.cli.start
 for name, module in sorted(sys.modules.items()):
-    if name.startswith("enroot_py.") and not name.startswith("enroot_py.base._linux"):
+    if name.startswith("enroot_py.") and not name.startswith(("enroot_py.base._linux", "enroot_py.base.pack")):
         above, _, last = name.rpartition(".")
         assert getattr(sys.modules[above], last) is module
+        if name == "enroot_py.base":
+            continue
         print(name, module.__file__, module.__package__, getattr(module, "__path__", None), module.__loader__)
         print(*(str(getattr(module.__spec__, word)) for word in ("name", "origin", "submodule_search_locations")))
 """
@@ -89,11 +96,11 @@ def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
     """They are what import would have made of them, and no look-up is left."""
     one_by_one = modules(prefix, "pass")
     in_c = "import enroot_py.main, _cffi_backend, enroot_py.base._linux"
-    without_finder = f"{in_c}; enroot_py.pack.load('start'); sys.meta_path.clear()"
-    assert modules(prefix, without_finder) == one_by_one
-    (prefix / "lib/penroot/enroot_py/runtime/hooks.py").touch()
-    done = modules(prefix, "enroot_py.pack.load('start'); assert 'enroot_py.runtime' not in sys.modules")
-    assert done.count("SourceFileLoader") == 1  # of what is newer
+    load = "from enroot_py.base import pack; pack.load(pack.START)"
+    assert modules(prefix, f"{in_c}; {load}; sys.meta_path.clear()") == one_by_one
+    (prefix / "lib/penroot/modules.zip").touch()
+    done = modules(prefix, f"{load}; assert 'enroot_py.runtime' not in sys.modules")
+    assert "zipimporter" in done and "Pack" not in done
 
 
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
@@ -107,21 +114,27 @@ def test_help_is_what_click_says(prefix: Path, columns: str) -> None:
         environ = {**os.environ, "COLUMNS": columns}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         said.append(done.stdout.rpartition("\n")[0].rpartition("\n"))
-        (prefix / "lib/penroot/enroot_py/cli/verbs.py").touch()
+        (prefix / "lib/penroot/modules.zip").touch()
     assert said[0][0] == said[1][0]
     assert (said[0][2], said[1][2]) == (str(columns in ("60", "79")), "True")
 
 
-@pytest.mark.parametrize("change", ["edited", "newer"])
-def test_a_module_whose_source_has_changed_is_imported_from_that(prefix: Path, change: str) -> None:
-    source = prefix / "lib/penroot/enroot_py/runtime/enter.py"
-    if change == "edited":
-        source.write_text(source.read_text() + "\n")
-    else:
-        source.touch()
-    loaders = imported(prefix, "enroot_py.runtime.enter")
-    assert loaders["enroot_py.runtime.enter"] == "SourceFileLoader"
-    assert loaders["enroot_py.runtime.hooks"] == "Pack"
+def test_changed_hook_is_compiled_from_its_file(prefix: Path) -> None:
+    library = prefix / "lib/penroot"
+    (library / "enroot_py/standard_hooks/10-home.py").touch()
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import pack; print(*pack.hooks())"
+    command = ["/usr/bin/python3", "-IS", "-c", code, library]
+    paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert f"{library}/enroot_py/standard_hooks/10-shadow.py" in paths
+    assert f"{library}/enroot_py/standard_hooks/10-home.py" not in paths
+
+
+def test_version_is_small(prefix: Path) -> None:
+    library = (prefix / "lib/penroot").resolve()
+    files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [path for path in files if not str(path.relative_to(library)).startswith((*EXTRAS, "__pycache__"))]
+    assert len(files) <= MAX_FILES
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
 
 
 def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
@@ -131,9 +144,16 @@ def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
     assert imported(prefix, "enroot_py.cli.start")["enroot_py.base.linux"] == "Pack"
 
 
+def test_start_from_the_archive_alone(prefix: Path) -> None:
+    (pack,) = prefix.glob("lib/penroot/modules.cpython*")
+    pack.unlink()
+    loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.step", "enroot_py.cli.verbs")
+    assert set(loaders.values()) == {"zipimporter"}
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
 def test_no_start_depends_on_that_file(prefix: Path, damage: str) -> None:
-    (pack,) = prefix.glob("lib/penroot/enroot_py/__pycache__/pack.*")
+    (pack,) = prefix.glob("lib/penroot/modules.cpython*")
     if damage == "missing":
         pack.unlink()
     else:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import Image, entry
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.slurm.test_pull import delete
 
 
@@ -60,6 +62,7 @@ def locks(user: User, registry: Server) -> Locks:
     return Locks(user, registry)
 
 
+@pytest.mark.parity("lock: a lock file is made and brought up to date")
 def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     host = locks.registry.host
     one, two = locks.push("lock/one", 1), locks.push("lock/two", 3)
@@ -76,6 +79,7 @@ def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
     assert "is up to date" in locks.user.penroot("lock", "team.lock").stderr
 
 
+@pytest.mark.parity("lock: a lock file is made and brought up to date")
 def test_check_says_what_has_moved(locks: Locks) -> None:
     host = locks.registry.host
     old, other = locks.push("lock/moves", 1), locks.push("lock/stays", 3)
@@ -91,6 +95,7 @@ def test_check_says_what_has_moved(locks: Locks) -> None:
     assert "is not in this lock file" in locks.lock("--check", "team.lock", "ubuntu", status=1)
 
 
+@pytest.mark.parity("lock: where one image fails nothing is written")
 def test_what_cannot_be_asked_changes_nothing(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/there", 1)
@@ -158,6 +163,7 @@ def test_what_cannot_be_locked(locks: Locks, words: tuple[str, ...], says: str) 
     assert not (locks.user.home / "x.lock").exists()
 
 
+@pytest.mark.parity("lock: where one image fails nothing is written")
 def test_the_mode_and_a_link_stay(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/mode", 1)
@@ -170,6 +176,7 @@ def test_the_mode_and_a_link_stay(locks: Locks) -> None:
     assert real.stat().st_mode & 0o777 == 0o664
 
 
+@pytest.mark.parity("start --lock", "import --lock", "create --lock", "load --lock", "ENROOT_LOCK")
 def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
     locks.push("lock/start", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/start:1")
@@ -197,6 +204,7 @@ def test_a_stored_image_costs_no_request(locks: Locks) -> None:
         assert len(shown.seen) == before
 
 
+@pytest.mark.parity("an image that is not in it")
 def test_an_image_that_is_not_in_it(locks: Locks) -> None:
     locks.push("lock/other", 1)
     locks.write("version 1\n")
@@ -209,6 +217,7 @@ def test_an_image_that_is_not_in_it(locks: Locks) -> None:
     assert locks.start("lock/other", "--lock", "team.lock") == "1\n"
 
 
+@pytest.mark.parity("an image that is not in it")
 def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
     old = locks.push("lock/gone", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/gone:1")
@@ -222,6 +231,7 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
     assert f"{locks.path}:2 locks it to {old}" in out
 
 
+@pytest.mark.parity("slips with their line")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -248,6 +258,8 @@ def test_slips_are_told_with_their_line(locks: Locks, text: str, says: str) -> N
     assert ("move it away: penroot lock" in out) == ("version 2" in text)
 
 
+@pytest.mark.parity("a lock file that others could have written is not believed")
+@pytest.mark.security("H6")
 def test_what_others_could_have_written_is_not_believed(locks: Locks) -> None:
     locks.push("lock/closed", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/closed:1")
@@ -285,12 +297,13 @@ def test_what_is_no_file_is_not_waited_for(locks: Locks, kind: str) -> None:
     assert "Traceback" not in out and str(locks.path) in out
 
 
+@pytest.mark.parity("a start without one imports nothing of it")
 def test_a_start_without_a_lock_imports_nothing_of_it(locks: Locks) -> None:
     locks.push("lock/none", 1)
     uri = f"docker://{locks.registry.host}#lock/none:1"
     code = (
         f"from enroot_py.cli.start import main\ntry: main(['--explain', {uri!r}, 'true'])\nfinally: print(*sys.modules)"
     )
-    program = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); {code}"
+    program = f"import sys; sys.path.insert(0, '{LIBRARY}'); {code}"
     modules = locks.user.run("python3", "-IS", "-c", program).stdout.splitlines()[-1].split()
     assert "enroot_py.store.pull" in modules and "enroot_py.registry.lockfile" not in modules

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakeregistry import Fault, Faulty, Login, faulty
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Fault, Faulty, Login, faulty, serve
+from tests.kernel.registry import serve
 
 SECRET = "pass word:%$1"
 
@@ -48,6 +49,7 @@ def kept(user: User) -> dict[str, object]:
     return config
 
 
+@pytest.mark.parity("login --username", "logout --authfile")
 @pytest.mark.parametrize("basic", [False, True], ids=["token", "basic"])
 def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert front.login
@@ -64,6 +66,7 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert f"config.json has no login for {front.host}" in again and "penroot login makes one" in again
 
 
+@pytest.mark.parity("login: one that the registry refuses")
 @pytest.mark.parametrize("basic", [False, True], ids=["token", "basic"])
 def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty, basic: bool) -> None:
     assert front.login
@@ -73,6 +76,8 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
     assert not (user.home / ".docker").exists()
 
 
+@pytest.mark.parity("login: one that the registry refuses")
+@pytest.mark.security("G2")
 def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
     """It gives a token to anybody, and the registry takes that: whose password it is nobody has asked."""
     with (
@@ -85,7 +90,7 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
         said = log_in(user, "-u", "me", front.host, status=1).stderr
         assert f"{other.host}, which hands out the tokens of {front.host}, gets no login for it" in said
         assert f"registries.conf: {front.host} token={other.host}" in said
-        assert [header for _, header in other.authorizations] == [""]
+        assert [request.authorization for request in other.seen] == [""]
     assert not (user.home / ".docker").exists()
 
 
@@ -95,12 +100,14 @@ def test_a_registry_that_asks_nobody(user: User, tmp_path: pathlib.Path) -> None
         assert list(kept(user)) == [server.host]
 
 
+@pytest.mark.parity("login: one that the registry refuses")
 def test_a_registry_that_is_not_there(user: User) -> None:
     said = log_in(user, "-u", "me", "127.0.0.1:1", status=1, env={"ENROOT_TRANSFER_RETRIES": "0"}).stderr
     assert "cannot reach the registry 127.0.0.1:1" in said
     assert not (user.home / ".docker").exists()
 
 
+@pytest.mark.parity("login --password-stdin")
 @pytest.mark.parametrize(
     ("words", "secret", "says", "hint"),
     [
@@ -119,6 +126,7 @@ def test_what_cannot_be_a_login(user: User, words: tuple[str, ...], secret: str,
     assert says in said and hint in said, said
 
 
+@pytest.mark.parity("login --username")
 def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Faulty) -> None:
     primary, terminal = pty.openpty()
     if os.geteuid() == 0:
@@ -148,6 +156,7 @@ def test_who_sits_at_a_terminal_is_asked_and_nothing_shows(user: User, front: Fa
     assert list(kept(user)) == [front.host]
 
 
+@pytest.mark.parity("login: another login that goes before is told")
 def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> None:
     netrc = user.home / ".config/enroot/.credentials"
     netrc.parent.mkdir(parents=True)
@@ -158,6 +167,7 @@ def test_another_login_that_goes_before_is_told(user: User, front: Faulty) -> No
     assert f"there is one in {netrc}" in user.penroot("logout", front.host, status=1).stderr
 
 
+@pytest.mark.parity("login --authfile", "logout --authfile")
 def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, front: Faulty) -> None:
     require(shutil.which("skopeo"), "skopeo is not installed")
     auth = str(user.home / "auth.json")
@@ -173,6 +183,8 @@ def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, fro
     user.run("skopeo", "login", "--get-login", front.host, env=env, status=1)
 
 
+@pytest.mark.parity("login --password-stdin")
+@pytest.mark.security("G2")
 def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
     require(shutil.which("strace"), "strace is not installed")
     helper = user.home / "docker-credential-box"
@@ -193,6 +205,7 @@ def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
     assert kept(user) == {front.host: {}}
 
 
+@pytest.mark.parity("the example of docs/images.md")
 def test_the_example_of_the_documentation(user: User, front: Faulty) -> None:
     text = (pathlib.Path(__file__).parents[2] / "docs/images.md").read_text()
     (example,) = re.findall(r"```console\n(\$ [^`]*penroot login[^`]*)```", text)

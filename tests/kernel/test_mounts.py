@@ -22,6 +22,7 @@ def inside(user: User, script: str) -> str:
     return user.start("box", "sh", "-c", script)
 
 
+@pytest.mark.parity("fstab: x-create=dir")
 def test_create_directories_files_and_what_the_source_is(user: User, rootfs: pathlib.Path) -> None:
     fstab(
         user,
@@ -33,6 +34,7 @@ def test_create_directories_files_and_what_the_source_is(user: User, rootfs: pat
     assert inside(user, "for x in a auto; do test -d /$x/dir/doc && test -s /$x/file && echo $x; done") == "a\nauto\n"
 
 
+@pytest.mark.parity("fstab: x-move")
 def test_move_and_detach(user: User, rootfs: pathlib.Path) -> None:
     fstab(
         user,
@@ -52,6 +54,7 @@ def test_what_is_not_mounted_cannot_be_detached(user: User, rootfs: pathlib.Path
     assert f"cannot unmount {target}: {why}" in user.penroot("start", "box", "true", status=1).stderr
 
 
+@pytest.mark.parity("fstab: nofail")
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
@@ -68,6 +71,7 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, statu
     assert said in done.stderr
 
 
+@pytest.mark.parity("fstab: a passno of -1 is before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
     """A passno of -1 is before, none or 0 after."""
     fstab(
@@ -175,6 +179,7 @@ def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.P
     assert (rootfs / "etc/tz").readlink() == pathlib.Path(link)
 
 
+@pytest.mark.parity("fstab: omitted fields", "fstab: \\040 and its like", "mounts of the command line")
 def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "a b").mkdir()
     (user.home / "a b/f").write_text("spaced\n")
@@ -193,6 +198,7 @@ def test_omitted_fields_on_the_command_line(user: User, rootfs: pathlib.Path) ->
     assert user.start(*options, "box", "sh", "-c", script) == "/usr/share/doc\nh\n1\nspaced\n"
 
 
+@pytest.mark.parity("fstab: ${VAR}")
 def test_variables_of_the_caller_and_the_rootfs(user: User, rootfs: pathlib.Path) -> None:
     fstab(user, "${SHARE} /s none x-create=dir,bind\n${ENROOT_ROOTFS}/etc /copy none x-create=dir,bind\n")
     user.environ["SHARE"] = "/usr/share"

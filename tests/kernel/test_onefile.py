@@ -13,9 +13,10 @@ from enroot_py.base import filesystems, trees
 from enroot_py.config import settings
 from enroot_py.store import onefile, unsquashfs
 from tests import images
+from tests.fakeregistry import Faulty, faulty
 from tests.images import directory, entry
 from tests.kernel.conftest import User, require
-from tests.kernel.registry import Faulty, Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.kernel.test_cache import running
 from tests.waiting import until
 
@@ -47,6 +48,8 @@ def front(registry: Server) -> Iterator[Faulty]:
         yield shown
 
 
+@pytest.mark.clusters("Few inodes, or a quota of files")
+@pytest.mark.parity("ENROOT_STORE_FORM")
 def test_image_as_one_file(user: User, front: Faulty) -> None:
     image, temporary = f"docker://{front.host}/test/forms:1", user.home / "tmp"
     temporary.mkdir()
@@ -130,6 +133,7 @@ def squashfs(user: User, registry: Server) -> str:
     return path
 
 
+@pytest.mark.parity("ENROOT_UNPACK")
 def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str) -> None:
     user.environ.update(UNPACK)
     first = user.penroot("start", squashfs, "cat", "/number")
@@ -186,6 +190,8 @@ def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path:
     assert os.listxattr(found) == ["user.mine"]
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
+@pytest.mark.parity("ENROOT_STORE_FORM")
 def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
     """The kernel shows a FUSE file system under the name that its server gives."""
     if os.geteuid() != 0:

@@ -81,6 +81,7 @@ def fixes(told: str, message: str) -> list[str]:
     return [after.strip() for line, after in zip(lines, lines[1:], strict=False) if message in line]
 
 
+@pytest.mark.parity("the table of docs/pods.md")
 @pytest.mark.parametrize("row", rows(), ids=lambda row: str(row[0]))
 def test_table_of_the_documentation(user: User, layout: pathlib.Path, image: pathlib.Path, row: list[str]) -> None:
     name, *cells, message = row[0], *row[1:4], row[4].strip("`")
@@ -105,6 +106,7 @@ def test_table_of_the_documentation(user: User, layout: pathlib.Path, image: pat
         assert any(fix.removeprefix("fix: ") in hint for fix in fixes(told, message)), told
 
 
+@pytest.mark.parity("without /dev/fuse")
 def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Path) -> None:
     prefix = pod(volumes=(user.home,))
     done, out = works(user, prefix, "start", str(image), "true")
@@ -115,6 +117,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
     assert user.start("--rw", "made", "sh", "-c", "echo x > /new; cat /new", prefix=prefix) == "x\n"
 
 
+@pytest.mark.parity("root of a pod reaches nothing")
 def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
     """The one who starts is root, and has none of CAP_SYS_ADMIN; what the runtime has covered stays covered."""
     user.uid = user.gid = 0
@@ -126,6 +129,7 @@ def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) ->
     assert "can't create /proc/sys/kernel/domainname: Read-only file system" in done.stderr
 
 
+@pytest.mark.parity("a network of its own where /sys is covered")
 def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path) -> None:
     prefix = pod(volumes=(user.home,))
     done = user.penroot("start", "--net", "box", "sh", "-c", "ls /sys/class/net; cat /proc/net/dev", prefix=prefix)
@@ -137,6 +141,7 @@ def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path
     assert quiet.stderr == ""
 
 
+@pytest.mark.parity("the socket of nvidia-persistenced")
 def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -> None:
     """As NVIDIA's toolkit gives pods that of nvidia-persistenced: no user namespace can mount it otherwise."""
     place = user.home / "nvidia-persistenced"
@@ -158,6 +163,7 @@ def test_what_is_refused_where_fuse_overlayfs_makes_overlays(user: User, rootfs:
     assert "or, without: ENROOT_NATIVE_OVERLAYFS=yes" in out
 
 
+@pytest.mark.parity("a store on the root file system of the pod")
 def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) -> None:
     """The store is on a volume, and containers are not."""
     user.environ["ENROOT_CACHE_PATH"] = str(user.home / "volume/cache")
@@ -172,6 +178,7 @@ def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) ->
     user.run("sh", "-c", script, prefix=prefix)
 
 
+@pytest.mark.parity("a store on the root file system of the pod")
 def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
     """Kubernetes makes it with mode 0777, in which every user of the pod could swap what others keep there."""
     require(os.geteuid() == 0, "only root can make a pod")
@@ -188,6 +195,7 @@ def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
     user.penroot("doctor", prefix=prefix)
 
 
+@pytest.mark.parity("settings and values for Slinky's chart")
 def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
     """enroot.conf with the volume of values.yaml as Kubernetes makes it, after its initContainer."""
     values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
@@ -217,6 +225,7 @@ def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
     assert sorted(path.name.partition("-")[0] for path in volume.iterdir()) == ["cache", "data", "run"]
 
 
+@pytest.mark.parity("settings and values for Slinky's chart")
 def test_plugstack_of_the_examples(tmp_path: pathlib.Path) -> None:
     values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
     (tmp_path / "plugstack.conf").write_text(values["configFiles"]["plugstack.conf"])

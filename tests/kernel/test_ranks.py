@@ -53,6 +53,7 @@ def image(user: User, mpi: pathlib.Path) -> str:
     return str(squashed(user, mpi))
 
 
+@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 @pytest.mark.parametrize("source", ["mpi", "image"])
 def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     command = ("penroot", "start", *USR, image if source == "image" else source, "/opt/hello.openmpi")
@@ -70,6 +71,7 @@ def test_where_the_launcher_has_its_components(user: User, mpi: pathlib.Path) ->
     assert "sum 6" in done.stdout
 
 
+@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 @pytest.mark.parametrize("more", [(), ("--root",)])
 def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None:
     done = user.run(*HYDRA, "penroot", "start", *more, *USR, image, "/opt/hello.mpich")
@@ -77,6 +79,7 @@ def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None
     assert "sum 6" in done.stdout
 
 
+@pytest.mark.parity("20-mpi (new): they share a container")
 def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
     (user.home / "meet").mkdir()
     user.own(user.home / "meet")
@@ -88,6 +91,7 @@ def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image:
     assert sorted(line[2] for line in lines) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 def test_descriptors_of_pmi_stay_open(user: User, image: str) -> None:
     program = "import os, stat; print(stat.S_ISSOCK(os.fstat(int(os.environ['PMI_FD'])).st_mode))"
     for source, more in ((image, ()), ("mpi", ("--pid",)), (image, ("--pid",))):
@@ -98,6 +102,7 @@ def test_descriptors_of_pmi_stay_open(user: User, image: str) -> None:
 RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
 
 
+@pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
     odd = "a\n'b' \"$HOME\" \\ =ü"
     given = {
@@ -122,6 +127,7 @@ def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
     assert "PMIX_RANK" not in seen(ENROOT_MPI="no", **RANK)
 
 
+@pytest.mark.parity("ENROOT_MPI")
 def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) -> None:
     session = user.home / "session"
     session.mkdir()
@@ -132,6 +138,7 @@ def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) ->
     user.penroot("start", "box", "ls", f"{session}/file", env={**given, "ENROOT_MPI": "no"}, status=1)
 
 
+@pytest.mark.parity("20-mpi (new): PMIx refuses root of a user namespace without MUNGE")
 def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
     given = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
     done = user.penroot("start", "--root", "box", "true", env=given, status=1)
@@ -165,6 +172,7 @@ def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]
     return found
 
 
+@pytest.mark.parity("20-mpi (new): they share a container")
 def test_the_first_rank_may_end_first(user: User, image: str) -> None:
     script = """
 image = sys.argv[1]
@@ -185,6 +193,7 @@ print(json.dumps([seen, ends, line(late), end(late)]))
     until(lambda: not servers(pathlib.Path(image)), "the server of the image ends")
 
 
+@pytest.mark.parity("20-mpi (new): they share a container")
 def test_a_rank_that_is_killed_in_its_set_up_is_replaced(user: User, rootfs: pathlib.Path) -> None:
     script = 'touch "$HOME/here"; while test -e "$HOME/wait"; do sleep 0.02; done'
     (user.home / "conf").write_text(f"hooks() {{ {script}; }}\n")
@@ -224,6 +233,7 @@ else:
 """
 
 
+@pytest.mark.parity("ENROOT_JOIN", "20-mpi (new): they share a container")
 @pytest.mark.parametrize(("join", "result"), [("auto", "in the other's memory"), ("no", "Operation not permitted")])
 def test_memory_of_another_rank(user: User, mpi: pathlib.Path, join: str, result: str) -> None:
     script = """
@@ -235,6 +245,7 @@ print(json.dumps([found, end(ranks[0])]))
     assert launch(user, script, READ, ENROOT_JOIN=join) == [result, 0]
 
 
+@pytest.mark.parity("ENROOT_JOIN")
 def test_who_shares_a_container(user: User, rootfs: pathlib.Path) -> None:
     script = """
 asked = {
@@ -245,8 +256,6 @@ asked = {
     "mount": start(2, "--mount", "/etc:/etc", "box", *WHERE),
     "gpu": start(3, "box", *WHERE, NVIDIA_VISIBLE_DEVICES="void"),
     "no rank": start(None, "box", *WHERE),
-    "option": start(None, "--join", "box", *WHERE),
-    "again": start(None, "--join", "box", *WHERE),
 }
 where = {name: line(rank) for name, rank in asked.items()}
 print(json.dumps([where, [end(rank) for rank in asked.values()]]))
@@ -254,9 +263,8 @@ print(json.dumps([where, [end(rank) for rank in asked.values()]]))
     where, ends = launch(user, script)
     assert isinstance(where, dict)
     assert ends == [0] * len(where)
-    assert where["option"] == where["again"]
     assert where["rank"] == where["another"]  # whatever their variables are, but for which they give
-    alone = ("first", "rank", "same rank", "mount", "gpu", "no rank", "option")
+    alone = ("first", "rank", "same rank", "mount", "gpu", "no rank")
     assert len({where[name] for name in alone}) == len(alone)
 
 
@@ -274,6 +282,4 @@ print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.a
 
 
 def test_a_container_of_its_own_processes_is_not_shared(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("start", "--join", "--pid", "box", "true", status=1)
-    assert "--join and --pid exclude each other" in done.stderr
     assert user.start("--pid", "box", "echo", "mine", env=RANK) == "mine\n"

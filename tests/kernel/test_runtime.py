@@ -36,6 +36,7 @@ int main(void)
 """
 
 
+@pytest.mark.parity("32-bit programs under the filter", "chown and set*id succeed without effect")
 @pytest.mark.parametrize("bits", [32, 64])
 def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
     """The filter answers the calls of both, each by its own numbers."""
@@ -50,6 +51,7 @@ def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
     assert user.start("--root", "box", "calls") == f"0 0 0 0 0 {bits // 8}\n"
 
 
+@pytest.mark.parity("packages whose scripts chown", "apt-get install as root inside")
 def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
     """What maintainer scripts of packages do, in a writable container, as root inside."""
     script = (
@@ -66,12 +68,14 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--root", "--rw", "box", "sh", "-c", script) == "done\n"
 
 
+@pytest.mark.parity("options behind NAME are the command's", "options behind NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "box", "--env", "X=1", "env", status=127)
     assert "--env" in done.stderr
     assert "options go before it" in done.stderr
 
 
+@pytest.mark.parity("list while processes vanish")
 def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
     stop = threading.Event()
 
@@ -104,6 +108,7 @@ def test_signals_that_python_ignores_are_not_ignored(user: User, rootfs: pathlib
     assert user.start("box", *question) == user.run(*question).stdout
 
 
+@pytest.mark.parity("hooks have all capabilities", "no new privileges")
 def test_no_new_privileges_and_no_capabilities(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "grep", "-E", "^(NoNewPrivs|Cap|Seccomp:)", "/proc/self/status")
     fields = {line.split(":")[0]: line.split()[1] for line in out.splitlines()}
@@ -114,7 +119,8 @@ def test_no_new_privileges_and_no_capabilities(user: User, rootfs: pathlib.Path)
     )
 
 
-def test_descriptors_of_the_caller_reach_the_program_and_ours_do_not(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parity("descriptors of the caller are inherited")
+def test_only_the_callers_descriptors_reach_the_program(user: User, rootfs: pathlib.Path) -> None:
     out = user.run("sh", "-c", "exec 7</etc/hostname; penroot start box sh -c 'ls /proc/self/fd; cat <&7'").stdout
     name = pathlib.Path("/etc/hostname").read_text().strip()
     assert out.split()[-1] == name
@@ -122,6 +128,7 @@ def test_descriptors_of_the_caller_reach_the_program_and_ours_do_not(user: User,
     assert set(out.split()[:-1]) == {"0", "1", "2", "7", "3"}
 
 
+@pytest.mark.parity("a user beyond 2^31")
 def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
     require(os.geteuid() == 0, "needs root to become another user")
     user.uid = 2**31 + 5
@@ -138,6 +145,7 @@ def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> s
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.parity("ENROOT_ALLOW_SUPERUSER")
 @pytest.mark.parametrize("kind", ["directory", "image"])
 def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib.Path, kind: str) -> None:
     target = "box" if kind == "directory" else str(image)
@@ -162,11 +170,13 @@ def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib
     assert "12:34" not in done.stdout
 
 
+@pytest.mark.parity("ENROOT_ALLOW_SUPERUSER")
 def test_others_gain_nothing_where_superusers_are_allowed(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "readlink", "/proc/self/ns/user", env={"ENROOT_ALLOW_SUPERUSER": "y"})
     assert out.strip() != os.readlink("/proc/self/ns/user")
 
 
+@pytest.mark.parity("supplementary groups keep their access")
 def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path) -> None:
     """They are not mapped, and so have no names inside, but the kernel honours them."""
     require(os.geteuid() == 0, "needs root to have other groups")
@@ -203,6 +213,7 @@ def fuse_overlayfs() -> str:
     return "fuse-overlayfs:"
 
 
+@pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")
 @pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
 @pytest.mark.parametrize("kind", ["directory", "image"])
 def test_overlays_by_fuse_overlayfs(
@@ -250,6 +261,7 @@ def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_ov
     assert ".wh." not in listed.stdout
 
 
+@pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")
 def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib.Path, fuse_overlayfs: str) -> None:
     user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
     process = start(user, str(image), "sleep", "1000")
@@ -275,6 +287,7 @@ def servers(user: User) -> set[str]:
     return found
 
 
+@pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")
 def test_fuse_overlayfs_that_is_missing_is_named(user: User, rootfs: pathlib.Path, fuse_overlayfs: str) -> None:
     require(os.geteuid() == 0, "needs root to hide a program")
     hide = f'mount --bind /dev/null {shutil.which("fuse-overlayfs")} && exec "$@"'

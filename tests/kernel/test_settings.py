@@ -12,15 +12,17 @@ import time
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Login, faulty
 from tests.images import Image, Layer, entry
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
-from tests.kernel.registry import Fault, Login, faulty, serve
+from tests.kernel.registry import serve
 
 
 def inside(user: User, script: str, **settings: str) -> str:
     return user.start("box", "sh", "-c", script, env=settings)
 
 
+@pytest.mark.parity("ENROOT_ROOTFS_WRITABLE")
 def test_writable_and_root_by_variable(user: User, rootfs: pathlib.Path) -> None:
     inside(user, "touch /opt/mine", ENROOT_ROOTFS_WRITABLE="y")
     assert (rootfs / "opt/mine").exists()
@@ -28,6 +30,7 @@ def test_writable_and_root_by_variable(user: User, rootfs: pathlib.Path) -> None
     assert inside(user, "id -u", ENROOT_REMAP_ROOT="false") == f"{UID}\n"
 
 
+@pytest.mark.parity("ENROOT_UNSHARE_NET")
 @pytest.mark.parametrize("kind", ["net", "pid", "ipc", "uts"])
 def test_namespaces_by_variable(user: User, rootfs: pathlib.Path, kind: str) -> None:
     mine = os.readlink(f"/proc/self/ns/{kind}")
@@ -42,6 +45,8 @@ def test_namespaces_by_option(user: User, rootfs: pathlib.Path, kind: str) -> No
     assert user.start(f"--{kind}", "box", "sh", "-c", script).strip() != os.readlink(f"/proc/self/ns/{kind}")
 
 
+@pytest.mark.parity("ENROOT_MOUNT_HOME", "10-home")
+@pytest.mark.security("O5")
 def test_home_by_variable(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "mine").write_text("at home\n")
     assert inside(user, "cat $HOME/mine", ENROOT_MOUNT_HOME="y") == "at home\n"
@@ -50,6 +55,7 @@ def test_home_by_variable(user: User, rootfs: pathlib.Path) -> None:
     )
 
 
+@pytest.mark.parity("ENROOT_RUNTIME_PATH")
 def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path) -> None:
     hook = user.home / "etc/hooks.d/50-where.sh"
     hook.parent.mkdir(parents=True)
@@ -61,6 +67,7 @@ def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path
     assert mounts_under(user.home) == []
 
 
+@pytest.mark.parity("ENROOT_TEMP_PATH")
 def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
     """An image that a bundle cannot unpack is converted there, and nothing stays."""
     image = user.home / "box.sqsh"
@@ -74,6 +81,7 @@ def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> 
     assert os.listdir(user.home / "temp") == []
 
 
+@pytest.mark.parity("ENROOT_SQUASH_OPTIONS", "ENROOT_MAX_PROCESSORS", "ENROOT_DEBUG")
 def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: pathlib.Path) -> None:
     own = {"PENROOT_DEBUG": "1", "ENROOT_SQUASH_OPTIONS": "-comp lz4 -b 64K", "ENROOT_MAX_PROCESSORS": "3"}
     said = user.penroot("export", "box", env=own).stderr
@@ -86,6 +94,7 @@ def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: path
     assert "Block size 65536" in shown.stdout
 
 
+@pytest.mark.parity("ENROOT_FORCE_OVERRIDE")
 def test_force_by_variable(user: User, image: pathlib.Path) -> None:
     force = {"ENROOT_FORCE_OVERRIDE": "yes"}
     user.penroot("create", str(image), status=1)
@@ -96,6 +105,7 @@ def test_force_by_variable(user: User, image: pathlib.Path) -> None:
     assert user.penroot("list").stdout == ""
 
 
+@pytest.mark.parity("bundle --output", "bundle --force", "ENROOT_BUNDLE_ALL")
 def test_bundle_settings(user: User, image: pathlib.Path) -> None:
     user.penroot("bundle", "-o", "plain.run", str(image))
     assert "Checksum: " not in user.run("./plain.run", "--info").stdout
@@ -112,6 +122,7 @@ def layers(count: int) -> list[Layer]:
     return [Layer(images.tar([entry(f"file{n}", bytes([n]) * 1000)])) for n in range(count)]
 
 
+@pytest.mark.parity("ENROOT_MAX_CONNECTIONS")
 def test_connections_at_a_time(user: User) -> None:
     image = Image(layers(3), {"Cmd": ["/bin/sh"]})
     with serve(user.home / "registry") as server:
@@ -140,6 +151,7 @@ def test_connections_at_a_time(user: User) -> None:
         assert most == 1
 
 
+@pytest.mark.parity("ENROOT_TRANSFER_TIMEOUT")
 def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
     image = Image(layers(1), {})
     with serve(user.home / "registry") as server:
@@ -152,6 +164,7 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
     assert not (user.home / "x.sqsh").exists()
 
 
+@pytest.mark.parity("ENROOT_CONFIG_PATH", "environ.d: ${VAR} of the caller", "hooks.d/*.sh")
 def test_directories_of_the_system_then_of_the_user(user: User, rootfs: pathlib.Path) -> None:
     config = user.home / "config"
     for directory, word in ((user.home / "etc", "system"), (config, "user")):
@@ -172,6 +185,9 @@ def test_directories_of_the_system_then_of_the_user(user: User, rootfs: pathlib.
     assert out == "user yes yes me user\nsystem\nuser\n"
 
 
+@pytest.mark.parity(
+    "ENROOT_LIBRARY_PATH", "ENROOT_VERSION", "hooks: executable ones only", "hooks have all capabilities"
+)
 def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathlib.Path) -> None:
     hook = user.home / "etc/hooks.d/50-site.sh"
     hook.parent.mkdir(parents=True)
@@ -194,6 +210,7 @@ def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathli
     assert caps == (1 << last + 1) - 1
 
 
+@pytest.mark.parity("a wrong key or value is an error with file and line")
 @pytest.mark.parametrize("form", ["enroot.conf", "penroot.yaml"])
 def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -> None:
     (user.home / "etc").mkdir()
@@ -207,6 +224,7 @@ def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -
     assert user.penroot("info", status=1).stdout == ""
 
 
+@pytest.mark.parity("remove: stays on its file system")
 def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> None:
     """As rm --one-file-system: what is mounted in a container's directory is not deleted with it."""
     require(os.geteuid() == 0, "mounting needs root")
@@ -222,13 +240,21 @@ def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> No
     assert len(found) == 1
 
 
+@pytest.mark.parity("speculation as on the host")
 def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None:
     """The filter brings no mitigation with it, which older kernels would add to every filter."""
     question = "grep -E '^Speculation' /proc/self/status"
     assert inside(user, question + " || true") == user.run("sh", "-c", question + " || true").stdout
 
 
-def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User, rootfs: pathlib.Path) -> None:
+@pytest.mark.parity(
+    "exec --env",
+    "exec: namespaces of the process",
+    "exec: its variables and its working directory",
+    "a cgroup namespace",
+)
+def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
+    """Namespaces, working directory and variables are those of the process."""
     spaces = ("--pid", "--net", "--ipc", "--uts")
     script = "cd /opt/work; echo ready; exec sleep 1000"
     command = user.command("penroot", "start", *spaces, "-e", "MINE=1 2", "box", "sh", "-c", script)
@@ -249,6 +275,7 @@ def test_exec_finds_namespaces_directory_and_variables_of_the_process(user: User
         process.wait()
 
 
+@pytest.mark.parity("load URI", "load --arch", "load --name", "load --force")
 def test_load_by_name_architecture_and_force(user: User) -> None:
     here = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     mine, other = images.busybox(architecture=here), images.busybox(entry("riscv", b""), architecture="riscv64")
@@ -280,13 +307,14 @@ class Anybody(Login):
         return token
 
 
+@pytest.mark.parity("tokens are left in no file")
 def test_tokens_are_left_nowhere(user: User) -> None:
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", images.busybox())
         with faulty(server.host, login=Anybody({"": ""})) as front:
             own = {"ENROOT_ALLOW_HTTP": "y"}
             user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/x:1", env=own)
-            tokens = {header.split()[1] for _, header in front.authorizations if header.startswith("Bearer ")}
+            tokens = {request.login for request in front.seen if request.authorization.startswith("Bearer ")}
     assert tokens
     shutil.rmtree(user.home / "registry")
     for path in user.home.rglob("*"):
@@ -299,9 +327,7 @@ def test_tokens_are_left_nowhere(user: User) -> None:
     "place",
     ["enroot.conf", "penroot.yaml", "enroot.conf.d/", "mounts.d/", "environ.d/", "hooks.d/", "mounts.d/10-site.fstab"],
 )
-def test_what_the_site_says_and_the_user_may_not_read_is_no_silence(
-    user: User, rootfs: pathlib.Path, place: str
-) -> None:
+def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathlib.Path, place: str) -> None:
     closed = user.home / "etc" / place
     closed.parent.mkdir(parents=True, exist_ok=True)
     if place.endswith("/"):

@@ -190,7 +190,7 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
 # The parent is killed before its child can ask to end with it.
 ORPHAN = """
 import os, time
-from enroot_py.runtime import execute
+from enroot_py.runtime import supervise
 
 def wait_for_the_end():
     while os.getppid() == parent:
@@ -198,7 +198,7 @@ def wait_for_the_end():
 
 parent = os.getpid()
 os.register_at_fork(after_in_child=wait_for_the_end, after_in_parent=lambda: os.kill(parent, 9))
-execute.fork()
+supervise.fork()
 print("went on", flush=True)
 """
 

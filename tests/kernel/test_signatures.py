@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import OCI, entry
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, require
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 from tests.signing import ARTIFACT, Signer, bundle, encrypted, payload, push, push_bundles, sign, statement
 
 SIGNER, OTHER = Signer(), Signer()
@@ -67,6 +69,7 @@ def key(user: User) -> Path:
     return SIGNER.write(user.home / "etc/keys/cosign.pub")
 
 
+@pytest.mark.parity("signatures beside the image", "refused before anything is unpacked")
 def test_a_signed_image_starts_and_others_do_not(user: User, registry: Server, key: Path) -> None:
     path = write(user, wanted(key))
     assert user.start(f"docker://{registry.host}/test/good:1", "cat", "/number") == "1"
@@ -78,6 +81,7 @@ def test_a_signed_image_starts_and_others_do_not(user: User, registry: Server, k
     assert len(list((user.home / "cache/layers").iterdir())) == 2  # nothing else was unpacked
 
 
+@pytest.mark.parity("refused before anything is unpacked")
 @pytest.mark.parametrize("verb", ["create", "load", "import"])
 def test_no_verb_makes_something_of_an_image_that_is_not_signed(
     user: User, registry: Server, key: Path, verb: str
@@ -89,6 +93,8 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
     assert not user.data.exists() or not [path for path in user.data.iterdir() if not path.name.startswith(".")]
 
 
+@pytest.mark.parity("verified again at each use")
+@pytest.mark.security("S2")
 def test_it_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
     """By the rules and keys of that moment: the registry is gone, and is asked nothing."""
     write(user, wanted(key))
@@ -112,6 +118,7 @@ def test_it_is_verified_at_each_use_without_its_registry(user: User, registry: S
             assert f"is not signed as {path}:3 (default) wants: none of 1 signature is by" in said
 
 
+@pytest.mark.parity("verified again at each use")
 def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry: Server, key: Path) -> None:
     for name in ("good", "plain"):
         user.penroot("create", "--name", name, f"docker://{registry.host}/test/{name}:1")
@@ -126,6 +133,7 @@ def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry
     assert not list((user.home / "cache/images").iterdir())
 
 
+@pytest.mark.parity("a signature for another tag")
 def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: Server, key: Path) -> None:
     """The wrong ones are all by the right key."""
     image = images.busybox(entry("number", b"7"), kinds=OCI)
@@ -153,6 +161,7 @@ def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: 
         assert user.start(target, "cat", "/number") == "7"
 
 
+@pytest.mark.parity("signatures of an index")
 def test_a_signature_of_an_index_is_one_of_the_images_in_it(user: User, registry: Server, key: Path) -> None:
     write(user, wanted(key))
     here, other = (images.busybox(entry("number", number), kinds=OCI) for number in (b"8", b"9"))
@@ -173,6 +182,7 @@ def test_a_signature_of_an_index_is_one_of_the_images_in_it(user: User, registry
     assert "no signature" in user.penroot("start", f"{uri}:2", "true", status=1).stderr
 
 
+@pytest.mark.parity("signatures beside the image")
 def test_signatures_among_the_referrers(user: User, registry: Server, key: Path) -> None:
     """By the tag of older registries: OCI distribution specification, "Referrers Tag Schema"."""
     write(user, wanted(key))
@@ -186,6 +196,7 @@ def test_signatures_among_the_referrers(user: User, registry: Server, key: Path)
     assert user.start(f"docker://{registry.host}/test/referred:1", "cat", "/number") == "5"
 
 
+@pytest.mark.parity("bundles of sigstore")
 def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     image = images.busybox(entry("number", b"6"), kinds=OCI)
     digest = registry.pusher.image("test/bundled", "1", image)
@@ -227,6 +238,7 @@ def test_rules_of_places_go_before_the_default(user: User, registry: Server, key
     assert user.start(f"docker://{here}/test/other:1", "cat", "/number") == "3"
 
 
+@pytest.mark.parity("squashfs files, bcast:")
 def test_files_and_directories_have_no_signature(user: User, registry: Server, key: Path, image: Path) -> None:
     """Of them the place counts: for squashfs files the scope squashfs, for plain containers dir."""
     user.penroot("create", "--name", "plain", str(image))
@@ -249,6 +261,7 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     assert "is rejected" in user.penroot("start", "./box.sqsh", "true", status=1, env={"ENROOT_UNPACK": "yes"}).stderr
 
 
+@pytest.mark.parity("squashfs files, bcast:")
 def test_layouts_and_archives_by_their_transport(user: User, registry: Server, key: Path) -> None:
     require(shutil.which("skopeo"), "skopeo is not installed")
     source = f"docker://{registry.host}/test/good:1"
@@ -264,6 +277,7 @@ def test_layouts_and_archives_by_their_transport(user: User, registry: Server, k
     assert "is rejected by" in user.penroot("start", "x", "true", status=1).stderr
 
 
+@pytest.mark.parity("inspect --signatures")
 def test_inspect_shows_who_has_signed(user: User, registry: Server, key: Path) -> None:
     path = write(user, wanted(key))
 
@@ -294,9 +308,10 @@ def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:
     assert f"ok   {path} says which images are let in, by 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
     key.write_text("none")
     said = user.penroot("doctor", status=1).stdout
-    assert f"bad  no image is let in: {path}:5: {key} is no public key\n     fix: " in said
+    assert f"bad  no image is let in: {path}: default[0].keyPath: {key} is no public key\n     fix: " in said
 
 
+@pytest.mark.parity("a user's own policy")
 def test_the_users_own_policy_comes_to_that_of_the_site(user: User, registry: Server, key: Path) -> None:
     site = write(user, wanted(key), docker={f"{registry.host}/test/plain": ACCEPT})
     own = user.home / ".config/enroot/policy.json"
@@ -312,6 +327,7 @@ def test_the_users_own_policy_comes_to_that_of_the_site(user: User, registry: Se
     assert f"is rejected by {own}:1 (default)" in said
 
 
+@pytest.mark.parity("mirrors, and renamed registries")
 def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: Server, key: Path) -> None:
     """The identity is the name that the user has given, and the mirror has the signatures too."""
     write(user, wanted(key, identity={"type": "matchRepository"}))
@@ -360,6 +376,7 @@ class Skopeo:
         return not done.stdout
 
 
+@pytest.mark.parity("cosign's signatures by key")
 def test_what_skopeo_signs(user: User, registry: Server, key: Path) -> None:
     """With a tag, so that the strictest identity matches."""
     peer = Skopeo(user, registry)
@@ -382,6 +399,7 @@ IDENTITIES: list[dict[str, str] | None] = [
 ]
 
 
+@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda identity: str(identity and identity["type"]))
 def test_skopeo_admits_the_same(user: User, registry: Server, key: Path, identity: dict[str, str] | None) -> None:
     """Each image by each identity: signed with a tag and without one, by another key, and not at all."""
@@ -402,6 +420,7 @@ def test_skopeo_admits_the_same(user: User, registry: Server, key: Path, identit
         assert ours == theirs
 
 
+@pytest.mark.parity("/etc/enroot/policy.json as of podman and skopeo")
 @pytest.mark.parametrize("scope", ["", "HOST", "HOST/test", "HOST/test/good", "HOST/test/good:1", "HOST/test/good:2"])
 def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) -> None:
     peer = Skopeo(user, registry)
@@ -416,20 +435,21 @@ def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) ->
 
 
 SLIPS = {
-    "{": ":1: a name in double quotes expected",
-    '{"default": [{"type": "reject"}],\n "transport": {}}': ":2: unknown key 'transport'",
-    '{"default": [{"type": "rejekt"}]}': ":1: unknown type 'rejekt'",
-    '{"default": []}': ":1: what a policy asks for is to be an array, and not empty",
-    '{"transports": {}}': ":1: a policy needs default",
-    '{"default":\n [{"type": "sigstoreSigned"}]}': ":2: sigstoreSigned has no key",
+    "{": ":1: Expecting property name",
+    '{"default": [{"type": "reject"}],\n "transport": {}}': ": transport: unknown key 'transport'",
+    '{"default": [{"type": "rejekt"}]}': ": default[0]: unknown type 'rejekt'",
+    '{"default": []}': ": default: what a policy asks for is to be an array, and not empty",
+    '{"transports": {}}': ": a policy needs default",
+    '{"default":\n [{"type": "sigstoreSigned"}]}': ": default[0]: sigstoreSigned has no key",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "x.pub"}]}': "must be an absolute path",
-    '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': ":1: there is no key /none/x.pub",
-    '{"default": [{"type": "reject"}],\n "default": []}': ":2: 'default' comes twice",
-    '{"default": [{"type": "reject"}]} // all': "'/' after the end",
+    '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': "[0].keyPath: there is no key /none/x.pub",
+    '{"default": [{"type": "reject"}],\n "default": []}': ": 'default' comes twice",
+    '{"default": [{"type": "reject"}]} // all': ":1: Extra data",
     '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "is to have GPG signatures by",
 }
 
 
+@pytest.mark.parity("slips in a policy")
 @pytest.mark.parametrize("text", SLIPS)
 def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: Server, text: str) -> None:
     path = user.home / "etc/policy.json"
@@ -442,6 +462,7 @@ def test_a_slip_lets_nothing_in_and_is_told_with_its_line(user: User, registry: 
     assert not (user.home / "cache/layers").exists() or not list((user.home / "cache/layers").iterdir())
 
 
+@pytest.mark.parity("the examples of docs/signed.md")
 def test_the_examples_of_the_documentation(user: User, registry: Server) -> None:
     """What cosign does in them is done here; the registries are reached by a mirror."""
     text = (Path(__file__).parents[2] / "docs/signed.md").read_text()
@@ -463,14 +484,15 @@ def test_the_examples_of_the_documentation(user: User, registry: Server) -> None
         remapped = "docker://mirror.example.org:5000#vendor/box:1"
         user.penroot("start", remapped, "true", status=int(policy is policies[0]))
         said = user.penroot("start", "docker://other.example.org#x", status=1).stderr
-        assert "is rejected by" in said and "policy.json:2 (default)" in said
+        assert "is rejected by" in said and "policy.json: default[0] (default)" in said
 
 
+@pytest.mark.parity("without a policy nothing of it is imported")
 def test_a_start_without_a_policy_imports_nothing_of_it(user: User, rootfs: Path) -> None:
     del rootfs
     code = f"""
 import os, sys
-sys.path.insert(0, "{PREFIX}/lib/penroot")
+sys.path.insert(0, "{LIBRARY}")
 from enroot_py.runtime import execute
 def execve(*_): print(*sys.modules, flush=True); os._exit(0)
 execute._execve = execve

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import images
+from tests.fakeregistry import faulty
 from tests.images import DOCKER, OCI, entry
 from tests.kernel.conftest import User, require, small_filesystem
-from tests.kernel.registry import Server, faulty, serve
+from tests.kernel.registry import Server, serve
 
 MORE = (entry("number", b"42"), entry("etc/motd", b"hello\n"))
 
@@ -171,6 +172,7 @@ def engines(user: User, registry: Server) -> Path:
     return user.home / "asked"
 
 
+@pytest.mark.parity("import dockerd:// and podman://")
 @pytest.mark.parametrize("scheme", ["dockerd", "podman"])
 def test_image_of_an_engine(user: User, engines: Path, scheme: str) -> None:
     uri = f"{scheme}://test/box:docker"
@@ -188,6 +190,7 @@ def test_image_that_the_engine_cannot_get(user: User, engines: Path) -> None:
     assert "docker" in said and "none" in said and "Traceback" not in said
 
 
+@pytest.mark.parity("digest URI", "digest --arch")
 def test_digest_is_what_the_registry_has(user: User, registry: Server, layout: Path) -> None:
     manifest = images.busybox(*MORE, kinds=OCI).digest()
     assert user.penroot("digest", f"docker://{registry.host}/test/box:1").stdout == manifest + "\n"
@@ -212,6 +215,7 @@ def test_inspect_shows_nothing_that_steers_a_terminal(user: User, registry: Serv
     assert all(line.isprintable() for line in out.split("\n"))
 
 
+@pytest.mark.parity("inspect --arch", "ENROOT_CACHE_PATH")
 def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: Server) -> None:
     image = images.busybox(*MORE, kinds=OCI)
     uri = f"docker://{registry.host}/test/box:1"
@@ -268,6 +272,7 @@ def shared(registry: Server) -> tuple[str, list[str]]:
     return f"docker://{registry.host}/test/shared:1", [images.digest(blob) for blob in blobs]
 
 
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
 def test_four_nodes_fetch_each_blob_once(user: User, registry: Server, shared: tuple[str, list[str]]) -> None:
     uri, blobs = shared
     with faulty(registry.host) as front:
@@ -278,6 +283,7 @@ def test_four_nodes_fetch_each_blob_once(user: User, registry: Server, shared: t
     assert list((user.home / "all/tmp").iterdir()) == []
 
 
+@pytest.mark.clusters("Images that many jobs fetch, and a file system that all nodes see")
 def test_lock_of_a_dead_node_expires(user: User, shared: tuple[str, list[str]]) -> None:
     uri, blobs = shared
     (user.home / "all/sha256").mkdir(parents=True)

@@ -24,6 +24,7 @@ def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
     return found
 
 
+@pytest.mark.parity("exit status of the command in the container", "start NAME")
 def test_runs_the_command_with_its_arguments_and_status(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "sh", "-c", 'echo "$#:$1:$2"; exit 7', "x", "a b", "", status=7)
     assert out == "2:a b:\n"
@@ -34,6 +35,7 @@ def test_stdin_reaches_the_command(user: User, rootfs: pathlib.Path) -> None:
     assert done.stdout == "hello\n"
 
 
+@pytest.mark.parity("ENROOT_SET_USER_XATTRS")
 def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
     require(shutil.which("strace"), "strace is not installed")
     done = user.run(
@@ -52,24 +54,29 @@ def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
     assert len(re.findall(r"execve\(.* = 0$", done.stderr, re.M)) == 2, done.stderr
 
 
+@pytest.mark.parity("10-shadow: passwd", "one user, himself or root")
 def test_user_is_himself(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("box", "id", "-u").strip() == str(UID)
     assert f":{UID}:" in user.start("box", "cat", "/etc/passwd")
 
 
+@pytest.mark.parity("start --root", "one user, himself or root")
 def test_root_inside(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--root", "box", "sh", "-c", "id -u; echo $HOME $USER") == "0\n/root root\n"
 
 
+@pytest.mark.parity("chown and set*id succeed without effect")
 def test_root_inside_may_chown(user: User, rootfs: pathlib.Path) -> None:
     user.start("--root", "--rw", "box", "sh", "-c", "touch /tmp/f && chown 12:34 /tmp/f")
 
 
+@pytest.mark.parity("the root filesystem is read-only unless asked")
 def test_readonly_by_default(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "box", "touch", "/new", status=1)
     assert "Read-only file system" in done.stderr
 
 
+@pytest.mark.parity("nothing is written into a shared root filesystem")
 def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
     user.start(
@@ -78,16 +85,19 @@ def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib
     assert snapshot(rootfs) == before
 
 
+@pytest.mark.parity("start --rw")
 def test_writable_directory_keeps_changes(user: User, rootfs: pathlib.Path) -> None:
     user.start("--rw", "box", "sh", "-c", "echo kept > /opt/file")
     assert user.start("box", "cat", "/opt/file") == "kept\n"
 
 
+@pytest.mark.parity("two starts at the same moment", "two starts at once")
 def test_two_starts_at_once(user: User, rootfs: pathlib.Path) -> None:
     script = "for i in 1 2 3 4 5 6; do penroot start box sh -c 'sleep 0.2; echo ok' & done; wait"
     assert user.run("sh", "-c", script).stdout.split() == ["ok"] * 6
 
 
+@pytest.mark.parity("10-terminal")
 def test_environment_is_the_images(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "env", env={"LEAK": "1", "LANG": "de_DE.UTF-8"})
     variables = dict(line.split("=", 1) for line in out.splitlines())
@@ -107,6 +117,7 @@ def test_without_a_script_of_the_image(user: User, rootfs: pathlib.Path) -> None
     assert "SHLVL=0\n" in user.start("box", "env")
 
 
+@pytest.mark.parity("start --env")
 def test_env_options(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("-e", "A=1 2", "--env=B", "--env", "UNSET", "box", "env", env={"B": "from caller"})
     assert "A=1 2\n" in out
@@ -156,6 +167,8 @@ def test_paths_missing_inside_are_named_once(user: User, rootfs: pathlib.Path) -
     assert user.penroot("start", *topology, "box", "true").stderr == ""
 
 
+@pytest.mark.parity("start --mount")
+@pytest.mark.security("O5")
 def test_mounts(user: User, rootfs: pathlib.Path) -> None:
     shared = user.home / "shared"
     shared.mkdir()
@@ -178,6 +191,7 @@ def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
     assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
 
 
+@pytest.mark.parity("/proc rw")
 def test_a_recursive_readonly_mount_covers_submounts(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "grep", " /sys", "/proc/self/mounts")
     assert out
@@ -191,6 +205,7 @@ def test_missing_mount_source_is_named(user: User, rootfs: pathlib.Path) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parity("targets that are relative or lead out", "targets resolved beneath the root")
 @pytest.mark.parametrize("link", ["/", "../../../../../..", "/tmp/../../.."])
 def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) -> None:
     (rootfs / "escape").symlink_to(link)
@@ -201,6 +216,7 @@ def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) 
     assert list(target.iterdir()) == []
 
 
+@pytest.mark.parity("targets resolved beneath the root", "hosts, hostname")
 def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     out = user.start("box", "sh", "-c", "cat /etc/resolv.conf; ls -d /run/systemd || true")
@@ -215,6 +231,7 @@ def test_home_is_made_or_mounted(user: User, rootfs: pathlib.Path) -> None:
     assert "mine" in out
 
 
+@pytest.mark.parity("/etc/rc: working directory")
 def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     from enroot_py.runtime import etc
 
@@ -225,11 +242,13 @@ def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib
     assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
 
 
+@pytest.mark.parity("/etc/rc of enroot and of others", "/etc/rc.local")
 def test_a_script_of_the_users_own_runs_in_a_shell(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/rc").write_text('echo "rc with $# arguments"\nexec "$@"\n')
     assert user.start("box", "echo", "x") == "rc with 2 arguments\nx\n"
 
 
+@pytest.mark.parity("no command, no entrypoint", "images without a shell")
 def test_static_program_without_shell(user: User) -> None:
     path = user.data / "scratch"
     path.mkdir(parents=True)
@@ -243,6 +262,7 @@ def test_static_program_without_shell(user: User) -> None:
     assert "cannot run /script: Exec format error" in said and "Traceback" not in said
 
 
+@pytest.mark.parity("exit status of the command in the container")
 @pytest.mark.parametrize(
     ("command", "status", "words"),
     [
@@ -266,7 +286,8 @@ def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path)
         (rootfs / place).chmod(mode)
     (rootfs / "first/where").mkdir()
     assert user.start(*path, "box", "tool") == "/second/tool\n"
-    assert "cannot run shut: Permission denied" in user.penroot("start", *path, "box", "shut", status=126).stderr
+    said = user.penroot("start", *path, "box", "shut", status=126).stderr
+    assert "cannot run /first/shut: Permission denied: it is not executable" in said
     for command in ("here", "where"):
         said = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
         assert f"cannot run {command}: No such file" in said
@@ -299,6 +320,7 @@ INTERPRETERS = {
         "from tmpfs[/]",
     ),
     "mounted over": ("#!/srv/py/python", 127, "/srv/py/python does not exist in the container; /srv is mounted from"),
+    "loop": ("#!{p}/loop", 126, "its interpreter {p}/loop is a link that leads back to itself"),
 }
 
 
@@ -310,6 +332,7 @@ def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
         (directory / name).chmod(0o644 if name == "data" else 0o755)
     (directory / "link").symlink_to("/opt/py/bin/python")
     (directory / "covered").symlink_to("/./etc/../srv/py/python")
+    (directory / "loop").symlink_to("loop")
 
 
 @pytest.mark.parametrize("case", INTERPRETERS)
@@ -324,6 +347,65 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
     done = user.penroot("start", *mounts, "box", command, status=status)
     assert said.format(p="/p") in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+# A program that is no file, what execve(2) says of it, and what the error adds.
+PROGRAMS = {
+    "covered": (
+        127,
+        "No such file or directory: it leads to /srv/py/python, which does not exist in the container; /srv",
+    ),
+    "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
+    "loop": (126, "Too many levels of symbolic links: it is a link that leads back to itself"),
+    "data": (126, "Permission denied: it is not executable"),
+    "pipe": (126, "Permission denied: it is not a regular file"),
+    "foreign": (126, "Exec format error"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("directory", ["/p/", ""])
+def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, name: str, directory: str) -> None:
+    status, said = PROGRAMS[name]
+    write_tool(user.home / "p", "/p", "#!/bin/sh")
+    os.mkfifo(user.home / "p/pipe", 0o755)
+    # For a machine that no kernel knows: e_machine of elf(5).
+    program = bytearray(pathlib.Path("/bin/true").read_bytes())
+    program[18:20] = b"\xff\xff"
+    (user.home / "p/foreign").write_bytes(program)
+    (user.home / "p/foreign").chmod(0o755)
+    (rootfs / "srv/py").mkdir(parents=True)
+    user.own(user.home)
+    mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
+    done = user.penroot("start", *mounts, "box", directory + name, status=status)
+    path = name if name == "foreign" and not directory else f"/p/{name}"
+    assert f"cannot run {path}: {said}" in done.stderr
+    assert "syntax error" not in done.stderr  # of a shell
+
+
+def test_path_that_does_not_exist_is_not_explained(user: User, rootfs: pathlib.Path) -> None:
+    (rootfs / "link").symlink_to("bin")
+    for path in ("/bin/none", "/link/none", "/none/none"):
+        said = user.penroot("start", "box", path, status=127).stderr
+        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in said
+
+
+def test_program_on_a_noexec_mount_is_explained(user: User, rootfs: pathlib.Path) -> None:
+    write_tool(user.home / "p", "/p", "#!/bin/sh")
+    user.own(user.home)
+    said = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
+    assert "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in said
+
+
+@pytest.mark.parametrize("directory", ["with blank", "it's", "$(id)"])
+def test_hint_for_line_ends_can_be_followed(user: User, rootfs: pathlib.Path, directory: str) -> None:
+    place = rootfs / "opt" / directory
+    write_tool(place, "", "#!/bin/sh\r")
+    user.own(user.home)
+    said = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
+    hint = said.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
+    user.run("sh", "-c", hint)
+    assert user.start("box", f"/opt/{directory}/tool") == "ran\n"
 
 
 def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathlib.Path) -> None:
@@ -358,6 +440,7 @@ def test_wrong_options(user: User, arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parity("start IMAGE [COMMAND]", "start IMAGE: squashfuse and an overlay")
 def test_squashfs_image(user: User, image: pathlib.Path) -> None:
     assert user.start(str(image), "sh", "-c", "echo $FROM_IMAGE; id -u").split() == ["yes", str(UID)]
     user.penroot("start", str(image), "touch", "/new", status=1)
@@ -377,6 +460,7 @@ def servers(image: pathlib.Path) -> set[int]:
     return found
 
 
+@pytest.mark.parity("start IMAGE: squashfuse and an overlay")
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
 def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
     command = user.command("penroot", "start", str(image), "cat")
@@ -415,7 +499,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
     assert mounts_under(user.home) == []
 
 
-def test_a_directory_that_holds_the_scratch_is_mounted_without_it(user: User, image: pathlib.Path) -> None:
+def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
     assert out == ""
 
@@ -429,6 +513,7 @@ def test_what_has_the_name_of_a_program_but_is_none(user: User, rootfs: pathlib.
     assert user.start("./odd.sqsh", "echo", "hi") == "hi\n"
 
 
+@pytest.mark.parity("nothing is left mounted")
 def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.start("box", "true")
     user.start(str(image), "true")

@@ -47,6 +47,7 @@ def conf(user: User) -> pathlib.Path:
     return path
 
 
+@pytest.mark.parity("start --conf", "environ()")
 def test_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
     script = 'id -u; echo "$FROM_CONF $FROM_CALLER"; test "$FROM_HOOK"; cat /made-by-hook; ls /mnt/box.conf'
     out = user.start("--conf", str(conf), "box", "sh", "-c", script, env={"CALLER": "a b"})
@@ -54,6 +55,7 @@ def test_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Pa
     assert not (rootfs / "made-by-hook").exists()
 
 
+@pytest.mark.parity("batch CONFIG", "batch as shebang", "ENROOT_ROOTFS")
 def test_batch_takes_the_rootfs_from_the_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
     done = user.penroot("batch", str(conf), "sh", "-c", "id -u; pwd", env={"CALLER": ""})
     assert done.stdout.startswith("0\n")
@@ -61,17 +63,20 @@ def test_batch_takes_the_rootfs_from_the_script(user: User, rootfs: pathlib.Path
     assert user.run(str(conf), "id", "-u", env={"CALLER": ""}).stdout == "0\n"
 
 
+@pytest.mark.parity("batch: #ENROOT_ROOTFS is needed")
 def test_batch_without_directive(user: User) -> None:
     path = user.home / "x.conf"
     path.write_text("mounts() { :; }\n")
     assert "ENROOT_ROOTFS" in user.penroot("batch", str(path), status=1).stderr
 
 
+@pytest.mark.parity("rc() of a configuration script")
 def test_rc_of_a_configuration_script(user: User, rootfs: pathlib.Path, conf: pathlib.Path) -> None:
     conf.write_text('rc() {\n    echo "rc got $#"\n    exec "$@"\n}\n')
     assert user.start("-c", str(conf), "box", "echo", "x") == "rc got 2\nx\n"
 
 
+@pytest.mark.parity("start --rc SCRIPT")
 def test_rc_option(user: User, rootfs: pathlib.Path) -> None:
     script = user.home / "rc.sh"
     script.write_text('echo "own script"; exec "$@"\n')
@@ -81,6 +86,7 @@ def test_rc_option(user: User, rootfs: pathlib.Path) -> None:
     assert "no/such" in user.penroot("start", "--rc", "/no/such", "box", status=1).stderr
 
 
+@pytest.mark.parity("hooks: executable ones only")
 def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
@@ -102,7 +108,8 @@ def test_bash_hooks_of_the_site(user: User, rootfs: pathlib.Path) -> None:
     assert "[INFO] from the hook" in done.stderr
 
 
-def test_what_hooks_print_is_not_the_containers_and_their_status_is_told(user: User, rootfs: pathlib.Path) -> None:
+def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
+    """The exit status of a hook is shown."""
     hook = user.home / "etc/hooks.d/50-site.sh"
     hook.parent.mkdir(parents=True)
     hook.write_text("#!/bin/sh\necho noise\nexit ${STATUS:-0}\n")
@@ -146,6 +153,8 @@ def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathl
     assert user.start("-c", str(conf), "box", *show) == "one two|it''s|\"x||three four|'as it is'\n"
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.security("I6")
 def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text(
         'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_DATA_PATH=/x\nMINE=[${GITHUB_TOKEN}]\n'
@@ -169,6 +178,7 @@ def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, root
     assert given == "ghp_x\n"
 
 
+@pytest.mark.parity("environ.d: $VAR")
 def test_commands_in_files_of_the_site_are_words(user: User, rootfs: pathlib.Path) -> None:
     fragment = user.home / "etc/environ.d/50-site.env"
     fragment.parent.mkdir(parents=True)
@@ -178,6 +188,7 @@ def test_commands_in_files_of_the_site_are_words(user: User, rootfs: pathlib.Pat
     assert f"[WARN] {fragment}:3: 'export C=1' is not KEY=VALUE, and means nothing" in done.stderr
 
 
+@pytest.mark.parity("hooks: executable ones only")
 @pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
 @pytest.mark.parametrize("kind", ["container", "image"])
 def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, options: tuple[str, ...]) -> None:
@@ -214,6 +225,7 @@ def test_a_hook_in_python_that_fails_is_one_line(user: User, rootfs: pathlib.Pat
     assert [line.split()[0] for line in lines] == ["[ERROR]", "[HINT]"]
 
 
+@pytest.mark.parity("hooks: one that fails ends the start")
 def test_a_failing_hook_is_named(user: User, rootfs: pathlib.Path) -> None:
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
@@ -225,11 +237,14 @@ def test_a_failing_hook_is_named(user: User, rootfs: pathlib.Path) -> None:
     assert "broken" in done.stderr
 
 
+@pytest.mark.parity("start --pid", "--pid")
+@pytest.mark.security("O1")
 def test_pid_namespace(user: User, rootfs: pathlib.Path) -> None:
     assert user.start("--pid", "box", "sh", "-c", "echo $$").split()[0] == "1"
     user.penroot("start", "--pid", "box", "sh", "-c", "exit 7", status=7)
 
 
+@pytest.mark.parity("start --pid", "--pid")
 def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) -> None:
     process = start(user, "--pid", "box", "sleep", "600")
     try:
@@ -258,6 +273,8 @@ def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
             each.wait()
 
 
+@pytest.mark.parity("/sys/class/net is that of the network namespace", "start --net")
+@pytest.mark.security("O3")
 def test_network_namespace_has_a_loopback_only(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("--net", "box", "sh", "-c", "ls /sys/class/net; cat /sys/class/net/lo/flags")
     names, flags = out.split()
@@ -277,6 +294,7 @@ def test_sys_shows_the_network_that_the_caller_entered(
     assert "Read-only" in refused
 
 
+@pytest.mark.parity("start --uts")
 def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
     name = os.uname().nodename
     out = user.start("--uts", "--root", "box", "sh", "-c", "busybox hostname inside && cat /proc/sys/kernel/hostname")
@@ -284,6 +302,8 @@ def test_uts_namespace(user: User, rootfs: pathlib.Path) -> None:
     assert os.uname().nodename == name
 
 
+@pytest.mark.parity("start --ipc", "10-devices: --ipc")
+@pytest.mark.security("O2")
 def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None:
     out = user.start(
         "--ipc", "box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo x > /dev/shm/f; echo y > /dev/null"
@@ -293,6 +313,8 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
     assert "fuse" not in out.split()
 
 
+@pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV")
+@pytest.mark.security("O4")
 def test_restricted_dev_is_a_small_one(user: User, rootfs: pathlib.Path) -> None:
     """10-devices with ENROOT_RESTRICT_DEV: the host's shared memory, few devices."""
     own = {"ENROOT_RESTRICT_DEV": "y"}
@@ -303,12 +325,14 @@ def test_restricted_dev_is_a_small_one(user: User, rootfs: pathlib.Path) -> None
     assert not {"fuse", "console", "loop-control", "mem"} & set(names)
 
 
+@pytest.mark.parity("10-devices: --ipc")
 def test_terminal_of_a_small_dev_is_its_console(user: User, rootfs: pathlib.Path) -> None:
     script = "penroot start --ipc box sh -c 'ls /dev/console && echo said > /dev/console'"
     out = user.run("script", "-qec", script, "/dev/null").stdout
     assert out.split() == ["/dev/console", "said"]
 
 
+@pytest.mark.parity("start --explain (new)")
 def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
     scripts = [user.home / "etc/hooks.d/50-site.sh", user.home / "job.conf"]
@@ -329,6 +353,7 @@ def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib
     assert lines[-1] == "run      true"
 
 
+@pytest.mark.parity("start --explain (new)")
 def test_explain_shows_what_would_fail(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "--explain", "-m", "/no/such:/x", "box", status=1)
     assert "cannot mount /no/such" in done.stderr
@@ -338,6 +363,9 @@ def test_explain_shows_what_would_fail(user: User, rootfs: pathlib.Path) -> None
 RC = 'echo rc >&2\nif [ $# -gt 0 ]; then exec "$@"; fi\nexec echo none\n'
 
 
+@pytest.mark.parity(
+    "the image's PATH stays despite /etc/profile", "ENROOT_LOGIN_SHELL", "a login shell keeps the image's PATH"
+)
 @pytest.mark.parametrize("rc", [None, RC], ids=["no rc", "rc"])
 @pytest.mark.parametrize(
     ("profile", "expected"),
@@ -360,7 +388,8 @@ def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: s
     user.penroot("start", "box", "sh", "-c", "exit 7", env=login, status=7)
 
 
-def test_login_shell_takes_the_path_of_the_profile_where_the_image_has_none(user: User, rootfs: pathlib.Path) -> None:
+def test_login_shell_has_the_path_of_the_profile(user: User, rootfs: pathlib.Path) -> None:
+    """The image sets no PATH."""
     (rootfs / "etc/environment").write_text("A=1\n")
     (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
@@ -380,6 +409,7 @@ MOTD_FILE /etc/motd
 """
 
 
+@pytest.mark.parity("ENROOT_LOGIN_SHELL", "a login shell: login.defs")
 def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text("LC_TIME=kept\n")
     (rootfs / "etc/login.defs").write_text(LOGIN_DEFS)
@@ -446,6 +476,7 @@ def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -
         process.wait()
 
 
+@pytest.mark.parity("list --fancy", "list --format json")
 def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     assert sleeping["name"] == "box"
     out = user.penroot("list", "-f").stdout.splitlines()
@@ -454,7 +485,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     assert out[1].endswith("sleep 600")
 
 
-def test_a_data_path_that_is_mounted_from_elsewhere_in_its_file_system(user: User, rootfs: pathlib.Path) -> None:
+def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Path) -> None:
     """As a subvolume is, or the home of a machine in a machine."""
     moved = user.home / "moved"
     user.data.rename(moved)
@@ -469,6 +500,7 @@ def test_a_data_path_that_is_mounted_from_elsewhere_in_its_file_system(user: Use
         subprocess.run(["umount", "--lazy", str(user.data)], check=True)
 
 
+@pytest.mark.parity("exec PID COMMAND", "exec: a process that is not there")
 def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
     for target in (str(sleeping["pid"]), "box"):
         out = user.penroot(
@@ -534,6 +566,7 @@ def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) 
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parity("list -f")
 def test_an_image_is_listed_as_unknown(user: User, image: pathlib.Path) -> None:
     process = start(user, str(image), "sleep", "600")
     try:

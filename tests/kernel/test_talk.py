@@ -16,6 +16,7 @@ import pytest
 
 from tests import fakehost, images
 from tests.images import Image, Layer
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, User, busybox_rootfs, require
 from tests.kernel.registry import serve
 
@@ -156,7 +157,7 @@ def rootfs_tar(user: User) -> bytes:
 @pytest.fixture
 def enroot(user: User) -> User:
     """A user who has enroot's names on his PATH, all of them links."""
-    libexec = pathlib.Path(PREFIX) / "libexec/penroot"
+    libexec = pathlib.Path(LIBRARY) / "libexec"
     require((libexec / "penroot-unshare").exists(), f"the helpers are not installed in {libexec}")
     (user.home / "bin").mkdir()
     (user.home / "bin/enroot").symlink_to(f"{PREFIX}/bin/penroot")
@@ -164,6 +165,7 @@ def enroot(user: User) -> User:
     return user
 
 
+@pytest.mark.parity("a link named enroot", "apt-get install as root inside", 'the talk, "Basic usage"')
 def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     require(os.geteuid() == 0, "the nodes of the fake GPUs are made by root")
     require(shutil.which("dpkg-deb"), "dpkg is not installed")
@@ -186,6 +188,7 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     assert lines[-5:] == ["installed", "GPU 0: stub", "installed", "mine", "mine"]
 
 
+@pytest.mark.parity('the talk, "Improved Linux utils"')
 def test_improved_linux_utils(enroot: User, rootfs_tar: bytes) -> None:
     import gzip
 

@@ -96,6 +96,7 @@ def directory(user: User, rootfs: pathlib.Path) -> Directory:
     return Directory(user)
 
 
+@pytest.mark.parity("10-shadow, 10-home")
 def test_gecos_with_separators_leaves_seven_fields(directory: Directory) -> None:
     directory.fields.update(GECOS="A: B, Room: 1\nC", GROUP="domain users, x: y")
     home, uid = directory.fields["HOME"], directory.user.uid
@@ -107,6 +108,7 @@ def test_gecos_with_separators_leaves_seven_fields(directory: Directory) -> None
     ]
 
 
+@pytest.mark.parity("10-shadow, 10-home")
 @pytest.mark.parametrize("name", ["CORP\\ace", "ace o'neil", "a,b", "é@corp"])
 def test_user_name_of_a_directory_service(directory: Directory, name: str) -> None:
     directory.fields["NAME"] = name
@@ -115,6 +117,7 @@ def test_user_name_of_a_directory_service(directory: Directory, name: str) -> No
     assert f"|{name}|" in lines[2]
 
 
+@pytest.mark.parity("10-shadow, 10-home")
 @pytest.mark.parametrize("name", ["a b", "a,b", "a\\b", "a\\040b", "$HOME", "é", "a:b"])
 def test_home_directory_of_any_name(directory: Directory, name: str) -> None:
     home, uid = directory.home(name), directory.user.uid
@@ -131,6 +134,7 @@ def test_home_directory_of_any_name(directory: Directory, name: str) -> None:
     assert uid == os.stat(f"{home}/made").st_uid
 
 
+@pytest.mark.parity("10-shadow, 10-home")
 def test_containers_and_images_in_a_home_of_an_odd_name(directory: Directory) -> None:
     home = directory.home("a b,c:d\\e@f")
     env = dict.fromkeys(("ENROOT_DATA_PATH", "ENROOT_CACHE_PATH", "ENROOT_CONFIG_PATH", "ENROOT_RUNTIME_PATH"), "")
@@ -147,6 +151,7 @@ def test_containers_and_images_in_a_home_of_an_odd_name(directory: Directory) ->
     assert show == f"{home}/image.run\n"
 
 
+@pytest.mark.parity("10-shadow, 10-home")
 def test_user_without_home_and_shell(directory: Directory) -> None:
     directory.fields.update(HOME="", SHELL="")
     uid = directory.user.uid

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.images import Image, Layer, directory, tar
+from tests.installation import IS_INSTALLED, LIBRARY, copy_tree
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server, serve
 
@@ -30,21 +30,16 @@ def registry(user: User) -> Iterator[Server]:
 @pytest.fixture
 def later(user: User) -> str:
     """The program of a build whose stores have another format, and which reads those of today."""
-    library = user.home / "later/lib/penroot"
-    shutil.copytree(os.path.realpath(f"{PREFIX}/lib/penroot"), library, symlinks=True)
-    layout = library / "enroot_py/store/layout.py"
+    program = copy_tree(user.home / "later")
+    layout = user.home / "later/enroot_py/store/layout.py"
     text, count = re.subn(r'^FORMATS = \("1",\)', 'FORMATS = ("1", "2")', layout.read_text(), flags=re.MULTILINE)
     assert count == 1
     layout.write_text(text)
-    program = user.home / "later/penroot"
-    program.write_text(pathlib.Path(f"{PREFIX}/bin/penroot").read_text().replace(f"{PREFIX}/lib/penroot", str(library)))
-    program.chmod(0o755)
     return str(program)
 
 
-def test_a_later_version_reads_the_store_of_an_earlier_one_which_refuses_what_that_has_made(
-    user: User, registry: Server, later: str
-) -> None:
+def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later: str) -> None:
+    """The earlier version refuses what the later one has made."""
     uri = f"docker://{registry.host}/library/small"
     user.penroot("create", "--name", "one", f"{uri}:1")
     mark = user.home / "cache/format"
@@ -76,11 +71,12 @@ def test_a_later_version_reads_the_store_of_an_earlier_one_which_refuses_what_th
 
 def test_an_installation_that_is_read_only(user: User, rootfs: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root can mount one")
+    require(IS_INSTALLED, "about an installation: PENROOT_PREFIX names none")
     script = f'mount --bind {PREFIX} {PREFIX} && mount -o remount,bind,ro {PREFIX} && exec "$@"'
     prefix = ("unshare", "-m", "sh", "-c", script, "sh")
     done = user.run(f"{PREFIX}/bin/penroot", "start", "box", "echo", "up", prefix=prefix)
     assert (done.stdout, done.stderr) == ("up\n", "")
-    library = os.path.realpath(f"{PREFIX}/lib/penroot")
+    library = os.path.realpath(LIBRARY)
     code = f"import sys; sys.path.insert(0, '{library}'); from enroot_py.base import versions; versions.use()"
     refused = subprocess.run([*prefix, "python3", "-IS", "-c", code], capture_output=True, text=True, check=False)
     assert "Read-only file system" in refused.stderr

@@ -34,6 +34,7 @@ def release() -> Iterator[Path]:
         yield Path(place, "release")
 
 
+@pytest.mark.parity("make release")
 def test_it_has_all_kinds_and_their_checksums(release: Path) -> None:
     names = {path.name for path in release.iterdir()}
     version, packaged = __version__, __version__.replace("rc", "~rc")
@@ -77,6 +78,7 @@ def test_no_module_asks_for_a_later_glibc_than_the_wheel_says(release: Path, tmp
     assert max(asked) <= (2, 34)
 
 
+@pytest.mark.parity("make release")
 def test_the_sbom_names_each_file_of_others(release: Path, tmp_path: Path) -> None:
     (path,) = release.glob("*.cdx.json")
     document = json.loads(path.read_text())
@@ -94,10 +96,11 @@ def test_the_sbom_names_each_file_of_others(release: Path, tmp_path: Path) -> No
     patterns = [pattern for kept in vendored.KEPT.values() for pattern in kept]
     for file in filter(Path.is_file, library.rglob("*")):
         name = str(file.relative_to(library))
-        if not name.startswith(("enroot_py/", "pyxis_py/", "plugins/", "libexec/")):
+        if not name.startswith(("enroot_py/", "pyxis_py/", "plugins/", "libexec/", "modules.zip")):
             assert any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), name
 
 
+@pytest.mark.parity("make release", "--version")
 @pytest.mark.parametrize("kind", ["*.whl", "*[0-9].tar.gz"])
 def test_pip_installs_the_command_line_without_root(release: Path, tmp_path: Path, kind: str) -> None:
     (path,) = release.glob(f"penroot-{kind}")

@@ -18,6 +18,7 @@ def sums(place: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in place.iterdir()}
 
 
+@pytest.mark.parity("make packages")
 def test_two_builds_are_equal_bytes(packages: Path, tmp_path: Path) -> None:
     """At another time and in another place."""
     cache = tmp_path / "elsewhere"

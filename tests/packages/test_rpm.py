@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from packages import place, rpm
 from tests.packages.conftest import NEEDS, PROJECT, USED, Machine, bring_lab, demo, machine
 
@@ -59,6 +61,7 @@ def left(debian: Machine, before: dict[str, str]) -> set[str]:
     return {path for path in debian.files().keys() - before.keys() if not path.startswith(KEPT)}
 
 
+@pytest.mark.parity("rpm: installed")
 def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
     with machine("bookworm", "rpm", slurm=True) as debian:
         environ = bring_lab(debian)
@@ -80,6 +83,7 @@ def test_dnf_installs_a_job_runs_and_dnf_removes(packages: Path) -> None:
         assert left(debian, before) == set()
 
 
+@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm", "deb, rpm: another Python", "rpm: installed")
 def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, tmp_path: Path) -> None:
     with machine("bookworm", "rpm-upgrade", slurm=False) as debian:
         debian.run(f"{DNF}; rpm --initdb")
@@ -97,10 +101,10 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
             program = f"#!/bin/sh\necho slurm {slurm}.1\n"
             said = dnf(debian, f"install {stand_in(debian, 'slurm', slurm, file='/usr/sbin/slurmd', text=program)}")
             assert f"[INFO] the plugin is that for Slurm {slurm}\n" in said
-        (compiled,) = version.glob("enroot_py/__pycache__/pack.*")
+        (compiled,) = version.glob("modules.cpython*")
         compiled.unlink()
         dnf(debian, f"reinstall {python}")
-        assert list(debian.path.glob("usr/lib/penroot/enroot_py/__pycache__/pack.*"))
+        assert list(debian.path.glob("usr/lib/penroot/modules.cpython*"))
         dnf(debian, f"install {stand_in(debian, 'apparmor', '4', file='/etc/apparmor.d/abi/4.0')}")
         assert "profile penroot /usr/bin/penroot " in (debian.path / "etc/apparmor.d/penroot").read_text()
 
@@ -120,6 +124,7 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
         assert left(debian, before) <= {"/etc/apparmor.d", "/etc/apparmor.d/abi"}  # which those had
 
 
+@pytest.mark.parity("rpm: installed")
 def test_what_is_required_and_watched(packages: Path) -> None:
     def asked(name: str, what: str) -> str:
         (path,) = packages.glob(f"{name}-1*.rpm")

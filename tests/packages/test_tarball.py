@@ -61,7 +61,8 @@ def pythons() -> dict[str, str]:
     return {version: path for version, path in found.items() if version in vendored.PYTHONS}
 
 
-def test_each_python_of_this_machine_loads_what_is_compiled_for_it(unpacked: Path) -> None:
+@pytest.mark.parity("one package for Python 3.10 to 3.14")
+def test_each_python_here_loads_its_compiled_module(unpacked: Path) -> None:
     found = pythons()
     assert found
     for version, python in found.items():
@@ -71,6 +72,7 @@ def test_each_python_of_this_machine_loads_what_is_compiled_for_it(unpacked: Pat
     print("Python", *sorted(found))
 
 
+@pytest.mark.parity("one package for Python 3.10 to 3.14")
 @pytest.mark.parametrize(("release", "version"), [("trixie", "3.13"), ("forky", "3.14")])
 def test_each_python_of_debian_loads_what_is_compiled_for_it(unpacked: Path, release: str, version: str) -> None:
     with machine(release, f"python-{release}", slurm=False) as debian:
@@ -92,6 +94,7 @@ def test_a_python_that_is_too_old_finds_a_newer_one_or_says_so(unpacked: Path) -
         assert done.stdout.endswith(", tarball)\n"), done.stderr
 
 
+@pytest.mark.parity("an archive that runs from any path")
 def test_it_runs_by_a_link_for_a_user_who_cannot_write_there(unpacked: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="penroot-link-", dir="/var/tmp") as home:
         os.chmod(home, 0o777)
@@ -107,7 +110,8 @@ def test_it_runs_by_a_link_for_a_user_who_cannot_write_there(unpacked: Path) -> 
         assert sorted(unpacked.rglob("*")) == before
 
 
-def test_the_plugin_is_installed_from_a_shared_place_and_a_job_runs(packages: Path) -> None:
+@pytest.mark.parity("an archive that runs from any path")
+def test_plugin_of_a_shared_place_runs_a_job(packages: Path) -> None:
     with machine("trixie", "tarball", slurm=True) as debian:
         environ = bring_lab(debian)
         debian.run(f"apt-get -qq install --yes --no-install-recommends python3 xz-utils {NEEDS}")

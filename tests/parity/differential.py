@@ -26,10 +26,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from tests.docs import ROOT
 from tests.images import Image, busybox, directory, entry
+from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, busybox_rootfs
 from tests.kernel.registry import serve
-from tests.parity import ROOT
 
 LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
@@ -164,7 +165,7 @@ class Place:
         (self.home / "bin/enroot").symlink_to(f"{PREFIX}/bin/penroot")
         for name in HELPERS:
             ours = "unshare" if name == "nsenter" else name
-            (self.home / f"bin/enroot-{name}").symlink_to(f"{PREFIX}/libexec/penroot/penroot-{ours}")
+            (self.home / f"bin/enroot-{name}").symlink_to(f"{LIBRARY}/libexec/penroot-{ours}")
 
     def install_enroot(self, program: pathlib.Path) -> None:
         """A copy of enroot's script that reads the enroot.conf of this place, and its own hooks and mounts here."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.kernel.conftest import require
 from tests.kernel.registry import Server, serve
 from tests.slurm.lab import Lab, PrerequisiteError, images
@@ -35,7 +36,7 @@ def lab() -> Iterator[Lab]:
     lab = Lab()
     found = lab.is_up()
     try:
-        lab.up(nodes=2, prefix=os.environ.get("PENROOT_PREFIX") or None)
+        lab.up(nodes=2, prefix=PREFIX)
     except PrerequisiteError as e:
         if os.environ.get("CI"):
             pytest.fail(str(e), pytrace=False)
@@ -78,6 +79,6 @@ def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
 def four(lab: Lab) -> Iterator[Lab]:
     """A cluster of four nodes beside the one that all tests share."""
     more = Lab(lab.root + "-four")
-    more.up(nodes=4, prefix=os.environ.get("PENROOT_PREFIX") or None)
+    more.up(nodes=4, prefix=PREFIX)
     yield more
     more.down()

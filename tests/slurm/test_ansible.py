@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.kernel.conftest import require
 from tests.roles import Site, changed, site
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 # As in config.example/group_vars of DeepOps, and what the registry of the lab needs.
 DEEPOPS = {
     "enroot_runtime_path": "/run/enroot/user-$(id -u)",

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from enroot_py.cli.doctor import selinux
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, srun
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = f"{PREFIX}/bin/pyxis-py check"
-PLUGIN = f"{PREFIX}/lib/penroot/spank_pyxis.so"
+PLUGIN = f"{LIBRARY}/spank_pyxis.so"
 
 
 def check(lab: Lab, script: str = CHECK, user: str = "root") -> str:
@@ -47,6 +47,7 @@ def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
     begun.communicate(timeout=250)
 
 
+@pytest.mark.parity("check: a good node")
 @pytest.mark.parametrize("user", ["root", "alice"])
 def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
     out = lab.run(CHECK, node="n1", user=user).stdout
@@ -57,6 +58,8 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
     assert any("ProctrackType=proctrack/cgroup" in line for line in lines)
 
 
+@pytest.mark.clusters("A kernel that says no")
+@pytest.mark.parity("check: what is wrong with kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
     # The limit is one for each user namespace: in this one, which has all users, there are none left.
     mapped = f"""
@@ -75,6 +78,8 @@ def test_no_user_namespaces(lab: Lab, directory: str) -> None:
     assert "bad  an ordinary user cannot start a container: cannot create a user namespace" in out
 
 
+@pytest.mark.clusters("A kernel that says no")
+@pytest.mark.parity("check: what is wrong with kernel")
 def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     closed = f"mknod -m 600 {directory}/fuse c 10 229; mount --bind {directory}/fuse /dev/fuse"
     out = check(lab, f"unshare -m sh -ec '{closed}; {CHECK}'")
@@ -82,18 +87,21 @@ def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     assert "chmod 666 /dev/fuse" in out
 
 
+@pytest.mark.parity("check: what is wrong with kernel")
 def test_squashfuse_is_not_installed(lab: Lab) -> None:
     hide = "mount --bind /dev/null /usr/bin/squashfuse_ll; mount --bind /dev/null /usr/bin/squashfuse"
     out = check(lab, f"unshare -m sh -ec '{hide}; {CHECK}'")
     assert "bad  squashfuse is not installed" in out
 
 
+@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
 def test_the_plugin_is_not_loaded(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, "optional /x/auto_tmpdir.so"))
     assert "does not load spank_pyxis.so" in out
     assert "fix: pyxis-py install" in out
 
 
+@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
 def test_the_plugin_is_of_another_slurm(lab: Lab, directory: str) -> None:
     other = r"s/\(penroot plugin for Slurm 0x\)....../\1120304/"
     script = f"sed '{other}' {PLUGIN} > {directory}/spank_pyxis.so; "
@@ -123,11 +131,14 @@ def test_arguments_that_slurm_would_stumble_on(lab: Lab, directory: str) -> None
     assert "known are runtime_path" in out
 
 
+@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
 def test_the_plugin_is_loaded_twice(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, f"required {PLUGIN}", f"required {PLUGIN}"))
     assert "loaded more than once" in out
 
 
+@pytest.mark.clusters("A `/tmp` for each job")
+@pytest.mark.parity("check: what is wrong with plugstack.conf and versions")
 def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
     script = with_stack(directory, f"required {PLUGIN}", "optional /usr/lib/slurm/auto_tmpdir.so")
     out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning
@@ -135,6 +146,8 @@ def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
     assert "comes after spank_pyxis.so: containers have the node's /tmp" in out
 
 
+@pytest.mark.clusters("A kernel that says no")
+@pytest.mark.parity("check: what is wrong with kernel")
 def test_a_place_without_execution(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o noexec none {directory}"
     out = check(lab, f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory}/data {CHECK}'")
@@ -142,6 +155,8 @@ def test_a_place_without_execution(lab: Lab, directory: str) -> None:
     assert "ENROOT_DATA_PATH" in out
 
 
+@pytest.mark.clusters("Control groups, version 1 and 2")
+@pytest.mark.parity("check: SELinux")
 def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
     if not os.path.isdir("/sys/fs/cgroup/devices"):
         pytest.skip("no device cgroup of version 1")
@@ -153,6 +168,7 @@ def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
     assert "ConstrainDevices=no" in out
 
 
+@pytest.mark.parity("check: SELinux")
 def test_proc_hides_processes(lab: Lab, directory: str) -> None:
     script = f"unshare -m sh -ec 'mount -t proc -o hidepid=2 proc /proc; {CHECK}'"
     out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
@@ -160,6 +176,7 @@ def test_proc_hides_processes(lab: Lab, directory: str) -> None:
     assert "mount -o remount,hidepid=0 /proc" in out
 
 
+@pytest.mark.clusters("A kernel that says no")
 def test_steps_run_where_proc_hides_processes(lab: Lab) -> None:
     lab.run(["mount", "-o", "remount,hidepid=2", "/proc"], node="n1", user="root")
     try:
@@ -168,6 +185,8 @@ def test_steps_run_where_proc_hides_processes(lab: Lab) -> None:
         lab.run(["mount", "-o", "remount,hidepid=0", "/proc"], node="n1", user="root")
 
 
+@pytest.mark.clusters("Few inodes, or a quota of files")
+@pytest.mark.parity("check: SELinux")
 def test_a_quota_of_files(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o usrquota,usrquota_inode_hardlimit=500,mode=1777 none {directory}"
     as_alice = f"setpriv --reuid=alice --clear-groups env ENROOT_DATA_PATH={directory} {CHECK}"
@@ -179,6 +198,8 @@ def test_a_quota_of_files(lab: Lab, directory: str) -> None:
     assert "setquota" in out
 
 
+@pytest.mark.clusters("Few inodes, or a quota of files")
+@pytest.mark.parity("check: SELinux")
 def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=20000,mode=700 none {directory}"
     script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
@@ -186,6 +207,8 @@ def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
     assert f"warn {directory} has room for 19999 files by the file system" in out
 
 
+@pytest.mark.clusters("Homes on NFS, a local disk in each node")
+@pytest.mark.parity("check: SELinux")
 def test_root_is_nobody_in_homes(lab: Lab) -> None:
     # A FUSE mount of a user is closed to root as a home on NFS with root_squash is: fuse(4), allow_other.
     lab.run("mkdir -p home/in; echo 1 > home/in/file; mksquashfs home/in home.sqsh -quiet; mkdir -p mounted", node="n1")
@@ -195,7 +218,7 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
         if done.returncode:
             pytest.skip(f"users cannot mount by FUSE here: {done.stderr}")
         script = "from pyxis_py.check import root_squash; print(*root_squash('/home/alice/mounted'))"
-        begin = f"import sys; sys.path.insert(0, '{PREFIX}/lib/penroot'); "
+        begin = f"import sys; sys.path.insert(0, '{LIBRARY}'); "
         out = lab.run(["/usr/bin/python3", "-c", begin + script], node="n1", user="root").stdout
         assert "verdict='warn'" in out
         assert "out of home directories" in out
@@ -213,6 +236,8 @@ def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subproc
     assert f"loads {PLUGIN}, for Slurm" in out
 
 
+@pytest.mark.clusters("A kernel that says no")
+@pytest.mark.parity("check: SELinux")
 @pytest.mark.parametrize(("enforce", "verdict"), [("1", ["warn"]), ("0", ["ok"]), (None, [])])
 def test_selinux(tmp_path: pathlib.Path, enforce: str | None, verdict: list[str]) -> None:
     if enforce:

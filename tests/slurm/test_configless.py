@@ -6,16 +6,16 @@ is loaded nowhere else: steps run on the host there, and nobody but `pyxis-py ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.installation import PREFIX, copy_tree
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 SITE = "/home/opt"  # all nodes see it, and no other lab
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
@@ -28,8 +28,7 @@ def site(lab: Lab) -> Iterator[Lab]:
     more = Lab(lab.root + "-configless")
     more.up(nodes=1, prefix=PREFIX, configless=True)
     more.start_daemon("registry", "munged")
-    copy = f"cp -a {PREFIX}/lib {PREFIX}/libexec {SITE}"
-    more.run(f"mkdir -p {SITE}; {copy}; rm {PLUGIN}", user="root")
+    copy_tree(Path(f"{more.root}{SITE}/lib/penroot"))
     yield more
     more.down()
 
@@ -50,6 +49,8 @@ def reconfigure(site: Lab, wanted: str) -> None:
     until(lambda: site.run(copy, node="n1").stdout.strip() == wanted, "the new plugstack.conf on n1", 60)
 
 
+@pytest.mark.clusters("Configless Slurm")
+@pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_what_is_included_is_not_sent(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
     assert "bad  /run/slurm/conf/plugstack.conf does not load spank_pyxis.so: slurmctld sends nothing" in out
@@ -61,6 +62,7 @@ def test_what_is_included_is_not_sent(site: Lab) -> None:
     assert "unrecognized option" in done.stderr
 
 
+@pytest.mark.parity("install, uninstall on a configless cluster")
 def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
     assert "loaded by /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "install", "n1")
     assert f"ok   /etc/slurm/plugstack.conf.d/pyxis.conf:1 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
@@ -68,6 +70,8 @@ def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
     assert "removed /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "uninstall", "n1")
 
 
+@pytest.mark.clusters("Configless Slurm")
+@pytest.mark.parity("install, uninstall on a configless cluster")
 def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     site.configure("plugstack.conf", "include plugstack.conf.d/*.conf\n")
     reconfigure(site, "include plugstack.conf.d/*.conf")

@@ -30,6 +30,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("rlimits of the step")
 def test_limits_are_those_of_the_step(lab: Lab) -> None:
     script = "ulimit -s 4096; ulimit -l 48; ulimit -n 512"
     show = "sh -c 'ulimit -s; ulimit -l; ulimit -n'"
@@ -38,6 +39,7 @@ def test_limits_are_those_of_the_step(lab: Lab) -> None:
     assert lab.run(f"{script}; srun -w n1 {IMAGE} {show}").stdout == outside
 
 
+@pytest.mark.parity("cgroups of the step")
 def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
     show = "echo $SLURM_JOB_ID $$; read line"
     found = []
@@ -54,6 +56,7 @@ def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
 PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntest -d /srv/work && echo print inside\n"
 
 
+@pytest.mark.security("R4")
 def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
     """And it is the one that slurmstepd has started, where no task needs another."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo ready; read line")])
@@ -68,6 +71,7 @@ def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
     end(step)
 
 
+@pytest.mark.parity("penroot-launch", "--task-prolog runs in the container")
 def test_a_task_prolog_runs_inside(lab: Lab) -> None:
     lab.run("cat > prolog; chmod 755 prolog", input=PROLOG)
     try:
@@ -78,6 +82,7 @@ def test_a_task_prolog_runs_inside(lab: Lab) -> None:
         lab.run(["rm", "prolog"])
 
 
+@pytest.mark.parity("--task-prolog runs in the container")
 def test_a_task_prolog_that_is_not_in_the_container_is_refused(lab: Lab) -> None:
     lab.run("cat > prolog; chmod 755 prolog", input=PROLOG)
     try:
@@ -87,6 +92,7 @@ def test_a_task_prolog_that_is_not_in_the_container_is_refused(lab: Lab) -> None
         lab.run(["rm", "prolog"])
 
 
+@pytest.mark.parity("steps of salloc")
 def test_steps_of_salloc(lab: Lab) -> None:
     script = f"srun {IMAGE} --container-name=alloc true; srun --container-name=alloc sh -c 'echo $IMAGE_NAME'"
     try:
@@ -95,6 +101,7 @@ def test_steps_of_salloc(lab: Lab) -> None:
         lab.run(["penroot", "remove", "-f", "pyxis_alloc"], node="n1")
 
 
+@pytest.mark.security("H24")
 def test_srun_in_a_container_that_has_slurm_and_the_plugin(lab: Lab) -> None:
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         plugin = file.read().split()[1]
@@ -104,6 +111,7 @@ def test_srun_in_a_container_that_has_slurm_and_the_plugin(lab: Lab) -> None:
     assert srun(lab, IMAGE, f"--container-mounts={','.join(files)}", *sh(nested)) == "nested in minimal\n"
 
 
+@pytest.mark.parity("heterogeneous jobs, --het-group")
 def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
     show = "sh -c 'echo $IMAGE_NAME'"
     script = f"srun --het-group=1 {IMAGE} {show}; srun --het-group=0 hostname; srun --het-group=0,1 {IMAGE} {show}"
@@ -135,11 +143,13 @@ def engines(lab: Lab) -> Iterator[None]:
     lab.run("rm engine.tar engine.json")
 
 
+@pytest.mark.parity("--container-image: dockerd://")
 @pytest.mark.parametrize("scheme", ["dockerd", "podman"])
 def test_an_image_of_the_nodes_engine(lab: Lab, engines: None, scheme: str) -> None:
     assert srun(lab, f"--container-image={scheme}://minimal:1", *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
+@pytest.mark.parity("a node that is rebooted")
 def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 600")])
     expect(step, "up")
@@ -160,6 +170,7 @@ srun {IMAGE} --container-writable sh -c 'echo up $SLURM_RESTART_COUNT; test -n "
 """
 
 
+@pytest.mark.parity("a job that is requeued")
 def test_a_job_that_is_requeued(lab: Lab) -> None:
     def written(line: str) -> bool:
         return line in lab.run("cat requeued.out", check=False).stdout.splitlines()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, assert_nothing_left, plugin_argument, refused, sh, srun
+from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left, plugin_argument, refused, sh, srun
+from tests.waiting import until
 
 RUN = "--container-entrypoint"
 ENTRY = r"""
@@ -42,10 +43,12 @@ def entry(lab: Lab) -> Iterator[str]:
 SHOW = sh("echo $MADE,$IMAGE_NAME,$(pwd); cat /tmp/runs 2>/dev/null; true")
 
 
+@pytest.mark.parity("an entrypoint that is not asked for does not run", "--container-entrypoint")
 def test_the_entrypoint_is_left_out_by_default(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, *SHOW) == ",minimal,/srv/work\n"
 
 
+@pytest.mark.parity("--container-entrypoint")
 def test_tasks_get_its_environment_and_directory(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, *SHOW) == "made ,changed,/usr\nonce\n"
     assert srun(lab, entry, RUN, "--container-workdir=/etc", *SHOW) == "made ,changed,/etc\nonce\n"
@@ -55,12 +58,14 @@ def test_it_runs_once_for_all_tasks(lab: Lab, entry: str) -> None:
     assert srun(lab, entry, RUN, "-n3", "cat", "/tmp/runs") == "once\n" * 3
 
 
+@pytest.mark.parity("--container-env")
 def test_it_sees_the_variables_of_container_env(lab: Lab, entry: str) -> None:
     env = {"GIVEN": "by the job"}
     assert "made ," in srun(lab, entry, RUN, *SHOW, env=env)
     assert "made by the job," in srun(lab, entry, RUN, "--container-env=GIVEN", *SHOW, env=env)
 
 
+@pytest.mark.parity("--container-entrypoint-log")
 def test_its_output_is_shown_when_asked_for(lab: Lab, entry: str) -> None:
     quiet = lab.run(["srun", "-w", "n1", entry, RUN, "true"])
     assert "entry for" not in quiet.stdout + quiet.stderr
@@ -84,6 +89,7 @@ def test_one_that_does_not_run_its_command_is_an_error(lab: Lab) -> None:
         lab.run(["rm", "broken.sqsh"])
 
 
+@pytest.mark.parity("execute_entrypoint")
 def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
     with plugin_argument(lab, "execute_entrypoint=1"):
         assert "made" in srun(lab, entry, *SHOW)
@@ -93,6 +99,9 @@ def test_the_site_may_turn_it_on(lab: Lab, entry: str) -> None:
 USES = {
     "writes": ('{ echo 12; echo "penroot 34"; echo a line; } >&8; exec "$@"', "ran\n"),
     "writes the arguments": ('echo "$*" >&8; exec "$@"', "ran\n"),
+    "writes no line": ('printf junk >&8; exec "$@"', "ran\n"),
+    "joins the arguments": ('exec bash -lc "$*"', "ran\n"),
+    "closes": ('exec "$@" 7<&- 8>&- 9<&-', "did not run the command that it was given"),
     "redirects": ('exec 8> /tmp/log; exec "$@"', "the entrypoint of the image closed descriptor 8"),
     "locks by 9": (
         'exec 9> /tmp/lock; exec "$@"',
@@ -112,9 +121,22 @@ def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
             assert srun(lab, "--container-image=./uses.sqsh", RUN, "echo", "ran") == answer
         else:
             said = refused(lab, "--container-image=./uses.sqsh", RUN, "true")
-            assert answer in said and "leave descriptors 8 and 9 alone" in said
+            assert answer in said and "leave descriptors 7 to 9 alone" in said
     finally:
         lab.run(["rm", "uses.sqsh"])
+
+
+def test_silent_entrypoint_is_named(lab: Lab) -> None:
+    """The step waits as long as the entrypoint runs, and says what it waits for."""
+    lab.run("echo 'while sleep 1; do :; done' > stuck.rc")
+    step = lab.popen(["srun", *ON_N1, IMAGE, RUN, "--container-mounts=/home/alice/stuck.rc:/etc/rc", "true"])
+    try:
+        assert step.stderr
+        until(lambda: "waiting for the entrypoint of the image" in step.stderr.readline(), "the step says so")
+    finally:
+        lab.run(["scancel", "--user=alice"])
+        step.communicate(timeout=60)
+        lab.run("rm stuck.rc")
 
 
 LOUD = """
@@ -131,6 +153,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 """
 
 
+@pytest.mark.security("C9")
 def test_output_of_entrypoint_is_bounded(lab: Lab) -> None:
     """What the entrypoint has left behind goes on writing, and neither waits nor dies."""
     srun(lab, IMAGE, "--container-save=loud.sqsh", "--container-writable", *sh(LOUD))

@@ -55,6 +55,7 @@ def submit(lab: Lab, *words: str, script: str = INSIDE, env: dict[str, str] | No
     return lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"], env=env or ENV).stdout.strip()
 
 
+@pytest.mark.parity("srun --environment: each task of each node has what the file says")
 def test_what_a_file_says_is_so_in_each_task_of_each_node(lab: Lab) -> None:
     script = sh('echo at $(pwd) $(cat /mnt/node) $IMAGE_NAME $WHO ${LANG-unset} $NCCL_DEBUG $FROM_BASE $PYXIS_EDF; '
                 'ls -d /mnt/job-$SLURM_JOB_ID; touch /new && echo writable; echo $PATH')  # fmt: skip
@@ -66,11 +67,14 @@ def test_what_a_file_says_is_so_in_each_task_of_each_node(lab: Lab) -> None:
     assert sum(line.endswith("/bin:/custom") for line in out) == 4
 
 
+@pytest.mark.parity("srun --environment: a file that only the login node has")
+@pytest.mark.security("H10")
 @pytest.mark.parametrize("export", ["ALL", "NONE", "FOO=1"])
 def test_what_is_exported_makes_no_difference(lab: Lab, export: str) -> None:
     assert srun(lab, f"--export={export}", "--environment=it", *sh("pwd; echo $WHO"), env=ENV) == "/usr/lib\nlib\n"
 
 
+@pytest.mark.parity("srun --environment: options go before the file")
 def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
     more = ("--container-workdir=/etc", "--container-mounts=/etc/passwd:/mnt/node", "--container-readonly")
     script = sh("pwd; grep -c root: /mnt/node; touch /new 2> /dev/null || echo read-only; echo $WHO $NCCL_DEBUG")
@@ -79,6 +83,7 @@ def test_options_go_before_it_and_it_before_variables(lab: Lab) -> None:
     assert out == "/etc\n1\nread-only\noption job\n"
 
 
+@pytest.mark.parity("PYXIS_ENVIRONMENT")
 def test_a_variable_names_it(lab: Lab) -> None:
     env = {**ENV, "PYXIS_ENVIRONMENT": "it"}
     assert srun(lab, *sh("echo $IMAGE_NAME $WHO"), env=env) == "minimal lib\n"
@@ -87,6 +92,7 @@ def test_a_variable_names_it(lab: Lab) -> None:
     assert lab.run("cat out").stdout.endswith("container\nlib\n")
 
 
+@pytest.mark.parity("srun, sbatch, salloc --environment")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize(
     ("text", "says"),
@@ -124,7 +130,9 @@ def test_what_only_the_node_can_find_is_told_with_its_line(lab: Lab) -> None:
     )
 
 
-def test_a_batch_job_has_the_file_as_it_was_when_it_was_submitted(lab: Lab) -> None:
+@pytest.mark.parity("sbatch --environment: as the file was at submit")
+@pytest.mark.security("H10")
+def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     """Also when it is requeued, and whatever is exported."""
     script = f'{INSIDE}; echo restart ${{SLURM_RESTART_COUNT:-0}} $WHO; test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", "--hold", "--export=NONE", "--environment=it", script=script)
@@ -139,6 +147,8 @@ def test_a_batch_job_has_the_file_as_it_was_when_it_was_submitted(lab: Lab) -> N
     assert lab.run("grep -c ^container out").stdout == "2\n"
 
 
+@pytest.mark.parity("sbatch --environment: in #SBATCH lines")
+@pytest.mark.security("H10")
 def test_lines_of_a_script_and_an_export_file(lab: Lab) -> None:
     lab.run("printf 'FOO=1\\0' > out.file")
     for options in ((), ("--export-file=out.file",)):
@@ -146,6 +156,7 @@ def test_lines_of_a_script_and_an_export_file(lab: Lab) -> None:
         assert lab.run("cat out").stdout.endswith("container\nlib\n")
 
 
+@pytest.mark.parity("sbatch --environment: a line that nobody has read")
 @pytest.mark.parametrize("line", ["#SBATCH --environment=it", "#SBATCH -t 5 --environ it"])
 def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
     sbatch(lab, "-w", "n1", "-o", "out", f"--wrap={line}\n{INSIDE}", check=False, env=ENV)
@@ -153,6 +164,7 @@ def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
     assert "host\n" not in out and "set PYXIS_ENVIRONMENT in the environment of the job" in out
 
 
+@pytest.mark.parity("salloc --environment")
 def test_steps_of_an_allocation(lab: Lab) -> None:
     """Each reads the file when it is submitted, where that is."""
     script = f"{INSIDE}; srun sh -c '{INSIDE}; echo $WHO'; sed -i s,PART,NAME, {LOGIN}/it.toml; NAME=share srun pwd"
@@ -172,6 +184,8 @@ def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
         lab.run("rm -rf edf")
 
 
+@pytest.mark.parity("PYXIS_ENVIRONMENT of a job that nothing of ours has submitted")
+@pytest.mark.security("H12")
 def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
     """As of a job that comes by slurmrestd: its environment alone asks for it."""
     lab.run("mkdir -p .edf; cat > .edf/own.toml", input=BASE)
@@ -184,6 +198,7 @@ def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
         lab.run("rm -rf .edf")
 
 
+@pytest.mark.parity("srun --environment --container-name")
 def test_a_container_that_runs_already(lab: Lab) -> None:
     named = "--container-name=edf"
     first = lab.popen(["srun", "-w", "n1", "--overlap", "--environment=it", named, *sh("echo up; read line")], env=ENV)
@@ -202,6 +217,7 @@ def test_a_container_that_runs_already(lab: Lab) -> None:
         clear(lab)
 
 
+@pytest.mark.parity("annotations: for hooks of a site")
 def test_hooks_that_are_lacking_are_named_once(lab: Lab) -> None:
     write(lab, "hooks", f'{BASE}[annotations.com.hooks]\nnvidia_cuda_mps.enabled = "true"\nssh.enabled = "true"\n')
     done = lab.run(["srun", "-N2", "-n4", "--environment=hooks", "true"], env=ENV)
@@ -209,6 +225,7 @@ def test_hooks_that_are_lacking_are_named_once(lab: Lab) -> None:
     assert len(lines) == 1 and "com.hooks.nvidia_cuda_mps" in lines[0] and "com.hooks.ssh" in lines[0], done.stderr
 
 
+@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
 @pytest.mark.parametrize(("said", "rank"), [("", "0"), ("true", "0"), ("false", "none")])
 def test_names_of_tasks_for_pytorch(lab: Lab, said: str, rank: str) -> None:
     annotation = f'[annotations]\ncom.pyxis.pytorch_remap_vars = "{said}"\n' if said else ""
@@ -221,6 +238,7 @@ def test_a_heterogeneous_job(lab: Lab) -> None:
     assert lab.run(words, env=ENV).stdout == "/usr/lib\n" * 2
 
 
+@pytest.mark.parity("the examples of docs/environments.md")
 def test_the_examples_of_the_documentation(lab: Lab) -> None:
     """With an image and directories that are here, and a program of that image."""
     here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}

@@ -28,6 +28,7 @@ def records(lab: Lab, event: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["event"] == event]
 
 
+@pytest.mark.parity("events= in plugstack.conf", "events (new): records of steps")
 def test_each_node_records_the_step(lab: Lab, file: str) -> None:
     show = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID")
     out = lab.run(["srun", "-N2", "-n4", IMAGE, *show], env={"ENROOT_EVENTS": "/no/such"}).stdout
@@ -41,12 +42,14 @@ def test_each_node_records_the_step(lab: Lab, file: str) -> None:
     assert {r["digest"] for r in pulls} == {r["digest"] for r in made} and {r["step"] for r in pulls} == {step}
 
 
-def test_a_step_that_gets_no_container_is_recorded_with_the_reason(lab: Lab, file: str) -> None:
+@pytest.mark.parity("failures, with their message")
+def test_step_without_container_is_recorded_with_reason(lab: Lab, file: str) -> None:
     refused(lab, "--container-image=./no-such.sqsh", "true")
     (record,) = records(lab, "step")
     assert record["result"] == "error" and "no-such.sqsh" in record["error"]
 
 
+@pytest.mark.parity("events= in plugstack.conf")
 def test_a_step_that_attaches_is_recorded(lab: Lab, file: str) -> None:
     first = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
     name = next_line(first).strip()
@@ -57,6 +60,7 @@ def test_a_step_that_attaches_is_recorded(lab: Lab, file: str) -> None:
     assert "attach" in made[1]["phases"] and "rootfs" not in made[1]["phases"]
 
 
+@pytest.mark.parity("srun -v")
 @pytest.mark.parametrize(("option", "told"), [("-v", True), ("--verbose", True), ("--overlap", False)])
 def test_verbose_says_how_long_the_container_took(lab: Lab, option: str, told: bool) -> None:
     done = lab.run(["srun", *ON_N1, option, IMAGE, *sh("env | grep -c PYXIS_VERBOSE; true")])

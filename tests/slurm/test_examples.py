@@ -174,6 +174,7 @@ def test_site_configuration_is_understood() -> None:
         assert [mount.target for mount in mounts.parse_file(text, {}, "site")] == ["/scratch", "/data"]
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
 def test_mirror_behind_an_air_gap(lab: Lab) -> None:
     """No name of the world is known in the lab; the site's mirror has what its users ask for."""
     text = (EXAMPLES / "site/registries.conf").read_text()

@@ -6,17 +6,16 @@ that one has no plugin's epilog to call.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, expect, sbatch, sh
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 NAME = "--container-name=one"
 
 
@@ -45,6 +44,7 @@ def containers(extern: Lab) -> str:
     return extern.run(["penroot", "list"], node="n1").stdout
 
 
+@pytest.mark.parity("the end of a job whose epilog Slurm runs in it")
 def test_what_a_job_leaves_goes_with_its_extern_step(extern: Lab) -> None:
     sbatch(extern, "-o", "out", "--wrap", f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list")
     assert "_one" in extern.run("cat out; rm out").stdout
@@ -52,6 +52,7 @@ def test_what_a_job_leaves_goes_with_its_extern_step(extern: Lab) -> None:
     assert extern.residue("n1") == []
 
 
+@pytest.mark.parity("the end of a job whose epilog Slurm runs in it")
 def test_what_a_step_still_holds_stays_with_it(extern: Lab, newer: bool) -> None:
     """An older Slurm does not let its extern step wait for the others, so there nobody removes it afterwards."""
     script = "trap 'until [ -e go ]; do sleep 0.1; done; exit' TERM; echo up; sleep 600 & wait"

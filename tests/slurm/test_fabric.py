@@ -33,6 +33,7 @@ def cray(lab: Lab) -> Iterator[dict[str, str]]:
     shutil.rmtree(tree)
 
 
+@pytest.mark.parity("srun --environment: on each node of a step")
 def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
     lab.run("cat > it.toml", input=f'{FILE}[annotations]\ncom.hooks.cxi.enabled = "true"\n')
     done = lab.run(
@@ -48,6 +49,7 @@ def test_the_annotation_brings_libfabric_to_each_node(lab: Lab) -> None:
     assert without.returncode and "libfabric.so.1: cannot open shared object file" in without.stderr
 
 
+@pytest.mark.parity("com.hooks.aws_ofi_nccl")
 def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dict[str, str]) -> None:
     """With it comes libfabric, and of Slingshot's devices those that Slurm names."""
     text = '[annotations.com.hooks.aws_ofi_nccl]\nenabled = "true"\nvariant = "cuda12"\n'
@@ -64,6 +66,7 @@ def test_the_plugin_of_nccl_in_the_variant_that_is_asked_for(lab: Lab, cray: dic
     assert "penroot fabric IMAGE" in done.stderr
 
 
+@pytest.mark.parity("the examples of docs/fabric.md")
 def test_the_examples_of_the_documentation(lab: Lab, cray: dict[str, str]) -> None:
     """With an image that is here."""
     docs = (pathlib.Path(__file__).parents[2] / "docs/fabric.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, ON_N1, assert_nothing_left
 
-# Page of docs/errors and name -> (words of srun, a part of the message).
+# Kind and name -> (words of srun, a part of the message).
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "reference: upper case": (("--container-image=UPPER CASE", "true"), "UPPER CASE"),
     "reference: scheme": (("--container-image=nothing://x", "true"), "nothing"),

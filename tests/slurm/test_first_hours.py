@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,10 @@ import pytest
 from tests.docs import ROOT
 from tests.docs.console import examples
 from tests.images import entry, tar
+from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 # Debian's mirrors are not in the lab: its git is made by what stands for apt-get.
 APT = b"""#!/bin/sh
 [ "$1" != install ] || printf '#!/bin/sh\\necho git version 2.39.5\\n' > /usr/bin/git
@@ -51,7 +50,7 @@ def debian(lab: Lab) -> None:
 
 # What a page says, and what the lab has in its place.
 PLACES = {
-    "/usr/lib/penroot": f"{PREFIX}/lib/penroot",
+    "/usr/lib/penroot": LIBRARY,
     "/local/": "/var/tmp/",
     "/scratch": "/media",
     "registry.example.org": "registry.lab",
@@ -82,6 +81,7 @@ def home(lab: Lab) -> Iterator[None]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_a_user(lab: Lab, debian: None, home: None) -> None:
     follow(lab, "first-hour-user.md")
 
@@ -102,6 +102,8 @@ def site(lab: Lab) -> Iterator[None]:
         assert_nothing_left(lab, node)
 
 
+@pytest.mark.clusters("Homes on NFS, a local disk in each node")
+@pytest.mark.parity("a first hour for a user and for an admin")
 def test_of_an_admin(lab: Lab, debian: None, site: None) -> None:
     follow(lab, "first-hour-admin.md")
 

@@ -61,6 +61,7 @@ def test_every_task_of_a_step_sees_its_gpus(lab: Lab, dgx: dict[str, str]) -> No
     assert out == ["nvidia0", "nvidia1", "nvidia2"] * 3
 
 
+@pytest.mark.parity("--gpus-per-task")
 def test_each_task_is_told_its_own(lab: Lab, dgx: dict[str, str]) -> None:
     """With --gpus-per-task the container has those of all tasks, whichever came first."""
     script = 'for n in 0 1; do test -e /dev/nvidia$n || echo missing $n; done; echo "$CUDA_VISIBLE_DEVICES"'
@@ -213,6 +214,7 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
     assert lab.run(["cat", "out.none"]).stdout.split() == ["none"]
 
 
+@pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
     """The second job's numbers count all GPUs of the node; ROCm counts those of the container, HIP what that leaves."""
     host = fakeaccelerators.mi300x(pathlib.Path(lab.root, "home/alice/mi300x"))

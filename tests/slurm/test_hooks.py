@@ -25,6 +25,7 @@ def site(lab: Lab) -> Iterator[Path]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("hooks: /proc/self/cgroup is that of the caller")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
@@ -86,7 +87,7 @@ def test_pmi_of_a_hook_beside_ours(lab: Lab, site: Path, tasks: tuple[str, str])
 
 
 @PMIX
-def test_a_credential_that_the_image_does_not_know_is_in_no_variable(lab: Lab, site: Path) -> None:
+def test_credential_unknown_to_the_image_is_in_no_variable(lab: Lab, site: Path) -> None:
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     show = sh("echo $PMIX_SECURITY_MODE $PMIX_MCA_psec")
     outside = srun(lab, "--mpi=pmix", *show)
@@ -105,7 +106,7 @@ def test_pmi2_of_a_hook_beside_ours(lab: Lab, site: Path) -> None:
     assert {"0", "1"} <= set(out.split())
 
 
-def test_a_second_step_in_a_running_container_has_its_own_variables(lab: Lab, site: Path) -> None:
+def test_second_step_in_a_container_has_own_variables(lab: Lab, site: Path) -> None:
     """Not those that a hook has copied from the first."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-name=own", *sh("echo up; read line; echo $SLURM_JOB_ID")])
@@ -164,6 +165,7 @@ DAEMONS = {
 }
 
 
+@pytest.mark.security("C9")
 @pytest.mark.parametrize("daemon", [*DAEMONS, "bash"])
 def test_daemon_of_a_hook_is_no_other_step(lab: Lab, site: Path, daemon: str) -> None:
     """The daemon keeps no lock of the container, so the step ends in silence, and the container is removed."""

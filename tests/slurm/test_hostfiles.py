@@ -27,6 +27,7 @@ def replace(lab: Lab, word: str) -> None:
     )
 
 
+@pytest.mark.parity("penroot-follow")
 @pytest.mark.parametrize("options", [(), ("--container-remap-root",), ("--container-name=live",)])
 @pytest.mark.usefixtures("resolv")
 def test_step_sees_resolv_conf_that_changes(lab: Lab, options: tuple[str, ...]) -> None:
@@ -43,6 +44,7 @@ def test_step_sees_resolv_conf_that_changes(lab: Lab, options: tuple[str, ...]) 
     assert on_node(lab, "pgrep -r S,R,D penroot-follow") == ""
 
 
+@pytest.mark.security("C10")
 @pytest.mark.usefixtures("resolv")
 def test_root_in_a_writable_step_writes_copies(lab: Lab) -> None:
     """Before and after the node replaces its file."""

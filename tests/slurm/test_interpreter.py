@@ -51,6 +51,23 @@ def test_mount_that_covers_an_interpreter_is_named(lab: Lab) -> None:
     assert f"{said}; /root is mounted from " in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/p/bin/python3", "cannot run /p/bin/python3: No such file or directory: it leads to /root/py/bin/python3"),
+        ("python3", "cannot run /p/bin/python3: No such file or directory: it leads to /root/py/bin/python3"),
+        ("/p/data", "cannot run /p/data: Permission denied: it is not executable"),
+    ],
+)
+def test_program_that_cannot_run_is_explained(lab: Lab, command: str, said: str) -> None:
+    options = (IMAGE, MOUNT, "--container-env=PATH=/p/bin:/bin")
+    assert said in refused(lab, *options, command)
+
+
+def test_program_that_does_not_exist_gets_no_line(lab: Lab) -> None:
+    assert "pyxis: n1: cannot run" not in refused(lab, IMAGE, "/bin/none")
+
+
 def test_interpreter_of_a_step_in_a_running_container_is_named(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, MOUNT, "--container-name=interp", *sh("echo up; read line")])
     expect(step, "up")

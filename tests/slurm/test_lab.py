@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import CommandFailed, Lab, LabError, cgroups, images
 from tests.slurm.steps import PMIX
 from tests.waiting import until
@@ -105,7 +106,7 @@ def test_unknown_node_and_user_are_errors(lab: Lab) -> None:
 
 def test_up_again_starts_nothing_and_other_arguments_are_refused(lab: Lab) -> None:
     before = [lab.node(node).pid for node in lab.nodes]
-    lab.up(nodes=2, prefix=os.environ.get("PENROOT_PREFIX") or None)
+    lab.up(nodes=2, prefix=PREFIX)
     assert [lab.node(node).pid for node in lab.nodes] == before
     with pytest.raises(LabError, match="other arguments"):
         lab.up(nodes=3)

@@ -74,7 +74,7 @@ def test_what_slurm_sends_to_all_processes_is_for_the_programs(lab: Lab, file: s
 
 @pytest.mark.usefixtures("overtime")  # begun here, so that its own test need not wait
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
-def test_the_helper_is_killed_at_some_moment_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
+def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
     time.sleep(seconds)
     on_node(lab, f"pkill -KILL -f {HELPER}")
@@ -134,6 +134,7 @@ def open_gate(lab: Lab) -> None:
 VICTIMS = {"helper": f"pkill -KILL -o -f {HELPER}", "server": f"pkill -KILL -f {SERVER}"}
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     on_node(lab, VICTIMS[victim])
@@ -149,6 +150,7 @@ def test_what_is_killed_before_the_tasks_join_is_said_once(lab: Lab, eight: subp
     assert err.count(why[victim]) == 1, err
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Popen[str]) -> None:
     on_node(lab, f"kill -KILL $({FIRST})")
     open_gate(lab)  # another one takes over
@@ -157,6 +159,30 @@ def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Po
     assert eight.returncode != 0
 
 
+def test_tasks_name_a_stopped_first_task_and_give_up(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}")
+    began = time.monotonic()
+    until(lambda: len(on_node(lab, WAITING).split()) <= 1, "the others have given up", 40)
+    assert 6 < time.monotonic() - began < 30
+    on_node(lab, f"kill -KILL {first}")
+    _, err = end(eight)
+    assert eight.returncode != 0
+    assert (
+        err.count(f"waiting for process {first}, the task that starts the container on this node: it is stopped") == 1
+    )
+    assert err.count(f"process {first}, the task that starts the container on this node, is stopped") == 1
+
+
+def test_tasks_wait_for_a_first_task_that_goes_on(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}; sleep 5; kill -CONT {first}")
+    open_gate(lab)
+    out, err = end(eight)
+    assert (eight.returncode, out.count("done")) == (0, 8), err
+
+
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     late = f"$({WAITING} | tail -3)"
@@ -176,6 +202,7 @@ def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.P
         assert out.count("done") == 8 or "the helper process of the container is gone" in err
 
 
+@pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     first = on_node(lab, FIRST).strip()
@@ -187,6 +214,7 @@ def test_what_is_killed_after_all_have_joined(lab: Lab, eight: subprocess.Popen[
     assert (eight.returncode == 0) == (victim == "helper"), err
 
 
+@pytest.mark.parity("what is killed half made goes with the step")
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
@@ -197,6 +225,7 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     assert "the helper process of the container ended without an answer: killed?" in err
 
 
+@pytest.mark.parity("what is killed half made goes with the step")
 def test_what_a_killed_helper_has_half_made_goes_with_the_step(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
@@ -237,8 +266,10 @@ def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subproc
         step.communicate(timeout=300)
 
 
+@pytest.mark.parity("SIGTERM leaves a program its files")
 @pytest.mark.soak
-def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: Lab, file: str, soak: bool) -> None:
+def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> None:
+    """A program that writes a checkpoint at the end can read its files."""
     with saving(lab, file, 10 if soak else 1) as step:
         lab.run(["scancel", "--user=alice"])
         out, err = end(step)
@@ -248,10 +279,12 @@ def test_a_program_that_writes_a_checkpoint_at_the_end_can_read_its_files(lab: L
 CHILDREN = "read -r children < /proc/$$/task/$$/children; echo children: $children"  # of the shell alone
 
 
+@pytest.mark.parity("no child that the program did not make")
 def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
     assert srun(lab, "-n2", IMAGE, *sh(f"wait; {CHILDREN}")) == "children:\n" * 2
 
 
+@pytest.mark.parity("a terminal")
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
@@ -266,6 +299,7 @@ def test_a_terminal(lab: Lab) -> None:
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 
+@pytest.mark.parity("srun waits for nothing of ours")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
     # It would kill it, and sleep for a second before it looks again: srun returns later then.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
@@ -278,12 +312,14 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
     assert "proctrack_p_signal: killing process" not in said
 
 
+@pytest.mark.parity("SIGTERM leaves a program its files")
 @pytest.mark.soak
 def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Popen[str]) -> None:
     out, err = end(overtime)
     assert "saved" in out, err
 
 
+@pytest.mark.parity("many steps at once")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
     """Steps in a row, some at once, some cancelled at random moments: all others exit 0."""

@@ -21,6 +21,7 @@ cat /mnt/*/file; pwd
 """
 
 
+@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
 def test_variables_in_sbatch_lines(lab: Lab) -> None:
     lab.run("mkdir -p ~/in-vars && echo here > ~/in-vars/file")
     try:
@@ -48,6 +49,7 @@ def data(lab: Lab) -> Iterator[str]:
     lab.run("rm -rf data data.sqsh")
 
 
+@pytest.mark.parity("srun --container-mounts=FILE:DIRECTORY:sqsh")
 def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
     """On each node, for all tasks."""
     mounts = f"--container-mounts={data}:/data:sqsh,$HOME/{data}:/again:sqsh+noexec"
@@ -55,6 +57,7 @@ def test_data_in_a_squashfs_file(lab: Lab, data: str) -> None:
     assert out == "of data\n" * 8
 
 
+@pytest.mark.parity("the examples of docs/images.md")
 def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
     """With another image, and a command of that."""
     text = (Path(__file__).parents[2] / "docs/images.md").read_text()
@@ -63,6 +66,7 @@ def test_the_example_of_the_documentation(lab: Lab, data: str) -> None:
     assert lab.run([*words, "cat", "/data/file"]).stdout == "of data\n"
 
 
+@pytest.mark.parity("a directory, a device")
 def test_what_is_no_squashfs_file_is_refused_before_the_image(lab: Lab, data: str) -> None:
     """And before a task runs; what can be known at submit, then."""
     missing = f"--container-image={MINIMAL}-not-there"

@@ -15,6 +15,7 @@ MPI = "--container-image=registry:5000#mpi:1"
 TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
+@pytest.mark.parity("50-slurm-pmi", "MPI as oneself and as root of the container")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
@@ -31,6 +32,7 @@ def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("MPI in a running container of another step")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
@@ -46,6 +48,7 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     clear(lab)
 
 
+@pytest.mark.parity("20-mpi (new): ranks of mpirun, mpiexec and srun over nodes")
 @pytest.mark.parametrize(
     ("launcher", "image"),
     [
@@ -72,6 +75,7 @@ def test_penroot_as_the_program_of_a_launcher(
 MPICH = "--container-image=registry:5000#mpich:1"
 
 
+@pytest.mark.parity("MPICH by PMI2")
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
     done = lab.run(["srun", *TWO_NODES, "--mpi=pmi2", root, MPICH, "hello"])
@@ -80,6 +84,7 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
     assert "the image's MPI" not in done.stderr
 
 
+@pytest.mark.parity("MPICH by PMI2")
 @pytest.mark.parametrize(
     ("image", "kind", "said"),
     [
@@ -100,6 +105,7 @@ def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(
     assert said in done.stderr
 
 
+@pytest.mark.parity("mpi4py")
 @PMIX
 def test_mpi4py(lab: Lab) -> None:
     program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, c.size, c.allreduce(c.rank))"
@@ -108,6 +114,7 @@ def test_mpi4py(lab: Lab) -> None:
     assert sorted(out.splitlines()) == [f"{rank} 4 6" for rank in range(4)]
 
 
+@pytest.mark.parity("PMIx 3 and 5 in the image")
 @PMIX
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
@@ -168,6 +175,7 @@ def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
     assert "PMIx" not in done.stderr
 
 
+@pytest.mark.parity("PMIx as root without MUNGE")
 def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
     said = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
     assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in said
@@ -186,6 +194,7 @@ def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) 
     clear(lab)
 
 
+@pytest.mark.parity("50-slurm-pytorch", "RANK")
 def test_pytorch_variables(lab: Lab) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS")
     show = sh("echo " + " ".join(f"${name}" for name in names))

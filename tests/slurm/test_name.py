@@ -48,6 +48,7 @@ def running(lab: Lab, *options: str, before: str = "true", after: str = "true") 
     assert step.returncode == 0
 
 
+@pytest.mark.parity("--container-name: attach to a running one")
 def test_attaching_joins_the_namespaces(lab: Lab) -> None:
     mount = "mkdir /m && mount -t tmpfs none /m && touch /m/x"
     with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
@@ -57,6 +58,7 @@ def test_attaching_joins_the_namespaces(lab: Lab) -> None:
         assert srun(lab, NAME + ":no_exec", "ls", "/m") == ""
 
 
+@pytest.mark.parity("an attached step outlives the first")
 def test_attached_step_outlives_the_first(lab: Lab) -> None:
     with running(lab, NAME, IMAGE, "--container-writable", before="echo 1 > /kept"):
         second = lab.popen(["srun", *ON_N1, NAME, *sh("echo up; read line; cat /kept")])
@@ -65,6 +67,7 @@ def test_attached_step_outlives_the_first(lab: Lab) -> None:
     assert (second.returncode, out) == (0, "1\n")
 
 
+@pytest.mark.parity("mounts on attach are ignored and said", "mounts are ignored when attaching")
 def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
     with running(lab, IMAGE, NAME):
         done = lab.run(["srun", *ON_N1, NAME, "--container-mounts=/usr:/mine", "ls", "/mine"], check=False)
@@ -80,13 +83,14 @@ def test_who_one_is_in_a_running_container_was_said_at_its_start(lab: Lab) -> No
         assert "ignoring" not in lab.run(["srun", *ON_N1, NAME, "--no-container-remap-root", "true"]).stderr
 
 
-def test_an_image_that_is_gone_stops_nobody_who_has_the_container(lab: Lab) -> None:
+def test_container_stays_usable_without_its_image(lab: Lab) -> None:
     gone = "--container-image=registry:5000#minimal:gone"
     srun(lab, IMAGE, NAME, "true")
     assert "error" not in lab.run(["srun", *ON_N1, gone, NAME, "true"]).stderr
     assert "minimal has no tag gone" in refused(lab, gone, "--container-name=two", "true")
 
 
+@pytest.mark.parity("--container-name: attach to an unnamed one by JOB.STEP", "names: pyxis_NAME")
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     # The output of the first srun command is the name.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
@@ -96,6 +100,7 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     end(step)
 
 
+@pytest.mark.parity("--container-name: an unnamed one is pyxis_JOB.STEP in list -f")
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]) -> None:
     with step_of(lab, IMAGE, *options) as step:
@@ -104,6 +109,7 @@ def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]
         assert lab.run(["penroot", "exec", f"pyxis_{step}", "printenv", "IMAGE_NAME"], node="n1").stdout == "minimal\n"
 
 
+@pytest.mark.parity("an unnamed container that others attached to")
 def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
@@ -119,6 +125,7 @@ def test_unnamed_container_goes_with_the_last_step_in_it(lab: Lab) -> None:
     assert lab.run(["penroot", "list"], node="n1").stdout == ""
 
 
+@pytest.mark.parity("attaching to what a FUSE server of another step has")
 def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
@@ -156,6 +163,7 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
         lab.run(["scontrol", "resume", job], user="root")
 
 
+@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
     """A step that asked its helper waited for half a minute, and kept all others waiting meanwhile."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
@@ -164,6 +172,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
         assert f"scontrol resume {job} lets a suspended job go on" in said
 
 
+@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
     """Another step is in it and would let us in: whoever then looks at a file waits for the first one."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
@@ -176,6 +185,7 @@ def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
         lab.run(["rm", "-f", "name.sqsh"])
 
 
+@pytest.mark.parity("attaching to a container of a job that is suspended fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
     """All other steps with that name waited for it, without a word."""
     directory = "/run/pyxis/2001/running/pyxis_one"
@@ -185,6 +195,7 @@ def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
     assert f"suspended) of job {first.partition('.')[0]} makes no progress making or removing" in said
 
 
+@pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:create")
 def test_modes(lab: Lab) -> None:
     assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
     with running(lab, IMAGE, NAME):
@@ -207,7 +218,7 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
     assert srun(lab, NAME, "cat", "/later") == "seen\n"
 
 
-def test_what_was_removed_while_it_ran_is_not_the_new_one_of_its_name(lab: Lab) -> None:
+def test_removed_container_is_not_the_new_one_of_its_name(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-writable"):
         done = lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1", check=False)
         assert done.returncode == 1 and "runs in the container pyxis_one" in done.stderr
@@ -224,6 +235,7 @@ def test_names_of_unusual_characters(lab: Lab, name: str) -> None:
     lab.run(["penroot", "remove", "-f", "--", f"pyxis_{name}"], node="n1")
 
 
+@pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:no_exec")
 def test_fifty_concurrent_reuses(lab: Lab) -> None:
     names = [f"--container-name=many{i}" for i in range(5)]
     for name in names:
@@ -240,6 +252,7 @@ def test_fifty_concurrent_reuses(lab: Lab) -> None:
         assert len(srun(lab, name, *sh("ls -d /f*")).split()) == 10, i
 
 
+@pytest.mark.parity("--container-name=:auto")
 def test_two_steps_create_one_container(lab: Lab) -> None:
     steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
     for step in steps:
@@ -247,6 +260,7 @@ def test_two_steps_create_one_container(lab: Lab) -> None:
         assert step.returncode == 0, err
 
 
+@pytest.mark.parity("--container-unshare on a container without", "unshare must fit a running container")
 def test_unshare_must_fit_what_runs(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-unshare=uts"):
         assert srun(lab, NAME, "--container-unshare=uts", "true") == ""
@@ -268,6 +282,8 @@ def job_scope(lab: Lab) -> Iterator[None]:
         yield
 
 
+@pytest.mark.clusters("Containers that should not outlive their job")
+@pytest.mark.parity("container_scope=job", "names: pyxis_NAME")
 def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
     inside = f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list"
     out = lab.run(["salloc", "-Q", "-w", "n1", "srun", "-n1", *sh("true")]).stdout
@@ -288,6 +304,9 @@ def passwd(lab: Lab) -> Iterator[None]:
     lab.run(["mv", "/etc/passwd.was", "/etc/passwd"], node="n1", user="root")
 
 
+@pytest.mark.parity(
+    "a failing runtime_path or clean-up drains no node", "what a killed slurmstepd leaves goes with the job"
+)
 @pytest.mark.parametrize("user", ["there", "gone"])
 def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user: str) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 60")])
@@ -306,6 +325,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "its cgroups are empty")
 
 
+@pytest.mark.parity("a node that is rebooted")
 def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     with running(lab, IMAGE, "--container-writable"):
@@ -322,6 +342,7 @@ def test_what_is_left_from_before_a_boot_goes_at_the_next_start(lab: Lab) -> Non
         assert len(left) == 2
 
 
+@pytest.mark.parity("the display of srun --x11 in a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
     """Until the last step of its job ends; slurmstepd makes the file for srun --x11."""
     key = "/tmp/.Xauthority-job"

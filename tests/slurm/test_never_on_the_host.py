@@ -49,6 +49,7 @@ def submitted(lab: Lab, *command: str, env: dict[str, str] | None = None) -> str
 # ---- lost between sbatch and its script
 
 
+@pytest.mark.security("H7", "H8")
 @pytest.mark.parametrize("file", ["FOO=1", "PATH=/usr/bin:/bin\\0HOME=/home/alice"])
 def test_an_export_file(lab: Lab, file: str) -> None:
     """sbatch empties its environment for --export-file, and that of the script is the file's."""
@@ -62,18 +63,21 @@ def test_an_export_file(lab: Lab, file: str) -> None:
         lab.run(["penroot", "remove", "-f", "pyxis_flags"], node="n1")
 
 
+@pytest.mark.security("H8")
 def test_an_export_file_and_variables(lab: Lab) -> None:
     lab.run("printf 'FOO=1\\0' > file", cwd="/home/alice/way")
     script = f"{INSIDE}; echo $PYXIS_CONTAINER_IMAGE; env | grep SLURM_SPANK_PYXIS"
     assert batch(lab, "--export-file=file", script=script, env=VARIABLE).endswith(f"container\n{MINIMAL}\n")
 
 
+@pytest.mark.security("H9")
 @pytest.mark.parametrize("export", ["NONE", "NIL", "FOO=1", "ALL,FOO=1"])
 def test_what_is_exported(lab: Lab, export: str) -> None:
     assert batch(lab, f"--export={export}", IMAGE).endswith("container\n")
     assert batch(lab, f"--export={export}", env=VARIABLE).endswith("container\n")
 
 
+@pytest.mark.security("H13")
 def test_a_job_that_is_requeued(lab: Lab) -> None:
     script = f'{INSIDE}; echo restarts ${{SLURM_RESTART_COUNT:-0}}; test -n "$SLURM_RESTART_COUNT" || sleep 300'
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{script}\n")
@@ -90,6 +94,7 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
     assert [line for line in out.splitlines() if line in ("container", "host")] == ["container", "container"]
 
 
+@pytest.mark.security("H13")
 def test_arrays_and_wrapped_commands(lab: Lab) -> None:
     assert batch(lab, IMAGE, "--export=NONE", f"--wrap={INSIDE}").endswith("container\n")
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
@@ -99,6 +104,7 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
     assert (out.count("container\n"), out.count("host\n")) == (3, 0)
 
 
+@pytest.mark.security("H14")
 def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
     """Or on the nodes alone, or for whoever calls no sbatch."""
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
@@ -115,6 +121,7 @@ def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
 # ---- #SBATCH lines that nobody has read
 
 
+@pytest.mark.security("H16")
 @pytest.mark.parametrize("line", [f"#SBATCH {LINE}", "#SBATCH -t 5 --container-name=x", f'#SBATCH "{LINE}"'])
 def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
     """sbatch does not read them; as little as slurmrestd does those of any script."""
@@ -125,6 +132,7 @@ def test_lines_of_a_wrapped_script(lab: Lab, line: str) -> None:
     assert f"set PYXIS_CONTAINER_{name} in the environment of the job" in out
 
 
+@pytest.mark.security("H16")
 @pytest.mark.parametrize(
     "line",
     [
@@ -140,6 +148,7 @@ def test_lines_that_ask_for_no_container(lab: Lab, line: str) -> None:
     assert batch(lab, f"--wrap={line}\n{INSIDE}").endswith("host\n")
 
 
+@pytest.mark.security("H15")
 def test_lines_of_a_script_count_for_sbatch(lab: Lab) -> None:
     assert batch(lab, lines=f"#SBATCH {LINE}").endswith("container\n")
     assert batch(lab, "--export=NONE", lines=f"#SBATCH {LINE}").endswith("container\n")
@@ -148,6 +157,7 @@ def test_lines_of_a_script_count_for_sbatch(lab: Lab) -> None:
 # ---- components of heterogeneous jobs
 
 
+@pytest.mark.security("H18")
 def test_components_of_a_batch_job(lab: Lab) -> None:
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
     said = submitted(lab, "sbatch", "-w", "n1", "-o", "out", ":", "-w", "n2", IMAGE, "job.sh")
@@ -157,6 +167,7 @@ def test_components_of_a_batch_job(lab: Lab) -> None:
     assert batch(lab, IMAGE, ":", "-w", "n2").endswith("container\n")
 
 
+@pytest.mark.security("H19")
 @pytest.mark.parametrize("first", [(IMAGE,), ()])
 def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
     """Slurm hands the options of all components to each."""
@@ -168,11 +179,13 @@ def test_components_of_a_step(lab: Lab, first: tuple[str, ...]) -> None:
 # ---- salloc, and steps that come by other ways
 
 
+@pytest.mark.security("H21")
 def test_an_allocation_without_a_shell(lab: Lab) -> None:
     said = submitted(lab, "salloc", "--no-shell", "-w", "n1", IMAGE)
     assert "--no-shell: steps get the container options of salloc by the environment of a command" in said
 
 
+@pytest.mark.security("H20")
 def test_steps_of_an_allocation(lab: Lab) -> None:
     """Its command runs where salloc does, and is no part of the job."""
     script = f"{INSIDE}; srun --export=NONE sh -c '{INSIDE}'; srun --jobid=$SLURM_JOB_ID --overlap sh -c '{INSIDE}'"
@@ -180,12 +193,14 @@ def test_steps_of_an_allocation(lab: Lab) -> None:
     assert out == "host\ncontainer\ncontainer\n"
 
 
+@pytest.mark.security("H20")
 def test_an_interactive_step(lab: Lab) -> None:
     """What salloc runs where LaunchParameters has use_interactive_step."""
     command = f"srun --interactive --preserve-env sh -c '{INSIDE}'"
     assert lab.run(["salloc", "-Q", "-w", "n1", IMAGE, "sh", "-c", command]).stdout == "container\n"
 
 
+@pytest.mark.security("H22")
 def test_a_step_that_another_job_runs(lab: Lab) -> None:
     """srun --jobid from outside has its own options, as each srun."""
     holder = lab.popen(["salloc", "-Q", "-w", "n1", "sh", "-c", "echo $SLURM_JOB_ID; read line"])
@@ -198,6 +213,7 @@ def test_a_step_that_another_job_runs(lab: Lab) -> None:
         holder.communicate("go\n", timeout=300)
 
 
+@pytest.mark.security("H25", "H26")
 def test_options_that_come_by_the_environment_alone(lab: Lab) -> None:
     """As with srun --async of Slurm 26.05: not srun launches the step, but a daemon that knows none of its options."""
     assert srun(lab, "sh", "-c", INSIDE, env={"_SLURM_SPANK_OPTION_pyxis_container_image": MINIMAL}) == "container\n"
@@ -219,6 +235,7 @@ ask 'cmd=finalize\\n'
 """
 
 
+@pytest.mark.security("H23")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_what_mpi_spawns(lab: Lab, export: str) -> None:
     """PMI-2 lets srun execute another srun, which has the environment of the first: spawn.c of mpi/pmi2."""
@@ -230,6 +247,7 @@ def test_what_mpi_spawns(lab: Lab, export: str) -> None:
 # ---- a node that does not load the plugin: only Slurm could know, and it says nothing
 
 
+@pytest.mark.security("H27")
 def test_a_node_without_the_plugin_is_found_by_its_prolog(lab: Lab) -> None:
     """So no job comes there; pyxis-py check finds it too."""
     line = f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Server
+from tests.fakeregistry import Fault
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
@@ -33,6 +34,7 @@ def on(nodes: int) -> list[str]:
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 
+@pytest.mark.parity("MPI as oneself and as root of the container")
 @PMIX
 def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     out = four.run([*on(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
@@ -42,6 +44,7 @@ def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     assert f"sum {sum(range(2 * nodes))}" in out
 
 
+@pytest.mark.parity("--container-name: kept between steps")
 def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
     name = "--container-name=all"
     try:
@@ -55,6 +58,7 @@ def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
             four.run("penroot list | xargs -r penroot remove -f", node=node)
 
 
+@pytest.mark.parity("one import on a node", "a failed set-up names the node")
 def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
     *good, bad = names(nodes)
     try:
@@ -71,6 +75,7 @@ def test_what_fails_on_one_node_is_said_once(four: Lab, nodes: int) -> None:
     assert f" {bad}: " in said[0]
 
 
+@pytest.mark.parity("one import on a node")
 def test_what_fails_everywhere_is_said_once_by_each(four: Lab, nodes: int) -> None:
     done = four.run([*on(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False)
     assert done.returncode != 0
@@ -89,6 +94,11 @@ def test_what_the_registry_refuses_is_said_once_for_all(four: Lab, nodes: int) -
     assert not by_nodes
 
 
+@pytest.mark.parity(
+    "cancel and Ctrl-C during an import",
+    "removal at the end is not killed with the step",
+    "cancelled steps leave nothing",
+)
 @pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
 def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) -> None:
     script = "echo up; exec sleep 600"
@@ -105,19 +115,21 @@ def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) ->
     assert step.returncode != 0
 
 
+@pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")
 def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int) -> None:
     image = numbered(100 + nodes)
     registry.pusher.image("test/stalls", "a", image)
     digest = images.digest(image.layers[1].blob)
     with front(four, registry, *[Fault(digest, stall_at=0.5) for _ in range(nodes)]) as shown:
         step = four.popen([*on(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
-        until(lambda: sum(path.endswith(digest) for _, path, *_ in shown.seen) == nodes, "all nodes fetch")
+        until(lambda: sum(request.path.endswith(digest) for request in shown.seen) == nodes, "all nodes fetch")
         four.run(["scancel", "--user=alice"])
         step.communicate(timeout=300)
         assert step.returncode != 0
         assert_nothing_left(four)
 
 
+@pytest.mark.parity("resolve_tags")
 def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) -> None:
     old, new = numbered(nodes), numbered(10 + nodes)
     registry.pusher.image("test/agreed", "a", old)
@@ -127,6 +139,7 @@ def test_a_tag_that_moves_is_one_image(four: Lab, registry: Server, nodes: int) 
         assert four.run(step).stdout == f"{10 + nodes}\n" * nodes
 
 
+@pytest.mark.parity("srun returns after the save")
 def test_what_one_node_saves_all_can_run(four: Lab, nodes: int) -> None:
     last = names(nodes)[-1]
     save = f"srun -N1 -n1 -w {last} {IMAGE} --container-save=saved.sqsh --container-writable sh -c 'hostname > /made'"
@@ -150,6 +163,7 @@ srun {image} sh -c 'echo last $SLURM_PROCID'
 """
 
 
+@pytest.mark.parity("sbatch: steps inside")
 def test_steps_of_a_batch_job(four: Lab, nodes: int) -> None:
     script = BATCH.format(image=IMAGE)
     try:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests import images
-from tests.kernel.registry import Fault, Faulty, Login, Server
+from tests.fakeregistry import Fault, Faulty, Login
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, end, expect, plugin_argument, srun
 from tests.slurm.steps import refused as run_refused
@@ -59,7 +60,7 @@ class Tag:
     @property
     def asked(self) -> list[str]:
         """The methods of all requests for it by its tag."""
-        return [method for method, path, _, _ in self.shown.seen if path.endswith(f"{self._repository}/manifests/a")]
+        return [each.method for each in self.shown.seen if each.path.endswith(f"{self._repository}/manifests/a")]
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ def output(lab: Lab, job: str) -> str:
     return lab.run("cat out").stdout
 
 
+@pytest.mark.parity("sbatch --container-image=…:TAG")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_a_batch_job_has_what_the_tag_was_at_submit(lab: Lab, tag: Tag, export: str) -> None:
     job = submit(lab, "--hold", f"--export={export}", f"--container-image={tag.image}")
@@ -102,6 +104,7 @@ def test_a_batch_job_has_what_the_tag_was_at_submit(lab: Lab, tag: Tag, export: 
     assert tag.asked == ["HEAD"]
 
 
+@pytest.mark.parity("a requeue after the tag has moved")
 def test_a_requeue_has_it_too(lab: Lab, tag: Tag) -> None:
     script = f'echo restart ${{SLURM_RESTART_COUNT:-0}} $({SHOW}); test -n "$SLURM_RESTART_COUNT" || sleep 300'
     job = submit(lab, "--requeue", "--open-mode=append", f"--container-image={tag.image}", script=script)
@@ -114,6 +117,7 @@ def test_a_requeue_has_it_too(lab: Lab, tag: Tag) -> None:
     assert output(lab, job) and tag.asked == ["HEAD"]
 
 
+@pytest.mark.parity("steps of the script with the same image")
 def test_steps_of_the_script_have_it(lab: Lab, tag: Tag) -> None:
     """By its srun with the same image: it is in the container, as far as it needs Slurm there."""
     step = f"/usr/bin/srun --overlap -n1 --container-image={tag.image} {SHOW}"
@@ -124,8 +128,9 @@ def test_steps_of_the_script_have_it(lab: Lab, tag: Tag) -> None:
     assert output(lab, job).endswith("1 1\n")
 
 
+@pytest.mark.parity("sbatch --container-pin=IMAGE", "PYXIS_CONTAINER_PIN")
 @pytest.mark.parametrize("way", ["--container-pin", "PYXIS_CONTAINER_PIN"])
-def test_steps_of_a_script_on_the_host_have_the_images_that_are_named(lab: Lab, tag: Tag, way: str) -> None:
+def test_steps_of_a_host_script_have_pinned_images(lab: Lab, tag: Tag, way: str) -> None:
     words = (f"--container-pin={tag.image}",) if way == "--container-pin" else ()
     env = {} if words else {way: tag.image}
     script = f"test -e /number || echo host; srun --container-image={tag.image} {SHOW}"
@@ -148,6 +153,7 @@ def allocation(
         end(command)
 
 
+@pytest.mark.parity("salloc: its steps")
 def test_steps_of_an_allocation_have_it(lab: Lab, tag: Tag) -> None:
     step = f"srun --export=NONE --container-image={tag.image} {SHOW}"
     script = f"srun {SHOW}; {step}; srun --container-pin=no {SHOW}"
@@ -157,6 +163,7 @@ def test_steps_of_an_allocation_have_it(lab: Lab, tag: Tag) -> None:
     assert tag.asked == ["HEAD"] * 2
 
 
+@pytest.mark.parity("steps with another tag resolve it")
 def test_another_tag_is_resolved_by_its_step_once(lab: Lab, tag: Tag, registry: Server, shown: Faulty) -> None:
     other = Tag(registry, shown, "other")
     env = {"PYXIS_CONTAINER_IMAGE": tag.image}
@@ -166,6 +173,7 @@ def test_another_tag_is_resolved_by_its_step_once(lab: Lab, tag: Tag, registry: 
     assert other.asked == ["HEAD"]
 
 
+@pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_job_in_a_job_has_its_own(lab: Lab, tag: Tag) -> None:
     inner = f"salloc -Q -n1 --container-image={tag.image} srun {SHOW}"
     outer = f'env -i HOME=$HOME PATH=$PATH PYXIS_PINNED="$PYXIS_PINNED" {inner}'
@@ -174,6 +182,7 @@ def test_a_job_in_a_job_has_its_own(lab: Lab, tag: Tag) -> None:
         assert end(shell)[0].split() == ["2"]
 
 
+@pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("words", [("--container-pin=no",), ()])
 def test_jobs_whose_steps_resolve_it_themselves(lab: Lab, tag: Tag, words: tuple[str, ...]) -> None:
     """By an option, or by the plugin's argument."""
@@ -186,6 +195,7 @@ def test_jobs_whose_steps_resolve_it_themselves(lab: Lab, tag: Tag, words: tuple
         assert output(lab, job).endswith("2\n")
 
 
+@pytest.mark.parity(":latest is implied")
 def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, shown: Faulty) -> None:
     registry.pusher.image("pins/latest", "latest", numbered(1))
     image = f"{shown.host}#pins/latest"
@@ -195,6 +205,7 @@ def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, sh
         assert end(shell)[0].split() == ["1", "1"]
 
 
+@pytest.mark.parity("digests, squashfs files")
 def test_what_has_no_tag_costs_nothing_at_submit(lab: Lab, tag: Tag) -> None:
     """An image by its digest, a file, and a job without any."""
     by_digest = f"{tag.image.removesuffix(':a')}@{tag.digest}"
@@ -214,6 +225,7 @@ def test_what_has_no_tag_costs_nothing_at_submit(lab: Lab, tag: Tag) -> None:
         lab.run("rm a.sqsh")
 
 
+@pytest.mark.parity("an index is pinned for all architectures")
 def test_an_index_is_pinned_for_all_architectures(lab: Lab, registry: Server, shown: Faulty) -> None:
     mine, other = numbered(1), numbered(2)
     other.architecture = "riscv64"
@@ -226,6 +238,7 @@ def test_an_index_is_pinned_for_all_architectures(lab: Lab, registry: Server, sh
     assert out[-2:] == ["1", f"tag {shown.host}/pins/multi:a {digest}"]
 
 
+@pytest.mark.parity("a registry that only nodes reach costs a warning")
 def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
     """A submission does not fail for it, unless it was asked to pin."""
     words = (f"--container-image={tag.image}",)
@@ -242,6 +255,7 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
         assert "--container-pin: nobody has resolved" in said and "--container-pin=no lets each node" in said
 
 
+@pytest.mark.parity("a registry that says nothing is not waited for")
 def test_a_registry_that_says_nothing_is_not_waited_for(lab: Lab, tag: Tag) -> None:
     over = threading.Event()
 
@@ -261,6 +275,7 @@ def test_a_registry_that_says_nothing_is_not_waited_for(lab: Lab, tag: Tag) -> N
     lab.run(["scancel", done.stdout.strip()])
 
 
+@pytest.mark.parity("logins at submit")
 def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
     tag.shown.login = Login({"alice": "secret"})
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/.credentials; chmod 600 .config/enroot/.credentials",
@@ -280,6 +295,7 @@ def test_a_login_is_used_at_submit(lab: Lab, tag: Tag) -> None:
         lab.run("rm -rf .config/enroot")
 
 
+@pytest.mark.parity("a digest that the registry no longer has is told with who wants it")
 def test_a_digest_that_is_gone_is_told_with_who_wants_it(lab: Lab, tag: Tag, registry: Server) -> None:
     old = tag.digest
     job = submit(lab, "--hold", f"--container-image={tag.image}")
@@ -291,6 +307,7 @@ def test_a_digest_that_is_gone_is_told_with_who_wants_it(lab: Lab, tag: Tag, reg
     assert f"but the job has pinned it to {old}" in out and "submit the job again" in out, out
 
 
+@pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
     """sbatch comes to the plugin for each component."""
     moved = meaning("a")(tag.move)
@@ -301,8 +318,9 @@ def test_a_heterogeneous_job_has_one_digest(lab: Lab, tag: Tag) -> None:
     assert tag.asked == ["HEAD"]
 
 
+@pytest.mark.security("H6")
 @pytest.mark.parametrize("text", ["tag x", "image 1", "lock\npath /etc/shadow\nimage 1 a b", "path /\n\n", "\ttag a b"])
-def test_a_pin_that_the_user_has_written_runs_nothing_on_the_host(lab: Lab, tag: Tag, text: str) -> None:
+def test_forged_pin_runs_nothing_on_the_host(lab: Lab, tag: Tag, text: str) -> None:
     inside = "test -e /number && echo container || echo host"
     for variable in ("PYXIS_PINNED", "SLURM_PYXIS_PINNED"):
         words = ("--container-lock=./x",) if "lock" in text else ()
@@ -325,6 +343,7 @@ def lock(lab: Lab, tag: Tag) -> Iterator[str]:
     lab.run(["rm", "-f", LOCK])
 
 
+@pytest.mark.parity("ENROOT_LOCK", "srun --container-lock", "PYXIS_CONTAINER_LOCK")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_a_step_has_the_digest_of_the_lock_file(lab: Lab, tag: Tag, lock: str, export: str) -> None:
     words = ["srun", "-N2", f"--export={export}", f"--container-image={tag.image}"]
@@ -335,6 +354,7 @@ def test_a_step_has_the_digest_of_the_lock_file(lab: Lab, tag: Tag, lock: str, e
     assert lab.run([*words, *SHOW.split()]).stdout == "2\n2\n"
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_LOCK", "sbatch --container-lock")
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_a_batch_job_has_the_lock_file_as_it_was(lab: Lab, tag: Tag, lock: str, way: str) -> None:
     """The script, which is on the host, and its steps, wherever it goes."""
@@ -349,6 +369,7 @@ def test_a_batch_job_has_the_lock_file_as_it_was(lab: Lab, tag: Tag, lock: str, 
     assert tag.asked == []
 
 
+@pytest.mark.parity("sbatch --container-lock")
 @pytest.mark.parametrize("way", ["option", "setting"])
 def test_a_script_in_a_container_has_it_too(lab: Lab, tag: Tag, lock: str, way: str) -> None:
     words, env = ([lock], {}) if way == "option" else ([], {"ENROOT_LOCK": LOCK})
@@ -359,6 +380,7 @@ def test_a_script_in_a_container_has_it_too(lab: Lab, tag: Tag, lock: str, way: 
     assert tag.asked == []
 
 
+@pytest.mark.parity("slips with their line")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize(
     ("text", "says"),
@@ -398,6 +420,7 @@ def test_what_is_no_tag_needs_no_lock(lab: Lab, tag: Tag, lock: str) -> None:
         lab.run("rm b.sqsh")
 
 
+@pytest.mark.parity("a lock file where nothing of penroot is at submit")
 def test_a_node_reads_it_where_nobody_has(lab: Lab, tag: Tag, lock: str) -> None:
     """As of a job that comes by slurmrestd: its environment alone asks for it."""
     lab.run(f"cp {LOCK} team.lock")
@@ -407,6 +430,7 @@ def test_a_node_reads_it_where_nobody_has(lab: Lab, tag: Tag, lock: str) -> None
     assert "there is no lock file /home/alice/none.lock" in said
 
 
+@pytest.mark.parity("an image that is not in it")
 def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: Server) -> None:
     old = lab.run(["cat", LOCK]).stdout.split()[-1]
     delete(registry, "pins/a-locked-digest-that-is-gone", old)
@@ -414,6 +438,7 @@ def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: S
     assert f"{LOCK} locks it to {old}" in said and f"penroot lock {LOCK}" in said
 
 
+@pytest.mark.parity("a lock file where nothing of penroot is at submit")
 def test_an_importer_is_asked_for_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
     digest = lab.run(["cat", LOCK]).stdout.split()[-1]
     srun(lab, f"--container-image={tag.image}", "--container-save=given.sqsh", "true")
@@ -431,6 +456,7 @@ def test_an_importer_is_asked_for_the_digest(lab: Lab, tag: Tag, lock: str) -> N
         lab.run("rm -f importer log given.sqsh")
 
 
+@pytest.mark.parity("show_image=yes")
 def test_the_comment_says_the_image(lab: Lab, tag: Tag) -> None:
     with plugin_argument(lab, "show_image=yes"):
         pinned = f"image={tag.image.replace('#', '/')}@{tag.digest}"
@@ -455,6 +481,7 @@ def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
         lab.run(["scancel", array])
 
 
+@pytest.mark.parity("the examples of docs/pins.md")
 def test_the_examples_of_the_documentation(lab: Lab, tag: Tag) -> None:
     """With an image that is here, and a program of that image."""
     block = re.search(r"```console\n(.*?)```", DOCS, re.S)

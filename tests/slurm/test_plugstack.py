@@ -21,6 +21,7 @@ def plugin(lab: Lab) -> Iterator[str]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("runtime_path")
 def test_runtime_path(lab: Lab, plugin: str) -> None:
     lab.install_plugin(f"{plugin} runtime_path=/run/elsewhere")
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo up; read line")])
@@ -60,6 +61,7 @@ def test_a_runtime_path_that_goes_while_a_step_runs(lab: Lab) -> None:
     assert srun(lab, IMAGE, "pwd") == "/srv/work\n"
 
 
+@pytest.mark.parity("unknown arguments are an error")
 def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
     lab.install_plugin(f"{plugin} runtime=/run/pyxis")
     said = refused(lab, IMAGE, "true")
@@ -67,6 +69,7 @@ def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
     assert "runtime_path" in said
 
 
+@pytest.mark.parity("use_enroot_load")
 @pytest.mark.parametrize("yes", ["1", "true", "YES", "y"])
 def test_what_has_no_effect_is_accepted(lab: Lab, plugin: str, yes: str) -> None:
     lab.install_plugin(f"{plugin} use_enroot_load={yes} use_squashfuse={yes}")
@@ -87,12 +90,14 @@ def hook(lab: Lab) -> Iterator[None]:
     place.parent.rmdir()
 
 
+@pytest.mark.parity("PYXIS_RUNTIME_PATH")
 def test_hooks_see_the_plugin_and_the_job(lab: Lab, hook: None) -> None:
     show = "echo $SEEN_PYXIS_RUNTIME_PATH $SEEN_PYXIS_VERSION $SEEN_SLURM_JOB_UID $SEEN_SLURM_JOB_GID"
     out = srun(lab, IMAGE, *sh(f'{show}; test "$SEEN_SLURM_JOB_ID" = $SLURM_JOB_ID && echo same'))
     assert out.splitlines() == [f"/run/pyxis {__version__} 2001 2001", "same"]
 
 
+@pytest.mark.parity("root, where ENROOT_ALLOW_SUPERUSER lets him keep his privileges")
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_root_keeps_his_privileges_where_that_is_allowed(lab: Lab, remap: str) -> None:
     show = "readlink /proc/self/ns/user; grep NoNewPrivs /proc/self/status; mount -t tmpfs none /run && echo mounted"

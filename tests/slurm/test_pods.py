@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests import pod
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import DAEMONS
 from tests.slurm.steps import IMAGE, refused, sh, srun
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = f"{PREFIX}/bin/pyxis-py check || true"
 VOLUMES = ("/etc", "/home", "/run", "/tmp", "/var/tmp", "/var/spool", "/var/log", PREFIX)
 
@@ -26,7 +25,7 @@ def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iter
     words = (*options, *gpus, "--host-network", *(f"--volume={place}" for place in VOLUMES), "--", "slurmd", "-D")
     program = Path(lab.root, "home/pod.py")  # nodes have a /tmp of their own, where this checkout may be
     program.write_text(Path(pod.__file__).read_text())
-    script = f'PYTHONPATH={PREFIX}/lib/penroot /usr/bin/python3 /home/pod.py "$@" &'
+    script = f'PYTHONPATH={LIBRARY} /usr/bin/python3 /home/pod.py "$@" &'
     before = Path(lab.root, "etc/slurm/slurm.conf").read_text()
     text = before
     for old, new in conf.items():
@@ -49,6 +48,7 @@ def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iter
             lab.restart_daemon("ctl", "slurmctld")
 
 
+@pytest.mark.parity("steps of a slurmd in a pod, privileged")
 def test_steps_of_a_privileged_pod(lab: Lab) -> None:
     with slurmd_in_pod(lab, "--privileged", "--device", "fuse"):
         assert srun(lab, "cat", "/proc/1/comm") == "slurmd\n"
@@ -59,6 +59,7 @@ def test_steps_of_a_privileged_pod(lab: Lab) -> None:
 ORDINARY = {"proctrack/cgroup": "proctrack/linuxproc", "task/affinity,task/cgroup": "task/none"}
 
 
+@pytest.mark.parity("steps of a slurmd in a pod without CAP_SYS_ADMIN")
 def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
     """Its root has no CAP_SYS_ADMIN, its control groups are read-only, and it has no /dev/fuse."""
     with slurmd_in_pod(lab, conf=ORDINARY):
@@ -73,6 +74,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in told
 
 
+@pytest.mark.parity("pyxis-py check says what a step there says")
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, end, expect, sbatch, sh
 from tests.waiting import until
@@ -21,7 +22,7 @@ def lab(lab: Lab) -> Iterator[Lab]:
     """A node on which each job has its own /tmp, and --x11."""
     private = Lab(lab.root + "-private")
     lines = ("JobContainerType=job_container/tmpfs", "PrologFlags=Contain,X11")
-    private.up(nodes=1, prefix=os.environ.get("PENROOT_PREFIX") or None, slurm_conf=lines)
+    private.up(nodes=1, prefix=PREFIX, slurm_conf=lines)
     yield private
     private.down()
 
@@ -33,17 +34,21 @@ def nothing_left(lab: Lab) -> Iterator[None]:
     assert_nothing_left(lab)
 
 
+@pytest.mark.clusters("A `/tmp` for each job")
+@pytest.mark.parity("job_container/tmpfs")
 def test_a_step_has_the_tmp_of_its_job(lab: Lab) -> None:
     steps = f"srun touch /tmp/job; srun {IMAGE} {TMP} sh -c 'ls /tmp/job; touch /tmp/step'; srun ls /tmp/step"
     assert lab.run(["salloc", "-Q", *sh(steps)]).stdout == "/tmp/job\n/tmp/step\n"
     assert not os.path.exists(f"{lab.root}/nodes/n1/tmp/step")
 
 
+@pytest.mark.parity("job_container/tmpfs")
 def test_without_the_mount_tmp_is_the_container_s(lab: Lab) -> None:
     steps = f"srun touch /tmp/job; srun {IMAGE} sh -c 'ls -A /tmp; touch /tmp/step'; srun find /tmp -name step"
     assert lab.run(["salloc", "-Q", *sh(steps)]).stdout == ""
 
 
+@pytest.mark.parity("job_container/tmpfs")
 def test_another_job_sees_nothing_of_it(lab: Lab) -> None:
     first = lab.popen(["srun", "--overlap", IMAGE, TMP, *sh("touch /tmp/first; echo up; read line; ls /tmp/second")])
     expect(first, "up")
@@ -53,6 +58,7 @@ def test_another_job_sees_nothing_of_it(lab: Lab) -> None:
     assert (first.returncode, out) == (2, "")
 
 
+@pytest.mark.parity("job_container/tmpfs")
 def test_a_batch_script_has_it_too(lab: Lab) -> None:
     script = "#!/bin/sh\necho $IMAGE_NAME > /tmp/batch\ncat /tmp/batch\n"
     sbatch(lab, "-o", "batch.out", IMAGE, TMP, input=script)
@@ -60,6 +66,7 @@ def test_a_batch_script_has_it_too(lab: Lab) -> None:
     assert not os.path.exists(f"{lab.root}/nodes/n1/tmp/batch")
 
 
+@pytest.mark.parity("srun --x11")
 def test_a_display_is_reached_from_inside(lab: Lab) -> None:
     display = lab.listener("registry")
     number = display.getsockname()[1] - X11_PORTS

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Faulty, Login, faulty
 from tests.images import Image, entry
 from tests.kernel.conftest import require
-from tests.kernel.registry import Fault, Faulty, Login, Server, faulty
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, next_line, plugin_argument
 from tests.waiting import until
@@ -58,6 +59,7 @@ def layout(lab: Lab, image: Image, name: str) -> None:
     lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
 
 
+@pytest.mark.parity("--container-image: oci:")
 @pytest.mark.parametrize("form", ["oci", "oci-archive", "docker-archive"])
 def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
     layout(lab, numbered(8), "layout")
@@ -96,6 +98,7 @@ def delete(registry: Server, repository: str, digest: str) -> None:
     urllib.request.urlopen(urllib.request.Request(url, method="DELETE")).close()
 
 
+@pytest.mark.parity("resolve_tags")
 def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -> None:
     old, new = numbered(1), numbered(2)
     registry.pusher.image("test/moves", "a", old)
@@ -103,15 +106,16 @@ def test_tag_that_moves_is_one_image_for_all_nodes(lab: Lab, registry: Server) -
     with front(lab, registry, moved) as shown:
         image = f"--container-image={shown.host}#test/moves:a"
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "1\n1\n"
-        asked = [(method, path) for method, path, _, _ in shown.seen if path.endswith("/manifests/a")]
+        asked = [(each.method, each.path) for each in shown.seen if each.path.endswith("/manifests/a")]
         assert asked == [("HEAD", "/v2/test/moves/manifests/a")]  # once, and by nobody but srun
         assert lab.run(["srun", "-N2", image, "cat", "/number"]).stdout == "2\n2\n"
         before = len(shown.seen)
         script = "echo $(cat /number; env | grep -c RESOLVED)"
         assert lab.run(["srun", "-N2", "--export=NONE", image, "sh", "-c", script]).stdout == "2 0\n" * 2
-        assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
+        assert [request.method for request in shown.seen[before:]] == ["HEAD"]
 
 
+@pytest.mark.parity("resolve_tags")
 def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, registry: Server) -> None:
     old, new = numbered(3), numbered(4)
     registry.pusher.image("test/gone", "a", old)
@@ -133,6 +137,8 @@ def test_node_that_cannot_have_the_image_of_the_step_names_both(lab: Lab, regist
         assert "n2" in said
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
+@pytest.mark.parity("resolve_tags")
 def test_nodes_resolve_the_tag_where_srun_cannot(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/far", "a", numbered(5))
     with front(lab, registry) as shown, lab.unreachable("ctl", "registry"):
@@ -154,6 +160,7 @@ def test_network_that_is_slow_is_not_one_that_stalls(lab: Lab, registry: Server)
         assert time.monotonic() - began > 3
 
 
+@pytest.mark.parity("resolve_timeout")
 def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/hangs", "a", numbered(6))
     over = threading.Event()
@@ -176,6 +183,7 @@ def test_step_with_a_stored_image_does_not_wait_for_its_registry(lab: Lab, regis
     assert done.stdout == "6\n" and "using the stored image" in done.stderr
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 @pytest.mark.parametrize(
     ("image", "why"),
     [
@@ -193,6 +201,7 @@ def test_image_that_is_not_there_is_said_once_for_all_nodes(lab: Lab, image: str
     assert_nothing_left(lab)
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/denied", "a", numbered(11))
     with front(lab, registry) as shown:
@@ -202,6 +211,7 @@ def test_login_that_is_refused_is_said_once_for_all_nodes(lab: Lab, registry: Se
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
 
 
+@pytest.mark.parity("an image that a registry refuses is said once")
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
     registry.pusher.image("test/mirrored", "a", numbered(12))
     refusal = Fault("/manifests/a", status=404, times=100)
@@ -219,6 +229,7 @@ def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> No
     assert done.stderr.count("has no tag a") == 1
 
 
+@pytest.mark.parity("resolve_tags")
 def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Server) -> None:
     old, new = numbered(13), numbered(14)
     registry.pusher.image("test/het", "a", old)
@@ -232,6 +243,8 @@ def test_components_of_a_heterogeneous_job_use_one_image(lab: Lab, registry: Ser
         assert done.stderr.count("test/het has no tag b") == 1
 
 
+@pytest.mark.clusters("Images that many jobs fetch, and a file system that all nodes see")
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
 def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dict[str, str]) -> None:
     image = images.busybox(entry("file", os.urandom(300_000)))
     image.layers += [images.Layer(images.tar([entry(f"file{n}", os.urandom(300_000))])) for n in range(5)]
@@ -245,10 +258,11 @@ def test_four_nodes_fetch_each_blob_once(four: Lab, registry: Server, blobs: dic
     assert len(out.splitlines()) == 4
     assert len(set(out.splitlines())) == 1
     wanted = [images.digest(blob) for blob in (image.config(), *(layer.blob for layer in image.layers))]
-    asked = [path.rpartition("/")[2] for _, path, _, _ in shown.seen if "/blobs/" in path]
+    asked = [request.path.rpartition("/")[2] for request in shown.seen if "/blobs/" in request.path]
     assert sorted(asked) == sorted(wanted)
 
 
+@pytest.mark.parity("ENROOT_SHARED_BLOBS")
 def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server, blobs: dict[str, str]) -> None:
     image = numbered(6)
     registry.pusher.image("test/dies", "a", image)
@@ -295,6 +309,7 @@ def test_squashfs_file_is_unpacked_once_on_each_node(lab: Lab, registry: Server)
         lab.run(["rm", "-f", "once.sqsh"])
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> None:
     digest = registry.pusher.image("test/form", "a", numbered(10))
     stored = f"{STORE}/images/{digest.partition(':')[2]}"
@@ -307,9 +322,10 @@ def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> Non
         before = len(shown.seen)
         write = ["--container-writable", "sh", "-c", "echo 8 >/number; cat /number"]
         assert lab.run([*step, *write], env=env).stdout == "8\n8\n"
-        assert [method for method, *_ in shown.seen[before:]] == ["HEAD"]
+        assert [request.method for request in shown.seen[before:]] == ["HEAD"]
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
     """A store that nodes share: none sees the others' mounts, but each its leases."""
     registry.pusher.image("test/lease", "a", numbered(9))

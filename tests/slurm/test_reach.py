@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import pytest
 
+from tests.installation import PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
 from tests.slurm.steps import plugin_argument
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 CHECK = [f"{PREFIX}/bin/pyxis-py", "check", "--nodes"]
 
 
@@ -35,6 +34,8 @@ def test_one_node(four: Lab) -> None:
     assert four.run([*CHECK, "n2"]).stdout == "ok   the node reaches the host of srun\n"
 
 
+@pytest.mark.clusters("Firewalls")
+@pytest.mark.parity("pyxis-py check --nodes")
 def test_two_that_do_not_are_one_line(four: Lab) -> None:
     with contextlib.ExitStack() as walls:
         for node, other in (("n2", "n3"), ("n3", "n2"), ("n4", "n2")):
@@ -44,6 +45,7 @@ def test_two_that_do_not_are_one_line(four: Lab) -> None:
     assert two.startswith("bad  n2 and n4 do not reach each other: ")  # what n4 should answer finds no way either
 
 
+@pytest.mark.parity("pyxis-py check --nodes")
 def test_swarm_network_holds_here_too(four: Lab) -> None:
     with plugin_argument(four, f"swarm_network={SUBNET}.0/24"):
         assert f"over {SUBNET}.0/24" in four.run([*CHECK, "n1,n2"]).stdout

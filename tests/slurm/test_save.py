@@ -19,6 +19,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
     clear(lab, "rm -f *.sqsh")
 
 
+@pytest.mark.parity("srun returns after the save", "--container-save: done when srun returns")
 def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
     srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; rm /usr/bin/sleep"))
     assert (
@@ -27,6 +28,7 @@ def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
     )
 
 
+@pytest.mark.parity("--container-save: over its own image")
 def test_an_image_file_is_saved_over_itself(lab: Lab) -> None:
     srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one"))
     srun(lab, "--container-image=./saved.sqsh", SAVE, WRITABLE, *sh("echo 2 > /two"))
@@ -51,10 +53,12 @@ def test_where_the_file_is_if_the_step_was_not_where_the_user_is(lab: Lab) -> No
     assert done.stderr.count(" is /") == 1
 
 
+@pytest.mark.parity("export or save to a directory deletes nothing", "--container-save: a directory is refused")
 def test_a_directory_is_refused_at_submit(lab: Lab) -> None:
     assert "is a directory" in refused(lab, IMAGE, "--container-save=./", "true")
 
 
+@pytest.mark.parity("--container-save: what cannot be written is refused")
 @pytest.mark.parametrize(
     ("path", "why"),
     [
@@ -82,6 +86,7 @@ def test_a_full_disk_is_said_before_the_tasks(lab: Lab) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parity("--container-save: what fails at the end is said")
 def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
     lab.run("mkdir late")
     try:
@@ -97,6 +102,7 @@ def test_a_save_that_fails_at_the_end_is_said(lab: Lab) -> None:
         lab.run("rm -rf late")
 
 
+@pytest.mark.parity("--container-save: what fails at the end is said")
 def test_save_on_a_disk_that_fills_up_keeps_the_old_file(lab: Lab) -> None:
     lab.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=1777", "tmpfs", "/mnt"], node="n1", user="root")
     try:
@@ -153,11 +159,13 @@ def test_save_onto_a_link_writes_what_it_names(lab: Lab) -> None:
     assert srun(lab, "--container-image=./latest.sqsh", "cat", "/one") == "1\n"
 
 
+@pytest.mark.parity("--container-save: only where all tasks started")
 def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
     refused(lab, IMAGE, SAVE, "--container-workdir=/no/such", "true")
     assert lab.run(["ls", "saved.sqsh"], check=False).returncode != 0
 
 
+@pytest.mark.parity("removal at the end is not killed with the step")
 def test_the_save_survives_the_death_of_the_helper(lab: Lab) -> None:
     step = lab.popen(["srun", "-w", "n1", IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; echo up; read line")])
     expect(step, "up")

@@ -36,10 +36,12 @@ def plugin(lab: Lab) -> Iterator[str]:
     lab.install_plugin(line)
 
 
+@pytest.mark.parity("the batch script is readable inside", "sbatch: the script runs in the container")
 def test_the_script_runs_in_the_container(lab: Lab) -> None:
     assert "minimal /srv/work" in batch(lab, 'echo "$IMAGE_NAME $(pwd)"', IMAGE)
 
 
+@pytest.mark.parity("sbatch: the script runs in the container")
 def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
     # Slurm tells the plugin how many tasks the job has, not that its script is one process.
     out = batch(lab, "echo $IMAGE_NAME", IMAGE, "-w", "n1,n2", "-n2")
@@ -47,12 +49,14 @@ def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
     assert "srun" not in out
 
 
+@pytest.mark.parity("sbatch: #SBATCH")
 def test_options_in_the_script_itself(lab: Lab) -> None:
     # Slurm takes a plain # for the beginning of a comment.
     escaped = MINIMAL.replace("#", r"\#")
     assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
 
 
+@pytest.mark.parity("sbatch --export=NONE and --export=NAME keep the options")
 @pytest.mark.parametrize("export", ["NONE", "FOO"])
 def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) -> None:
     mount = "--container-mounts=./job.sh:/job"
@@ -62,6 +66,7 @@ def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) ->
     assert [line.partition("=")[0] for line in out.splitlines() if "PYXIS" in line] == ["PYXIS_PINNED"]
 
 
+@pytest.mark.parity("sbatch: steps inside")
 def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
     out = batch(
         lab, f"echo outer=$IMAGE_NAME\nsrun {IMAGE} sh -c 'echo inner=$IMAGE_NAME'\nsrun sh -c 'echo $IMAGE_NAME'"
@@ -70,15 +75,18 @@ def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
     assert "inner=minimal\n" in out
 
 
+@pytest.mark.parity("job arrays")
 def test_arrays(lab: Lab) -> None:
     assert batch(lab, "echo $IMAGE_NAME $SLURM_ARRAY_TASK_ID", IMAGE, "--array=1-3").count("minimal ") == 3
 
 
+@pytest.mark.parity("heterogeneous jobs, --het-group")
 def test_heterogeneous_jobs(lab: Lab) -> None:
     done = lab.run(["srun", "-w", "n1", IMAGE, "sh", "-c", "echo $IMAGE_NAME", ":", "-w", "n2", "hostname"])
     assert sorted(done.stdout.split()) == ["minimal", "n2"]
 
 
+@pytest.mark.parity("sbatch_support")
 def test_options_of_sbatch_can_be_switched_off(lab: Lab, plugin: str) -> None:
     lab.install_plugin(f"{plugin} sbatch_support=0")
     lab.run("cat > job.sh", input="#!/bin/sh\ntrue\n")
@@ -88,6 +96,7 @@ def test_options_of_sbatch_can_be_switched_off(lab: Lab, plugin: str) -> None:
     assert "minimal" in srun(lab, IMAGE, "sh", "-c", "echo $IMAGE_NAME")
 
 
+@pytest.mark.parity("image.sqsh without ./", "--container-image: a bare file name")
 def test_a_bare_file_name_that_exists_is_that_file(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=bare.sqsh", "true")
     try:
@@ -106,6 +115,7 @@ esac
 """
 
 
+@pytest.mark.parity("PYXIS_RUNTIME_PATH", "importer")
 def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
     srun(lab, IMAGE, "--container-save=given.sqsh", "true")
     lab.run("cat > importer; chmod 755 importer", input=IMPORTER)
@@ -126,6 +136,7 @@ def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
 NAME = "--container-name=joined"
 
 
+@pytest.mark.parity("sbatch: the script of a job that joins a running container")
 @pytest.mark.parametrize("user", ["alice", "root"])
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ...], user: str) -> None:
@@ -149,6 +160,7 @@ def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ..
     clear(lab)
 
 
+@pytest.mark.parity("sbatch: the script of a job that joins a running container")
 def test_two_batch_jobs_with_one_new_name_both_run(lab: Lab) -> None:
     """The job that made the container ends first; the other one goes on in it."""
     body = "echo begun $1; while ! test -e ~/go$1; do sleep 0.1; done; echo ended $1"

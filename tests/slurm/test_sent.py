@@ -64,6 +64,7 @@ def listening(lab: Lab) -> str:
     return lab.run("ss -Htlnp | grep python3", user="root", check=False).stdout
 
 
+@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_a_file_of_srun_s_host(made: Lab) -> None:
     done = made.run(step(4, *sh("cat /name; stat -c %s /fill")))
     assert sorted(done.stdout.split()) == [str(SIZE)] * 4 + ["x"] * 4
@@ -79,6 +80,7 @@ def test_a_file_of_srun_s_host(made: Lab) -> None:
     assert "on 4 nodes" not in again.stderr
 
 
+@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_one_node_alone(made: Lab) -> None:
     assert made.run(step(1, "cat", "/name")).stdout == "x\n"
     done = made.run(step(3, *sh("cat /name; env")))
@@ -86,6 +88,7 @@ def test_one_node_alone(made: Lab) -> None:
     assert "SLURM_PYXIS" not in done.stdout
 
 
+@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_in_a_batch_script_and_after_salloc(made: Lab) -> None:
     """There srun runs on the first node, and here it runs where salloc does."""
     script = f"#!/bin/sh\nsrun --container-image=bcast:{HERE}/y.sqsh cat /name\n"
@@ -110,6 +113,7 @@ def test_a_container_that_stays_and_is_changed(made: Lab) -> None:
     assert unpacked.stdout.split() == ["x", "overlayfs"]
 
 
+@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_what_cannot_be_sent(made: Lab) -> None:
     image = f"--container-image=bcast:{HERE}/x.sqsh"
     script = refused(made, ["sbatch", image, "--wrap", "true"])

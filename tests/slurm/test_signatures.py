@@ -48,7 +48,8 @@ def jobs(lab: Lab) -> str:
     return lab.run(["sacct", "-n"], check=False).stdout + lab.run(["squeue", "-h"]).stdout
 
 
-def test_what_is_signed_runs_and_nodes_get_the_signatures_from_srun(lab: Lab, registry: Server) -> None:
+@pytest.mark.parity("srun: nodes get the signatures of srun")
+def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
     digest = image(registry, "signed", 1)
     with front(lab, registry) as shown:
         sign(registry.pusher, "test/signed", digest, SIGNER, f"{shown.host}/test/signed")
@@ -61,6 +62,7 @@ def test_what_is_signed_runs_and_nodes_get_the_signatures_from_srun(lab: Lab, re
         assert shown.asked(".sig") == 1  # by srun: the nodes have it in their stores
 
 
+@pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: Server) -> None:
     image(registry, "plain", 2)
     digest = image(registry, "other", 3)
@@ -108,6 +110,8 @@ def test_of_a_tag_that_is_pinned_the_digest_has_to_be_signed(lab: Lab, registry:
         lab.run("rm my.lock")
 
 
+@pytest.mark.parity("srun: nodes get the signatures of srun")
+@pytest.mark.security("S2")
 def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
     """The image loses its signature while the step waits for its node."""
     digest = image(registry, "stripped", 4)
@@ -128,6 +132,7 @@ def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
         assert "is not signed as" in said and "none of 1 signature" in said
 
 
+@pytest.mark.parity("squashfs files, bcast:")
 def test_files_by_their_place(lab: Lab) -> None:
     write(lab, REJECT, docker={"registry:5000": [ACCEPT]})
     lab.run(["penroot", "import", "-o", "x.sqsh", f"docker://{MINIMAL}"])
@@ -141,7 +146,8 @@ def test_files_by_their_place(lab: Lab) -> None:
     lab.run(["rm", "x.sqsh"])
 
 
-def test_a_container_with_a_name_is_verified_when_it_is_used_again(lab: Lab) -> None:
+@pytest.mark.parity("containers that are there already")
+def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
     write(lab, ACCEPT)
     srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")
     write(lab, REJECT)
@@ -150,6 +156,7 @@ def test_a_container_with_a_name_is_verified_when_it_is_used_again(lab: Lab) -> 
     lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
 
 
+@pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> None:
     """Whether the site has one or not."""
     lab.run("mkdir -p .config/enroot; cat > .config/enroot/policy.json", input=json.dumps({"default": [REJECT]}))
@@ -159,13 +166,14 @@ def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> No
             before = jobs(lab)
             done = lab.run([command, f"--container-image={MINIMAL}", *words], check=False)
             assert done.returncode != 0, done.stderr
-            assert "is rejected by /home/alice/.config/enroot/policy.json:1 (default)" in done.stderr
+            assert "is rejected by /home/alice/.config/enroot/policy.json: default[0] (default)" in done.stderr
             assert jobs(lab) == before
     finally:
         write(lab, WANTED)
         lab.run("rm -r .config/enroot")
 
 
+@pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_srun_inside_asks_the_policy_of_the_site(lab: Lab) -> None:
     write(lab, ACCEPT, docker={"registry:5000/minimal": [REJECT]})
     inner = f"srun --overlap --mem=50 --chdir=/ --container-image={MINIMAL} true"
@@ -174,6 +182,7 @@ def test_srun_inside_asks_the_policy_of_the_site(lab: Lab) -> None:
     assert f"srun: error: pyxis: --container-image={MINIMAL}: registry:5000/minimal:1 is rejected by" in said, said
 
 
+@pytest.mark.security("S3")
 def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
     write(lab, REJECT)
     elsewhere = {"ENROOT_SYSCONF_PATH": "/home/alice", "ENROOT_CONFIG_PATH": "/home/alice", "HOME": "/home/alice"}
@@ -182,6 +191,7 @@ def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
     assert done.returncode == 1 and f"is rejected by {POLICY}:3 (default)" in done.stderr
 
 
+@pytest.mark.parity("squashfs files, bcast:")
 def test_what_an_importer_brings_is_of_its_place(lab: Lab) -> None:
     lab.run(
         "mkdir -p imported; cat > importer; chmod +x importer",

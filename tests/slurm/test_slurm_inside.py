@@ -51,6 +51,7 @@ def inside(lab: Lab, image: str, script: str, *more: str, **where: object) -> st
     return srun(lab, image, "--container-slurm", *more, *sh(script), **where)  # type: ignore[arg-type]
 
 
+@pytest.mark.parity("--container-slurm")
 def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
     script = (
         "grep VERSION_CODENAME /etc/os-release; command -v squeue; squeue -h -j $SLURM_JOB_ID -o %i.%u; "
@@ -74,6 +75,7 @@ def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
     ]
 
 
+@pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str) -> None:
     """As they are from outside: one on the node where no container is asked for, each of the others in its own."""
     both = f"{STEP} -N2 -n2"
@@ -87,7 +89,8 @@ def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str)
     assert "could not resolve" not in done.stderr, done.stderr
 
 
-def test_whoever_asks_for_a_container_by_variable_gets_one_or_an_error(lab: Lab, debian: str) -> None:
+@pytest.mark.parity("srun inside: steps on nodes and in containers")
+def test_container_by_variable_is_made_or_an_error(lab: Lab, debian: str) -> None:
     script = (
         f"{STEP} {sh(INSIDE)[0]} -c '{INSIDE}'; PYXIS_CONTAINER_IMAGE=none:none:none {STEP} sh -c '{INSIDE}'; echo $?"
     )
@@ -96,6 +99,7 @@ def test_whoever_asks_for_a_container_by_variable_gets_one_or_an_error(lab: Lab,
     assert out == "container\n1\n"
 
 
+@pytest.mark.parity("sbatch, salloc")
 def test_jobs_from_inside(lab: Lab, debian: str) -> None:
     job = "env -u SLURM_CPU_BIND sbatch -Q --mem=50 -n1 -w n2 --wait -D /tmp -o /tmp/inside.out --wrap"
     script = (
@@ -106,6 +110,7 @@ def test_jobs_from_inside(lab: Lab, debian: str) -> None:
     assert lab.run("cat /tmp/inside.out; rm /tmp/inside.out", node="n2").stdout == "n2\nhost\n"
 
 
+@pytest.mark.parity("sbatch, salloc")
 def test_a_job_is_cancelled_and_files_are_sent_from_inside(lab: Lab, debian: str) -> None:
     script = f"sbcast -f /etc/os-release /tmp/sent && {STEP} sh -c 'cat /tmp/sent; rm /tmp/sent'; "
     cancel = "scancel $SLURM_JOB_ID; sleep 300"
@@ -113,12 +118,14 @@ def test_a_job_is_cancelled_and_files_are_sent_from_inside(lab: Lab, debian: str
     assert done.returncode != 0 and otherimages.other_release() in done.stdout
 
 
+@pytest.mark.parity("in an image of musl and busybox, without /etc/passwd")
 def test_musl_and_busybox(lab: Lab, musl: str) -> None:
     """Without /etc/passwd, glibc or a loader of it."""
     script = f"hello; squeue -h -j $SLURM_JOB_ID -o %u; {STEP} hostname; {STEP} {IMAGE} sh -c '{INSIDE}'"
     assert inside(lab, musl, script) == "hello of musl\nalice\nn1\ncontainer\n"
 
 
+@pytest.mark.parity("penroot-slurm")
 def test_nothing_of_it_reaches_other_programs(lab: Lab, debian: str) -> None:
     """Nor do libraries that the image or the user names reach Slurm's; the job has these variables as they were."""
     preload = "/usr/lib/x86_64-linux-gnu/libm.so.6"
@@ -134,6 +141,7 @@ def test_nothing_of_it_reaches_other_programs(lab: Lab, debian: str) -> None:
     ]
 
 
+@pytest.mark.parity("nothing of an image is replaced")
 def test_nothing_of_the_image_is_replaced(lab: Lab, place: pathlib.Path) -> None:
     """An image with a Slurm of its own keeps all of that."""
     where = place / "own"
@@ -149,11 +157,13 @@ def test_nothing_of_the_image_is_replaced(lab: Lab, place: pathlib.Path) -> None
     assert out == "own\nown\nown\nown\nalice\n"
 
 
+@pytest.mark.parity("--container-slurm")
 def test_without_it_nothing_is_there(lab: Lab, debian: str) -> None:
     assert srun(lab, debian, *sh(f"ls -d {HERE} /run/penroot 2> /dev/null; command -v squeue; true")) == ""
     assert srun(lab, debian, "--no-container-slurm", *sh("command -v squeue; true")) == ""
 
 
+@pytest.mark.parity("ENROOT_SLURM")
 def test_the_default_of_a_site(lab: Lab, debian: str) -> None:
     path = pathlib.Path(lab.root, "etc/enroot/enroot.conf")
     text = path.read_text()
@@ -165,6 +175,7 @@ def test_the_default_of_a_site(lab: Lab, debian: str) -> None:
         path.write_text(text)
 
 
+@pytest.mark.parity("ENROOT_SLURM")
 def test_by_an_environment_file(lab: Lab, debian: str, place: pathlib.Path) -> None:
     image = debian.partition("=")[2]
     (place / "it.toml").write_text(f'image = "{image}"\n[annotations]\ncom.pyxis.slurm = "true"\n')
@@ -173,6 +184,7 @@ def test_by_an_environment_file(lab: Lab, debian: str, place: pathlib.Path) -> N
     assert started.stdout.endswith(f"{HERE}/bin/squeue\n")
 
 
+@pytest.mark.parity("a container that runs already")
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
 def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writable: str) -> None:
     step = lab.popen(["srun", *ON_N1, debian, writable, "--container-name=runs", *sh("echo up; read line; squeue")])
@@ -190,6 +202,7 @@ def test_step_brings_slurm_into_a_running_container(lab: Lab, debian: str, writa
     clear(lab)
 
 
+@pytest.mark.parity("a container that runs already")
 def test_root_in_it_is_told_that_srun_fails(lab: Lab) -> None:
     done = lab.run(["srun", *ON_N1, IMAGE, "--container-slurm", "--container-remap-root", *sh("squeue -h -o %u")])
     assert done.stdout == "alice\n"
@@ -238,6 +251,7 @@ BAD = {
 }
 
 
+@pytest.mark.parity("no socket, no slurm.conf")
 @pytest.mark.parametrize("what", BAD)
 def test_what_a_node_lacks_is_one_line(lab: Lab, debian: str, what: str) -> None:
     change, says = BAD[what]
@@ -258,6 +272,7 @@ with socket.socket(socket.AF_UNIX) as daemon:
 """
 
 
+@pytest.mark.parity("Slurm's own authentication")
 def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, place: pathlib.Path) -> None:
     """Of sackd or slurmd: programs are told where it is. Slurm 22.05 has no such plugin, so env(1) is one of them."""
     (place / "sack.py").write_text(SACK)
@@ -296,14 +311,19 @@ LINKS = {
 }
 
 
+@pytest.mark.parity("nothing of an image is replaced")
+@pytest.mark.security("I7")
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
-def test_links_of_an_image_are_not_followed_and_the_step_does_not_run(lab: Lab, place: pathlib.Path, make: str) -> None:
+def test_links_of_an_image_are_not_followed(lab: Lab, place: pathlib.Path, make: str) -> None:
+    """The step does not run."""
     where = pathlib.Path(tempfile.mkdtemp(dir=place))
     where.chmod(0o755)
     said = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))
     assert f"cannot mount {HERE}: the image has a symbolic link on the way" in said and "ran" not in said
 
 
+@pytest.mark.parity("slurm.conf stays as closed as it is")
+@pytest.mark.security("I7")
 def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
     """What lies beside slurm.conf, and what programs have no use for. What root alone reads is nobody's else inside."""
     etc = pathlib.Path(lab.root, "etc/slurm")
@@ -327,6 +347,7 @@ def test_secrets_of_the_node_stay_there(lab: Lab, debian: str) -> None:
             (etc / name).unlink()
 
 
+@pytest.mark.parity("start --slurm")
 def test_explain_says_what_is_brought(lab: Lab, debian: str) -> None:
     image = debian.partition("=")[2]
     out = lab.run(["penroot", "start", "--slurm", "--explain", image, "true"]).stdout
@@ -338,6 +359,7 @@ def test_explain_says_what_is_brought(lab: Lab, debian: str) -> None:
     assert re.search(rf"^set      PATH={HERE}/bin:.*\(command line\)$", out, re.M)
 
 
+@pytest.mark.parity("the examples of docs/slurm-inside.md")
 def test_the_examples_of_the_documentation(lab: Lab, debian: str) -> None:
     """With the image of Debian as a file, in a directory of alice's."""
     page = (pathlib.Path(__file__).parents[2] / "docs/slurm-inside.md").read_text()

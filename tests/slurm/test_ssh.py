@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.installation import LIBRARY, PREFIX
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, assert_nothing_left, next_line, on_node, sh
 from tests.waiting import until
@@ -81,7 +82,7 @@ def laptop(lab: Lab) -> Iterator[Laptop]:
         for name, text in (("login", user), ("known_login", f"[ctl]:{PORT} {host}"), ("config", LOGIN)):
             machine.run("sh", "-c", f"umask 077; mkdir -p ~/.ssh; cat > ~/.ssh/{name}", input=text)
         until(lambda: machine.run("ssh", "login", "true", check=False).returncode == 0, "sshd listens")
-        program = os.environ["PENROOT_PREFIX"] + "/bin/penroot"
+        program = PREFIX + "/bin/penroot"
         machine.run("sh", "-c", f"ssh login {program} ssh-config login >> ~/.ssh/config")
         yield machine
         machine.run("rm", "-r", ".ssh")
@@ -99,19 +100,20 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def job(
-    lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000")
+    lab: Lab, *options: str, command: Sequence[str] = sh("echo up $SLURM_JOB_ID; exec sleep 1000"), user: str = "alice"
 ) -> Iterator[str]:
     """The number of a job with one step, which runs until the block ends."""
-    step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command])
+    step = lab.popen(["srun", "-w", "n1", "--mem=500", *options, *command], user=user)
     up, _, number = next_line(step).strip().partition(" ")
     assert up == "up", step.communicate()
     try:
         yield number
     finally:
-        lab.run(["scancel", number])
+        lab.run(["scancel", number], user=user)
         step.communicate(timeout=60)
 
 
+@pytest.mark.parity("ssh-config --suffix")
 def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         inside = (
@@ -122,6 +124,7 @@ def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
         assert namespace in on_node(lab, "for p in $(pgrep -x sleep); do readlink /proc/$p/ns/mnt; done")
 
 
+@pytest.mark.parity("shells, commands")
 def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
@@ -133,6 +136,7 @@ def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
         assert laptop.ssh("-o", "SetEnv=LC_ALL=C.UTF-8 BAD=1", host, "echo $LC_ALL $BAD") == "C.UTF-8\n"
 
 
+@pytest.mark.parity("shells, commands")
 def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
     """script(1) is the user's terminal; stty in it changes the window that ssh tells of."""
     with job(lab, IMAGE) as number:
@@ -152,6 +156,7 @@ def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
         until(lambda: not on_node(lab, f"pgrep -f {SERVER}"), "the server ends")
 
 
+@pytest.mark.parity("sftp, scp")
 def test_files(lab: Lab, laptop: Laptop) -> None:
     """By sftp(1) and scp(1), which ask the server's own sftp, and rsync(1), which runs itself in the container."""
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number:
@@ -195,6 +200,7 @@ def forwarding(laptop: Laptop, *options: str) -> Iterator[None]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.parity("ssh -L")
 @pytest.mark.parametrize("network", ["the node's", "its own"])
 def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None:
     own = network == "its own"
@@ -206,6 +212,7 @@ def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None
         assert (on_node(lab, "curl -sf http://127.0.0.1:8888/") == "") == own
 
 
+@pytest.mark.parity("ssh -L")
 def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
     serve = laptop.popen("sh", "-c", HTTPD.format("127.0.0.1:9000"))
     try:
@@ -226,6 +233,7 @@ def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
         laptop.run("rm", "-rf", "/tmp/www")
 
 
+@pytest.mark.parity("ssh -L")
 def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
     talk = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); s.listen(); print('up', flush=True)\n" \
         "while True: c = s.accept()[0]; c.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\npage\\n'); c.close()"  # fmt: skip
@@ -239,6 +247,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
         server.communicate(timeout=60)
 
 
+@pytest.mark.parity("what VS Code's Remote-SSH does")
 def test_what_an_editor_does(lab: Lab, laptop: Laptop) -> None:
     """VS Code's way: bash over ssh -T with a SOCKS port, a script on its stdin, and a server that the script leaves."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
@@ -256,6 +265,7 @@ def test_what_an_editor_does(lab: Lab, laptop: Laptop) -> None:
         until(lambda: not on_node(lab, f"pgrep -f '{SERVER}|busybox http[d]'"), "nothing of it stays")
 
 
+@pytest.mark.parity("memory and CPUs of the job hold")
 def test_the_limits_of_the_job_hold(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE, "-c2") as number:
         groups = laptop.ssh(f"{number}.cluster", "cat /proc/self/cgroup; nproc").splitlines()
@@ -282,7 +292,8 @@ def test_the_connection_outlives_what_cannot_be_started(lab: Lab, laptop: Laptop
         assert first.communicate("still\n", timeout=60)[0] == "still\n"
 
 
-def test_the_end_of_the_job_ends_the_connection_and_removes_the_keys(lab: Lab, laptop: Laptop) -> None:
+@pytest.mark.parity("ssh-key --suffix", "memory and CPUs of the job hold")
+def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         step = laptop.popen("ssh", f"{number}.cluster", "trap '' HUP TERM; setsid sleep 999 & echo here; wait")
         assert next_line(step) == "here\n"
@@ -307,20 +318,24 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
     assert lab.run("ls papers; rm -r papers; rm -r .config/enroot/ssh/*").stdout == "thesis\n"
 
 
+@pytest.mark.parity("ssh-key --suffix")
 def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
-        laptop.ssh("login", f"/{os.environ['PENROOT_PREFIX']}/bin/penroot ssh-key {number}")
+        laptop.ssh("login", f"/{PREFIX}/bin/penroot ssh-key {number}")
         assert lab.run("ls .config/enroot/ssh").stdout == f"lab.{number}\n"
     with job(lab, IMAGE) as other:
         assert laptop.ssh(f"{other}.cluster", "echo in") == "in\n"
         assert lab.run("ls .config/enroot/ssh").stdout == f"lab.{other}\n"
 
 
-def test_only_the_key_of_the_job_opens_and_only_its_server_is_believed(lab: Lab, laptop: Laptop) -> None:
+@pytest.mark.parity("ssh-key --suffix")
+@pytest.mark.security("I11")
+def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
+    """The client trusts only the server of the job."""
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
         laptop.ssh(host, "true")
-        proxy = f"ProxyCommand=ssh -T login {os.environ['PENROOT_PREFIX']}/bin/penroot ssh-proxy {host}"
+        proxy = f"ProxyCommand=ssh -T login {PREFIX}/bin/penroot ssh-proxy {host}"
         unknown = ("-F", "none", "-i", "~/.ssh/login", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
         refused = laptop.run("ssh", *unknown, "-o", proxy, host, "echo in", check=False)
         assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
@@ -335,6 +350,7 @@ def test_only_the_key_of_the_job_opens_and_only_its_server_is_believed(lab: Lab,
         laptop.run("rm", "/tmp/config")
 
 
+@pytest.mark.parity("ssh-proxy --suffix", "no such job")
 def test_names(lab: Lab, laptop: Laptop) -> None:
     where = "echo $SLURM_JOB_ID $MARK $(hostname)"
     with job(lab, "-N2", "-wn1,n2", "--ntasks-per-node=1", "--job-name=Train.v2", IMAGE, "--container-name=one",
@@ -370,6 +386,7 @@ def test_names(lab: Lab, laptop: Laptop) -> None:
             lab.run(["penroot", "remove", "-f", "pyxis_one"], node=node)
 
 
+@pytest.mark.parity("no such job")
 def test_what_is_no_running_container_is_told_in_one_line(lab: Lab, laptop: Laptop) -> None:
     assert laptop.refused("987654.cluster") == ["[ERROR] there is no job 987654", "[HINT] squeue --me shows yours"]
     assert laptop.refused("nothing.cluster") == [
@@ -408,24 +425,28 @@ def test_keys_that_are_damaged_or_cannot_be_kept(lab: Lab, laptop: Laptop) -> No
         assert error.startswith("[ERROR] cannot keep keys in /proc/none") and "names another directory" in hint
 
 
+@pytest.mark.parity("ssh-config --suffix")
 def test_bad_words_for_ssh_config(lab: Lab) -> None:
     for words in (["login; id"], ["-oProxyCommand=x"], ["--suffix=a b", "login"], ["--suffix=", "login"]):
         done = lab.run(["penroot", "ssh-config", "--", *words][: 2 + len(words) + 1], check=False)
         assert done.returncode != 0 and done.stdout == "" and "[ERROR]" in done.stderr
 
 
+@pytest.mark.parity("ssh-config --suffix")
 def test_another_suffix(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
-        lines = laptop.ssh("login", f"{os.environ['PENROOT_PREFIX']}/bin/penroot ssh-config --suffix=hpc.site login")
+        lines = laptop.ssh("login", f"{PREFIX}/bin/penroot ssh-config --suffix=hpc.site login")
         laptop.run("sh", "-c", "umask 077; cat - ~/.ssh/config > /tmp/suffix", input=lines)
         assert laptop.ssh("-F", "/tmp/suffix", f"{number}.hpc.site", "echo in") == "in\n"
         laptop.run("rm", "/tmp/suffix")
 
 
+@pytest.mark.parity("an image reaches neither the keys nor the server")
+@pytest.mark.security("I11")
 def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> None:
     """Root of the container looks at the processes beside it; files are where Python would import from."""
     evil = "import os; open('/tmp/imported', 'w')"
-    places = f"{os.environ['PENROOT_PREFIX']}/lib/penroot {os.path.dirname(os.__file__)}"
+    places = f"{LIBRARY} {os.path.dirname(os.__file__)}"
     write = f'for m in pwd grp encodings ssl this; do echo "{evil}" > $d/$m.py; done'
     plant = f"for d in {places}; do mkdir -p $d; {write}; done"
     with job(lab, IMAGE, "--container-remap-root", "--container-writable") as number:
@@ -441,6 +462,7 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
         assert laptop.ssh(host, "ls /tmp") == "c\n"
 
 
+@pytest.mark.parity("the examples of docs/ssh.md")
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
     """Each line of the console; what goes on is ended, and what stands for something else is replaced."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)

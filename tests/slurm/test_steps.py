@@ -34,6 +34,7 @@ def test_mpi_over_two_nodes(lab: Lab) -> None:
     assert "sum 6" in out.splitlines()
 
 
+@pytest.mark.parity("PMIx: variables and files")
 @PMIX
 def test_pmix_files_and_variables(lab: Lab) -> None:
     script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE'
@@ -44,6 +45,7 @@ def test_pmix_files_and_variables(lab: Lab) -> None:
     assert set(out.split()) <= {"=", "=hash"}
 
 
+@pytest.mark.parity("PMI2")
 def test_pmi2_descriptor_stays_open(lab: Lab) -> None:
     out = srun(lab, "-n2", "--mpi=pmi2", image(), "bash", "-c", "readlink /proc/self/fd/$PMI_FD; echo rank $PMI_RANK")
     assert out.count("socket:") == 2
@@ -51,6 +53,7 @@ def test_pmi2_descriptor_stays_open(lab: Lab) -> None:
     assert "rank 1" in out
 
 
+@pytest.mark.parity("--mpi=none with stray PMIX_ variables", "stray PMIX_ variables mount nothing")
 def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
     out = srun(
         lab, "--mpi=none", image(), "sh", "-c", "echo $PMIX_FOO", env={"PMIX_FOO": "1", "PMIX_SERVER_TMPDIR": "/x"}
@@ -58,6 +61,9 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
     assert out == "1\n"
 
 
+@pytest.mark.parity(
+    "ranks share a user namespace", "--container-image: a reference to a registry", "one set-up for the tasks of a node"
+)
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
     # All alive at once: the kernel gives a number out again when its namespace is gone.
     script = "echo $(for n in user mnt cgroup; do readlink /proc/self/ns/$n; done); read line"
@@ -91,12 +97,14 @@ def test_no_python_without_options(lab: Lab) -> None:
     assert "python" not in execs
 
 
+@pytest.mark.parity("--container-remap-root")
 def test_user_and_groups(lab: Lab) -> None:
     assert srun(lab, image(), "id", "-un") == "alice\n"
     assert srun(lab, image(), "--container-remap-root", "id", "-u") == "0\n"
     assert srun(lab, image(), "--no-container-remap-root", "id", "-u") == "2001\n"
 
 
+@pytest.mark.parity("files of supplementary groups", "supplementary groups of the user")
 def test_supplementary_groups_keep_their_access(lab: Lab) -> None:
     lab.run("echo data > /home/shared-file; chgrp science /home/shared-file; chmod 640 /home/shared-file", user="root")
     try:
@@ -105,6 +113,7 @@ def test_supplementary_groups_keep_their_access(lab: Lab) -> None:
         lab.run(["rm", "/home/shared-file"], user="root")
 
 
+@pytest.mark.parity("--container-writable")
 def test_readonly_and_writable(lab: Lab) -> None:
     write = ("sh", "-c", "echo x > /made && cat /made")
     assert "Read-only" in refused(lab, image(), "--container-readonly", *write)
@@ -112,6 +121,7 @@ def test_readonly_and_writable(lab: Lab) -> None:
     assert "Read-only" in refused(lab, image(), "--container-readonly", *write, env={"PYXIS_CONTAINER_WRITABLE": "1"})
 
 
+@pytest.mark.parity("--container-mount-home")
 def test_home(lab: Lab) -> None:
     lab.run(["touch", "mine"])
     try:
@@ -122,12 +132,14 @@ def test_home(lab: Lab) -> None:
         lab.run(["rm", "mine"])
 
 
+@pytest.mark.parity("a mount under /tmp although that is a tmpfs", "--container-mounts: paths")
 def test_mounts(lab: Lab) -> None:
     mounts = "--container-mounts=/etc/os-release:/tmp/host,/usr/share:/mnt/share:ro,tmpfs:/scratch"
     script = "test -s /tmp/host && ls -d /mnt/share/doc && stat -f -c %T /scratch && ! touch /mnt/share/x 2>/dev/null"
     assert srun(lab, image(), mounts, "sh", "-c", script) == "/mnt/share/doc\ntmpfs\n"
 
 
+@pytest.mark.parity("--container-mounts: relative sources")
 def test_relative_mount_source(lab: Lab) -> None:
     lab.run("mkdir -p data && echo here > data/file")
     try:
@@ -136,18 +148,21 @@ def test_relative_mount_source(lab: Lab) -> None:
         lab.run(["rm", "-r", "data"])
 
 
+@pytest.mark.parity("--container-mounts: umount")
 def test_umount(lab: Lab) -> None:
     count = ("awk", '$2 == "/var/lock"', "/proc/mounts")
     assert srun(lab, image(), *count) != ""
     assert srun(lab, image(), "--container-mounts=umount:/var/lock", *count) == ""
 
 
+@pytest.mark.parity("10-cgroups")
 def test_limits_of_the_step_are_those_seen_inside(lab: Lab) -> None:
     find = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
     assert int(srun(lab, "--mem=200M", image(), "sh", "-c", find)) == 200 << 20
     assert "Read-only" in refused(lab, image(), "sh", "-c", "mkdir /sys/fs/cgroup/x || mkdir /sys/fs/cgroup/memory/x")
 
 
+@pytest.mark.parity("--container-workdir")
 def test_workdir(lab: Lab) -> None:
     assert srun(lab, image(), "pwd") == "/srv/work\n"
     assert srun(lab, image(), "--container-workdir=/usr", "pwd") == "/usr\n"
@@ -155,6 +170,7 @@ def test_workdir(lab: Lab) -> None:
     assert "working directory in the container (--container-workdir): /no/such: No such file" in said
 
 
+@pytest.mark.parity("PWD and SHLVL are those of a shell in the container")
 def test_tasks_know_their_directory(lab: Lab) -> None:
     """In PWD, which stayed that of the host; no shell is between, as one would mend it."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
@@ -168,6 +184,12 @@ def test_tasks_know_their_directory(lab: Lab) -> None:
     assert shown("--container-env=PWD,SHLVL") == {"PWD=/tmp", "SHLVL=7"}
 
 
+@pytest.mark.parity(
+    "--container-env of an unset variable",
+    "LANG stays out",
+    "--container-env",
+    "LANG, LANGUAGE and LC_ALL of the job stay out",
+)
 def test_environment(lab: Lab) -> None:
     names = "echo $IMAGE_NAME,$FOO,$LANG,$LC_ALL"
     env = {"FOO": "job", "IMAGE_NAME": "job", "LC_ALL": "C"}
@@ -177,17 +199,22 @@ def test_environment(lab: Lab) -> None:
     assert srun(lab, image(), "--container-env=IMAGE_NAME", "sh", "-c", names, env={"FOO": "1"}) == "minimal,1,,\n"
 
 
+@pytest.mark.parity("LANG stays out", "variables of the job that do not reach an import")
 def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
     env = {"LD_PRELOAD": "/no/such.so", "ENROOT_CACHE_PATH": "/no", "PYTHONPATH": "/no", "PYTHONHOME": "/no"}
     assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
 
 
+@pytest.mark.parity(
+    "the command line wins over variables", "PYXIS_CONTAINER_*: defaults that the command line overrides"
+)
 def test_variables_stand_in_for_options(lab: Lab) -> None:
     assert srun(lab, "pwd", env={"PYXIS_CONTAINER_IMAGE": MINIMAL}) == "/srv/work\n"
     env = {"PYXIS_CONTAINER_IMAGE": MINIMAL, "PYXIS_CONTAINER_WORKDIR": "/usr"}
     assert srun(lab, "--container-workdir=/etc", "pwd", env=env) == "/etc\n"
 
 
+@pytest.mark.parity("--container-name: kept between steps", "names: pyxis_NAME")
 def test_named_container_keeps_its_changes(lab: Lab) -> None:
     name = "--container-name=kept"
     try:
@@ -207,6 +234,7 @@ def squashfs(lab: Lab) -> Iterator[str]:
     lab.run(["rm", "-f", "minimal.sqsh"])
 
 
+@pytest.mark.parity("--container-image: ./FILE")
 def test_squashfs_image(lab: Lab, squashfs: str) -> None:
     assert srun(lab, "-N2", image(squashfs), "sh", "-c", "echo $IMAGE_NAME $PWD") == "minimal /srv/work\n" * 2
     write = ("--container-writable", "sh", "-c", "echo x > /usr/made && cat /usr/made")
@@ -234,6 +262,12 @@ BAD = [
 ]
 
 
+@pytest.mark.parity(
+    "one import on a node",
+    "a failed set-up names the node",
+    "--container-mounts: a source that is missing fails early",
+    "what is wrong is said by one task",
+)
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
     said = refused(lab, "-n2", *options, "true")
@@ -242,6 +276,7 @@ def test_failures_on_the_node_name_it_once(lab: Lab, options: tuple[str, ...], w
     assert "n1" in lines[0]
 
 
+@pytest.mark.parity("bad values are refused at submit")
 @pytest.mark.parametrize(
     "option",
     [
@@ -279,7 +314,7 @@ def test_disk_full(lab: Lab) -> None:
         lab.run(["umount", "/var/tmp"], node="n2", user="root")
 
 
-def test_a_read_only_place_for_containers_is_no_hindrance_to_a_read_only_step(lab: Lab) -> None:
+def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
     place = "/var/tmp/enroot-data-2001"
     lab.run(["mkdir", "-p", place], node="n1")
     lab.run(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}", node="n1", user="root")
@@ -290,11 +325,13 @@ def test_a_read_only_place_for_containers_is_no_hindrance_to_a_read_only_step(la
         lab.run(["umount", place], node="n1", user="root")
 
 
+@pytest.mark.parity("removal at the end is not killed with the step", "unnamed containers go with their step")
 def test_twenty_jobs_leave_nothing(lab: Lab) -> None:
     jobs = [lab.popen(["srun", "-N1", image(), "true"]) for _ in range(20)]
     assert [job.wait(600) for job in jobs] == [0] * 20
 
 
+@pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
 def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
@@ -308,6 +345,7 @@ def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job.communicate()
 
 
+@pytest.mark.parity("cancel and Ctrl-C during an import")
 def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     job = lab.popen(["srun", "-N1", image(), "sh", "-c", "echo up; exec sleep 600"])
     expect(job, "up")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests import images
+from tests.fakeregistry import Fault, Faulty, Login
 from tests.images import Image, Layer, entry, tar
-from tests.kernel.registry import Fault, Faulty, Login, Server
+from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
 from tests.slurm.lab.cluster import SUBNET
 from tests.slurm.steps import HELPER, assert_nothing_left, configured, next_line, plugin_argument, sbatch, sh
@@ -52,9 +53,10 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 
 def asked(shown: Faulty) -> Counter[tuple[str, str]]:
-    return Counter((method, path) for method, path, _, _ in shown.seen)
+    return Counter((request.method, request.path) for request in shown.seen)
 
 
+@pytest.mark.parity("swarm")
 def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) -> None:
     empty_stores(four)
     registry.pusher.image("test/once", "a", layered(1))
@@ -69,9 +71,10 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
         assert four.run(["ls", f"{STORE}/swarms"]).stdout  # so that nobody listens
-        assert [method for method, *_ in shown.seen] == ["HEAD"]  # it is stored on all
+        assert [request.method for request in shown.seen] == ["HEAD"]  # it is stored on all
 
 
+@pytest.mark.parity("swarm_tls")
 def test_an_image_by_its_digest_and_in_clear(four: Lab, registry: Server) -> None:
     image = layered(2, layers=2)
     registry.pusher.image("test/digest", "a", image)
@@ -86,7 +89,7 @@ def test_one_token_serves_all(four: Lab, registry: Server) -> None:
     with front(four, registry) as shown:
         shown.login = Login({"": ""})
         assert four.run(step(shown.host, "token", "cat", "/number")).stdout == "12\n" * 4
-        requests = Counter(path for path, _ in shown.authorizations)
+        requests = Counter(request.path for request in shown.seen)
     assert sum(path.startswith("/token") for path in requests) == 1
     assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # srun's HEAD
 
@@ -119,7 +122,7 @@ def test_nodes_that_have_a_part_of_it_or_all(four: Lab, registry: Server) -> Non
 def layers_sent(shown: Faulty, image: Image) -> int:
     """How many requests for layers there were."""
     config = images.digest(image.config())
-    return sum("/blobs/" in path and config not in path for _, path, _, _ in shown.seen)
+    return sum("/blobs/" in request.path and config not in request.path for request in shown.seen)
 
 
 def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry: Server) -> None:
@@ -129,10 +132,11 @@ def test_nodes_that_have_it_are_asked_for_nothing_and_say_so(four: Lab, registry
         four.run(step(shown.host, "owners", "true"))
         shown.seen.clear()
         four.run(step(shown.host, "owners", "sleep", "2"))
-        assert [method for method, *_ in shown.seen] == ["HEAD"]
+        assert [request.method for request in shown.seen] == ["HEAD"]
         assert four.run(["ls", f"{STORE}/swarms"]).stdout, "they have said that they have it"
 
 
+@pytest.mark.parity("swarm_keep")
 def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -> None:
     image = layered(18)
     registry.pusher.image("test/kept", "a", image)
@@ -149,7 +153,8 @@ def test_what_nodes_have_kept_they_give_to_others(four: Lab, registry: Server) -
         assert int(four.run(f"du -sb {STORE}/blobs | cut -f1", node="n4").stdout) <= 5_100_000
 
 
-def test_what_a_node_gives_that_is_no_layer_of_the_image_is_asked_for(four: Lab, registry: Server) -> None:
+@pytest.mark.security("N2")
+def test_layer_that_a_node_spoils_is_fetched_again(four: Lab, registry: Server) -> None:
     """A layer that one has kept, and that somebody has changed since."""
     image = layered(41, layers=1)
     registry.pusher.image("test/changed", "a", image)
@@ -261,6 +266,7 @@ def test_srun_s_host_has_two_addresses(four: Lab, registry: Server) -> None:
         assert set(asked(shown).values()) == {1}
 
 
+@pytest.mark.parity("swarm")
 def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/off", "a", layered(5, layers=1))
     with front(four, registry) as shown, plugin_argument(four, "swarm=no"):
@@ -268,6 +274,7 @@ def test_each_node_asks_where_it_is_off(four: Lab, registry: Server) -> None:
         assert max(asked(shown).values()) == 4
 
 
+@pytest.mark.security("N1")
 def test_nobody_but_helpers_sees_the_key(four: Lab, registry: Server) -> None:
     """Not tasks, what runs around them, a step that attaches, or whoever reads logs and what srun says."""
     registry.pusher.image("test/key", "a", layered(6, layers=1))
@@ -319,13 +326,13 @@ def test_a_registry_that_refuses_is_quoted_once(four: Lab, registry: Server, wha
     assert "Traceback" not in done.stderr
 
 
-def test_a_node_that_cannot_reach_the_registry_has_the_image_of_the_others(four: Lab, registry: Server) -> None:
+def test_node_without_registry_gets_the_image_from_others(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/far", "a", layered(8))
     with front(four, registry) as shown, four.unreachable("n1", "registry"), four.unreachable("n2", "registry"):
         assert four.run(step(shown.host, "far", "cat", "/number")).stdout == "8\n" * 4
 
 
-def test_nodes_that_cannot_reach_the_registry_have_the_image_of_srun_s_host(four: Lab, registry: Server) -> None:
+def test_nodes_without_registry_use_the_host_of_srun(four: Lab, registry: Server) -> None:
     registry.pusher.image("test/air", "a", layered(16))
     with front(four, registry) as shown, contextlib.ExitStack() as gap:
         for node in NODES:
@@ -334,6 +341,7 @@ def test_nodes_that_cannot_reach_the_registry_have_the_image_of_srun_s_host(four
         assert set(asked(shown).values()) == {1}
 
 
+@pytest.mark.clusters("Firewalls")
 def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) -> None:
     """Not from or to the first: slurmstepd of the others tells that one of the end of their tasks."""
     registry.pusher.image("test/apart", "a", layered(9))
@@ -343,6 +351,8 @@ def test_nodes_between_which_there_is_a_firewall(four: Lab, registry: Server) ->
         assert four.run(step(shown.host, "apart", "cat", "/number")).stdout == "9\n" * 4  # from n1, or the registry
 
 
+@pytest.mark.clusters("Firewalls")
+@pytest.mark.parity("swarm_network")
 @pytest.mark.parametrize("hosts", ["nodes", "all"])
 def test_only_within_its_network(four: Lab, registry: Server, hosts: str) -> None:
     """Where srun's host is in another one, nodes ask the registry."""

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.installation import LIBRARY, ROOT
 from tests.slurm.lab import Lab
 from tests.slurm.steps import HELPER, IMAGE, MINIMAL, sh
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX", "/opt/penroot")
 SITE = "/home/opt"  # all nodes see it, and no other lab
 LINK = f"{SITE}/lib/penroot"
 PLUGIN = f"{LINK}/spank_pyxis.so"
@@ -42,21 +42,29 @@ set -eu
 new={SITE}/built-$1
 mkdir -p {SITE}/bin {SITE}/lib/penroot-versions
 mkdir "$new"
-for name in enroot_py pyxis_py libexec click urllib3 yaml isal zstandard; do
-    cp -a "{PREFIX}/lib/penroot/$name" "$new"
+for name in enroot_py pyxis_py hooks c_shims; do
+    cp -a "{ROOT}/$name" "$new"
 done
-cp -a {PREFIX}/lib/penroot/_cffi_backend* "$new"
+cp -a {LIBRARY}/libexec "$new"
+for name in click urllib3 yaml isal zstandard; do
+    cp -a {ROOT}/.venv/lib/python3*/site-packages/$name "$new"
+done
+cp -a {ROOT}/.venv/lib/python3*/site-packages/_cffi_backend* "$new"
 find "$new" -name __pycache__ -path '*_py/*' -exec rm -r {{}} +
 sed -i "s/^__version__ = .*/__version__ = \\"$1\\"/" "$new/enroot_py/__init__.py"
 sed -i "s/^PROTOCOL = .*/PROTOCOL = $2/" "$new/pyxis_py/job.py"
 sed -i "s/^_STARTS = .*/_STARTS = {STARTS}/" "$new/enroot_py/base/versions.py"
-find "$new/enroot_py" "$new/pyxis_py" -name '*.py' ! -path '*/enroot_py/__init__.py' | while read -r file; do
+find "$new/enroot_py" "$new/pyxis_py" -name '*.py' ! -path '*/enroot_py/__init__.py' \\
+    ! -path '*/enroot_py/base/__init__.py' ! -path '*/enroot_py/base/pack.py' | while read -r file; do
     printf '%s' "$3" >> "$file"
 done
 plugin=$new/spank_pyxis.so
 run "$new" "from pyxis_py.cli import main; sys.argv[:] = ['pyxis-py', 'build', '--output', '$plugin']; main()"
-sed "s,{PREFIX},{SITE},g" {PREFIX}/bin/penroot > {SITE}/bin/penroot
+cd {ROOT}
+sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.main," configs/launcher > \
+    {SITE}/bin/penroot
 chmod 755 {SITE}/bin/penroot
+/usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
 """
 # As in packages/scripts/packaged, but of copies: a file of two versions would be one that both have open.
 INSTALL = f"""{PYTHON}

@@ -17,7 +17,7 @@ FILE = "./variables.sqsh"  # an image with an entrypoint, made once
 EFFECTS = {
     "PYXIS_CONTAINER_MOUNTS": ("/etc/hostname:/mnt/x", "cat /mnt/x 2>/dev/null", "", "n1"),
     "PYXIS_CONTAINER_WORKDIR": ("/usr", "pwd", "/srv/work", "/usr"),
-    "PYXIS_CONTAINER_MOUNT_HOME": ("yes", "ls $HOME | grep -c variables", "0", "1"),
+    "PYXIS_CONTAINER_MOUNT_HOME": ("on", "ls $HOME | grep -c variables", "0", "1"),
     "PYXIS_CONTAINER_REMAP_ROOT": ("true", "id -u", "2001", "0"),
     "PYXIS_CONTAINER_ENTRYPOINT": ("1", "echo $MADE", "", "made"),
     "PYXIS_CONTAINER_WRITABLE": ("y", "touch /made 2>/dev/null && echo made", "", "made"),
@@ -44,6 +44,19 @@ def test_every_option_has_its_variable_here() -> None:
     assert {option.variable for option in OPTIONS if option.variable} == {*EFFECTS, *SEEN_FROM_OUTSIDE}
 
 
+@pytest.mark.parity(
+    "PYXIS_CONTAINER_SLURM",
+    "PYXIS_CONTAINER_IMAGE",
+    "PYXIS_CONTAINER_MOUNTS",
+    "PYXIS_CONTAINER_WORKDIR",
+    "PYXIS_CONTAINER_MOUNT_HOME",
+    "PYXIS_CONTAINER_REMAP_ROOT",
+    "PYXIS_CONTAINER_ENTRYPOINT",
+    "PYXIS_CONTAINER_WRITABLE",
+    "PYXIS_CONTAINER_READONLY",
+    "PYXIS_CONTAINER_ENV",
+    "PYXIS_CONTAINER_UNSHARE",
+)
 @pytest.mark.parametrize("variable", EFFECTS)
 def test_each_does_what_its_option_does(lab: Lab, variable: str) -> None:
     value, show, without, with_it = EFFECTS[variable]
@@ -67,6 +80,7 @@ def test_a_slip_in_a_setting_is_told(lab: Lab) -> None:
     assert "pyxis: ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n" in done.stderr
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_NAME", "PYXIS_CONTAINER_SAVE")
 def test_name_and_save(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_NAME": "said", "PYXIS_CONTAINER_SAVE": "said.sqsh"}
     srun(lab, "true", env=env)
@@ -76,11 +90,13 @@ def test_name_and_save(lab: Lab) -> None:
     clear(lab, "rm said.sqsh")
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_ENTRYPOINT_LOG")
 def test_the_log_of_an_entrypoint(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_ENTRYPOINT": "yes", "PYXIS_CONTAINER_ENTRYPOINT_LOG": "yes"}
     assert "entry for" in lab.run(["srun", "-w", "n1", "true"], env=env).stderr
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_*: those of a batch job")
 def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_WORKDIR": "/usr"}
     try:
@@ -91,6 +107,7 @@ def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
         lab.run(["rm", "-f", "said.out"])
 
 
+@pytest.mark.parity("--container-image: with / or #")
 @pytest.mark.parametrize(
     "reference",
     [
@@ -111,6 +128,7 @@ def test_forms_of_a_reference(lab: Lab, reference: str) -> None:
     assert srun(lab, f"--container-image={reference}", *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
+@pytest.mark.parity("--container-mounts: spaces")
 def test_separators_in_names_of_files_and_the_same_mount_twice(lab: Lab) -> None:
     lab.run("mkdir 'a b:c,d' && touch 'a b:c,d/file'")
     try:

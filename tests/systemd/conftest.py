@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
+from tests.installation import PREFIX
 from tests.slurm.lab import images
 from tests.waiting import until
 
-PREFIX = os.environ.get("PENROOT_PREFIX") or "/opt/penroot"
 REGISTRY = "localhost:5000"
 IMAGE = f"--container-image={REGISTRY}#minimal:1"
 SCOPE = Path("/sys/fs/cgroup/system.slice/node1_slurmstepd.scope")

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import until
 
 from .conftest import DEVICE, IMAGE, PREFIX, REGISTRY, SCOPE, Node, as_root
@@ -24,6 +26,7 @@ def test_node_is_found_ready(node: Node) -> None:
     assert "bad" not in done.stdout, done.stdout
 
 
+@pytest.mark.clusters("Control groups, version 1 and 2")
 def test_task_and_what_serves_it_are_in_the_cgroup_of_their_job(node: Node) -> None:
     image = minimal(node)
     with node.popen("srun", f"--container-image={image}", "sh", "-c", "echo $$; read go") as step:
@@ -39,6 +42,7 @@ def test_task_and_what_serves_it_are_in_the_cgroup_of_their_job(node: Node) -> N
     assert step.returncode == 0
 
 
+@pytest.mark.clusters("Control groups, version 1 and 2")
 def test_memory_of_a_job_is_its_containers(node: Node) -> None:
     eater = "head -c 400M /dev/zero | tail; echo survived"
     done = node.run("srun", "--mem=150M", IMAGE, "sh", "-c", eater, check=False)

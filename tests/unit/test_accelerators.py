@@ -90,6 +90,7 @@ def test_all_leaves_dev_as_it_is(amd: FakeHost, box: pathlib.Path) -> None:
     assert planned(amd, box, {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}).emptied == []
 
 
+@pytest.mark.parity("with ConstrainDevices")
 def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """With ConstrainDevices KFD tells of the step's own alone: they are the fifth and sixth all the same."""
     host = mi300x(tmp_path / "host", readable=(4, 5))
@@ -139,6 +140,7 @@ def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
     assert edits.emptied == ["/dev/accel"]
 
 
+@pytest.mark.parity("AMD_VISIBLE_DEVICES")
 @pytest.mark.parametrize(
     ("words", "given"),
     [("all", set(range(8))), ("0", {0}), ("1,3-5", {1, 3, 4, 5}), (uuid(6), {6}), (uuid(6).upper(), {6})],
@@ -150,6 +152,7 @@ def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: se
     assert renders(edits) == given
 
 
+@pytest.mark.parity("AMD_VISIBLE_DEVICES")
 def test_variable_of_gaudi(habana: FakeHost, box: pathlib.Path) -> None:
     edits = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"})
     assert {"/dev/accel/accel0", "/dev/accel/accel7"} <= set(edits.nodes)
@@ -161,6 +164,7 @@ def test_none_leaves_no_gpu(amd: FakeHost, box: pathlib.Path) -> None:
     assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
 
 
+@pytest.mark.parity("what is asked for and not there is an error that says what is")
 @pytest.mark.parametrize(
     "words", ["8", "3-9", "GPU-0", "5-2", "-1", "2-", "0-" + "9" * 40, "9" * 5000, "0\x1b[2J", "x" * 5000]
 )
@@ -171,6 +175,7 @@ def test_what_is_not_there_is_an_error(amd: FakeHost, box: pathlib.Path, words: 
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
+@pytest.mark.parity("what is asked for and not there is an error that says what is")
 def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """Is an error for who asks for some; an image that does starts, as it does elsewhere."""
     host = FakeHost(tmp_path / "host")
@@ -210,6 +215,7 @@ def test_numbers_of_a_node_with_nvidia_are_nvidias(tmp_path: pathlib.Path, box: 
     assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
 
 
+@pytest.mark.parity("the host's ROCm")
 @pytest.mark.parametrize(
     ("make", "main", "directory"),
     [

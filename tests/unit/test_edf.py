@@ -77,6 +77,7 @@ FORMS = {
 }
 
 
+@pytest.mark.parity("forms of CSCS's documentation")
 @pytest.mark.parametrize("text", FORMS.values(), ids=list(FORMS))
 def test_forms_of_the_documentation(home: Home, text: str) -> None:
     home.write("common", 'image = "common"\n')
@@ -99,7 +100,9 @@ def test_each_value_has_its_line(home: Home) -> None:
     assert file.by_name("env")["A"].text == "[x]\nB = 1\n"
 
 
-def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(home: Home) -> None:
+@pytest.mark.parity("base_environment")
+def test_file_overrides_its_bases(home: Home) -> None:
+    """A file takes precedence over its bases, and a later base over an earlier one."""
     home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
     home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
     file = home.said('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
@@ -110,6 +113,7 @@ def test_a_file_goes_before_its_bases_and_a_later_base_before_an_earlier_one(hom
     assert {name: entry.text for name, entry in file.by_name("env").items()} == {"ONE": "a", "TWO": "b", "THREE": "c"}
 
 
+@pytest.mark.parity("unknown keys, wrong kinds")
 @pytest.mark.parametrize(
     ("text", "line", "says", "hint"),
     [
@@ -159,11 +163,13 @@ def test_keys_below_a_table_are_warned_of(home: Home, capfd: pytest.CaptureFixtu
     assert "it.toml:3: workdir sets a variable here" in capfd.readouterr().err
 
 
+@pytest.mark.parity("forms of CSCS's documentation")
 def test_a_comma_that_is_no_toml_is_told(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("the comma at the end is no TOML") == 2
 
 
+@pytest.mark.parity("EDF_PATH")
 def test_where_files_are_found(home: Home) -> None:
     home.write("it", 'image = "a"')
     other = home.path / "other"
@@ -182,6 +188,7 @@ def test_where_files_are_found(home: Home) -> None:
     assert base and base.text == "b"
 
 
+@pytest.mark.parity("EDF_PATH")
 @pytest.mark.parametrize(
     ("name", "environ", "says", "hint"),
     [
@@ -212,7 +219,7 @@ def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str]
     assert hint in caught.value.hint
 
 
-def test_a_name_with_toml_is_a_file_of_the_working_directory_first(home: Home) -> None:
+def test_name_with_toml_is_first_a_file_here(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / "it.toml").write_text('image = "b"')
     assert values(home.read("it.toml"))["image"] == ["b"] and values(home.read("it"))["image"] == ["a"]
@@ -224,6 +231,7 @@ def test_a_base_that_is_not_there_is_told_with_its_line(home: Home) -> None:
         home.read("it")
 
 
+@pytest.mark.parity("base_environment")
 def test_bases_end(home: Home) -> None:
     home.write("it", 'base_environment = "other"')
     home.write("other", 'base_environment = "it"')
@@ -249,7 +257,8 @@ def test_a_file_that_others_write_is_not_believed(home: Home, mode: int) -> None
         home.read("it")
 
 
-def test_a_directory_in_which_everybody_puts_files_is_not_searched(home: Home) -> None:
+@pytest.mark.security("H5")
+def test_world_writable_directory_is_not_searched(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / ".edf").chmod(0o1777)
     with pytest.raises(ConfigError, match="can be written by everybody") as caught:
@@ -279,6 +288,7 @@ def test_what_is_too_deep_is_told(home: Home, text: str) -> None:
     assert message == "it.toml: tables or arrays are too deep in each other" and hint
 
 
+@pytest.mark.parity("${NAME}")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -298,7 +308,9 @@ def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> Non
     assert values(home.said(f'[annotations]\nx = "{text}"'))["annotations"] == [expected]
 
 
-def test_nodes_are_told_what_the_submitter_had_and_ask_for_the_rest(home: Home) -> None:
+@pytest.mark.parity("${NAME}")
+def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
+    """Nodes look up the rest themselves."""
     file = edf.loads(home.said('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
     entry = file.last("workdir")
     assert entry and file.host == {"SCRATCH": "/scratch/jane"}
@@ -317,6 +329,7 @@ def test_only_variables_that_are_named_are_carried(home: Home) -> None:
     assert file.host == {"USER": "jane"} and "/scratch" not in file.dumps()
 
 
+@pytest.mark.parity("${NAME}")
 def test_variables_of_the_image_go_before_the_submitters(home: Home) -> None:
     home.write("it", '[env]\nPATH = "${PATH}:/mine"\nWHO = "${USER}"\nEMPTY = ""\nGONE = "${NONE:-}"')
     file = home.read("it", PATH="/host/bin")
@@ -397,6 +410,7 @@ def test_what_was_not_carried_by_us_does_not_parse(text: str) -> None:
         edf.loads(text)
 
 
+@pytest.mark.parity("the examples of docs/environments.md")
 def test_the_examples_of_the_documentation(home: Home) -> None:
     text = (Path(__file__).parents[2] / "docs/environments.md").read_text()
     examples = re.findall(r"```toml\n# ~/\.edf/(\w+)\.toml\n(.*?)```", text, re.S)

@@ -75,6 +75,8 @@ def test_what_is_no_library(tmp_path: pathlib.Path) -> None:
             read(path)
 
 
+@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.security("I5")
 def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
     """Each byte of the headers and lists in turn, and many at once: an answer or NotElf, and soon."""
     path = tmp_path / "damaged"
@@ -116,6 +118,8 @@ NAMES, SIZE, NEEDS, NEEDED, DEFINES, DEFINED, HASH, TABLE = (
 )
 
 
+@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.security("I5")
 def test_lists_that_do_not_end_are_read_to_a_limit(tmp_path: pathlib.Path) -> None:
     """Chains that lead to themselves, or on and on in a file with a hole of a terabyte."""
     strings = {NAMES: 0x1000, SIZE: 16}

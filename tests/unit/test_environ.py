@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from enroot_py.runtime import environ
+from enroot_py.runtime import environ, secrets
 
 HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
@@ -29,34 +30,36 @@ def test_defaults_in_files_of_the_site() -> None:
     assert environ.substitute("${HOME:-x}${EMPTY:-y}${UNSET:-z}", HOST, defaults=True) == "/home/meyz"
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
     "name",
     "AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HF_TOKEN NGC_API_KEY SLURM_JWT MYSQL_PWD DB_PASS npm_config__authToken "
     "SSH_AUTH_SOCK DOCKER_AUTH_CONFIG WANDB_APIKEY KEYRING_PASSPHRASE GOOGLE_CREDENTIALS SUDO_PASSWD".split(),
 )
 def test_names_of_secrets(name: str) -> None:
-    assert environ.is_secret(name, "x")
+    assert secrets.is_secret(name, "x")
 
 
 @pytest.mark.parametrize(
     "name", "HOME PWD OLDPWD DISPLAY XAUTHORITY LS_COLORS SLURM_JOB_ID PATH KEY COMPASS_X MONKEY_X".split()
 )
 def test_names_of_other_variables(name: str) -> None:
-    assert not environ.is_secret(name, "/some/path:http://registry:5000/x")
+    assert not secrets.is_secret(name, "/some/path:http://registry:5000/x")
 
 
+@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 def test_a_url_with_a_password_is_a_secret() -> None:
-    assert environ.is_secret("http_proxy", "http://me:secret@proxy:3128/")
-    assert not environ.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
+    assert secrets.is_secret("http_proxy", "http://me:secret@proxy:3128/")
+    assert not secrets.is_secret("REPOSITORY", "ssh://git@host:22/x@y:z")
 
 
 @pytest.mark.parametrize(
     "name",
     "SSHPASS LDAP_PW DBPASS MYSQLPWD AZURE_STORAGE_CONNECTION_STRING SQLCONNSTR_MAIN SENTRY_DSN WIFI_PSK DUO_OTP "
-    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY".split(),
+    "SLACK_WEBHOOK_URL AZURE_SAS AccountKey GIT_SSHKEY JWT COOKIE HTTP_AUTHORIZATION".split(),
 )
 def test_more_names_of_secrets(name: str) -> None:
-    assert environ.is_secret(name, "x")
+    assert secrets.is_secret(name, "x")
 
 
 SECRET_VALUES = [
@@ -100,12 +103,12 @@ OTHER_VALUES = [
 
 @pytest.mark.parametrize("value", SECRET_VALUES)
 def test_secret_in_a_value_is_found(value: str) -> None:
-    assert environ.is_secret("X", value)
+    assert secrets.is_secret("X", value)
 
 
 @pytest.mark.parametrize("value", OTHER_VALUES)
 def test_value_without_a_secret_is_passed_on(value: str) -> None:
-    assert not environ.is_secret("X", value)
+    assert not secrets.is_secret("X", value)
 
 
 def test_each_variable_has_its_last_origin() -> None:

@@ -32,6 +32,7 @@ fi
 """
 
 
+@pytest.mark.parity("values with newlines", "/etc/environment: the image's variables")
 def test_environment_reads_back_exactly() -> None:
     variables = {f"V{i}": value for i, value in enumerate(NASTY)}
     assert etc.read_environment(etc.write_environment(variables)) == variables
@@ -51,6 +52,7 @@ def test_edited_line_of_environment_is_believed() -> None:
     assert etc.read_environment(text) == {"A": "three"}
 
 
+@pytest.mark.parity("/etc/environment: the image's variables")
 def test_plain_environment_is_what_enroot_reads() -> None:
     assert etc.write_environment({"PATH": "/bin", "EMPTY": ""}) == "PATH=/bin\nEMPTY=\n"
     assert etc.read_environment("# c\n\n  A=1\nnothing\n=x\nB=${HOME}\n") == {"A": "1", "B": "${HOME}"}
@@ -62,6 +64,7 @@ def test_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     assert done.stdout.decode() == word
 
 
+@pytest.mark.parity("labels with newlines", "/etc/rc: provenance")
 def test_rc_runs_what_the_config_says(tmp_path) -> None:  # type: ignore[no-untyped-def]
     run = Exec(str(tmp_path / "new dir"), ("printf", "%s|"), ("it's", "$HOME", "a\nb"))
     script = etc.write_rc("docker://r#i:1", {"a\nreboot": "x\n$(touch /x)", "k": "v"}, run)
@@ -81,6 +84,7 @@ def test_rc_is_understood_without_a_shell(entrypoint: tuple[str, ...], command: 
     assert (run.workdir, run.entrypoint, run.command) == ("/a b", entrypoint, command)
 
 
+@pytest.mark.parity("/etc/rc of enroot and of others")
 def test_reads_what_enroot_writes() -> None:
     run = etc.read_rc(ENROOT, "# a comment\n")
     assert run is not None
@@ -113,6 +117,7 @@ def test_another_script_needs_a_shell(before: str, after: str) -> None:
     assert etc.read_rc(ENROOT.replace(before, after), "") is None
 
 
+@pytest.mark.parity("/etc/rc.local")
 def test_commands_in_rc_local_need_a_shell() -> None:
     assert etc.read_rc(ENROOT, 'exec "$@"\n') is None
 

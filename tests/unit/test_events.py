@@ -35,6 +35,7 @@ def lines(path: pathlib.Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parity("a schema that is documented")
 def test_a_record_has_the_documented_keys_and_no_other(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "events"
     with Recording("pull", str(file), image="reg/image:1", job=7, step="7.0"):
@@ -71,7 +72,8 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_a_start_knows_what_its_pull_found_and_a_pull_the_step_that_it_is_for(tmp_path: pathlib.Path) -> None:
+def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> None:
+    """A start's record has what its pull found, and a pull's has the step."""
     file = tmp_path / "events"
     with Recording("step", str(file), job=3, step="3.1"), Recording("pull", str(file), image="a"):
         recording.fact(digest="sha256:2")
@@ -80,6 +82,7 @@ def test_a_start_knows_what_its_pull_found_and_a_pull_the_step_that_it_is_for(tm
     assert (step["image"], step["digest"], step["cache"]) == ("a", "sha256:2", "hit")
 
 
+@pytest.mark.parity("neither an image nor another user makes or redirects a record")
 def test_words_from_elsewhere_cannot_make_a_line(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "events"
     hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
@@ -109,6 +112,7 @@ def test_in_a_directory_each_user_has_a_file(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / f"{os.geteuid()}.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parity("ENROOT_EVENTS=journald")
 @pytest.mark.parametrize("where", ["journald", "syslog"])
 def test_a_daemon_gets_a_line_in_its_own_form(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -130,6 +134,7 @@ def test_a_daemon_gets_a_line_in_its_own_form(
     assert json.loads(text)["image"] == "a"
 
 
+@pytest.mark.parity("nothing waits for a record or fails for want of one")
 def test_a_daemon_that_reads_nothing_is_not_waited_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,9 +173,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(
     assert words.get(what, "No such file or directory") in said
 
 
-def test_a_record_for_which_there_is_not_enough_room_costs_a_warning(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_without_room_costs_a_warning(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part of it fits: that is no reason to say nothing."""
     file = tmp_path / "events"
     file.write_text("x" * 900 + "\n")
@@ -193,6 +196,7 @@ def test_phases_in_words() -> None:
     assert re.fullmatch(r"\d\.\d\d s: image 2\.50 s \(1\.2 MB fetched\), hooks 0\.25 s", event.words())
 
 
+@pytest.mark.parity("a schema that is documented")
 @pytest.mark.parametrize(
     "rows",
     [

@@ -69,6 +69,7 @@ def test_libfabric_of_cray_with_its_provider(cray: FakeHost, tmp_path: pathlib.P
     assert [why.partition(":")[0] for why in fit.left_out] == ["libother-fi.so"] and "libgone.so.1" in fit.left_out[0]
 
 
+@pytest.mark.parity("what the image has of that is the image's")
 def test_libraries_of_efa_with_the_drivers_of_verbs(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     [fit], edits = fits(amazon, image(tmp_path), caller(CXI))
     assert fit.reasons == [] and fit.left_out == []
@@ -82,6 +83,7 @@ SETTING = "ENROOT_FABRIC, environment"
 BY_CXI, BY_PLUGIN = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 
 
+@pytest.mark.parity("never by default")
 @pytest.mark.parametrize(
     ("annotations", "setting", "wanted"),
     [
@@ -109,6 +111,7 @@ def test_who_asks_for_what(annotations: tuple[str, ...], setting: str, wanted: l
     assert [want.required for want in warned] == [want.origin != SETTING for want in wants]
 
 
+@pytest.mark.parity("never by default")
 @pytest.mark.parametrize(
     ("annotation", "why"),
     [
@@ -125,6 +128,7 @@ def test_annotations_that_make_no_sense(annotation: str, why: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parity("in the place of an older one")
 def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     """Each copy that programs may find, and none beside them; without links that lead to it."""
     image(tmp_path)
@@ -148,6 +152,7 @@ def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path
         assert edits.environ.get("FI_PROVIDER_PATH") == value
 
 
+@pytest.mark.parity("not where the image's glibc is too old")
 def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     build(
@@ -161,6 +166,7 @@ def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) 
     assert not edits.files
 
 
+@pytest.mark.parity("what the image has of that is the image's")
 def test_what_the_image_has_is_the_images(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     versions = ["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_1.14", "IBVERBS_PRIVATE_56"]
@@ -170,9 +176,8 @@ def test_what_the_image_has_is_the_images(amazon: FakeHost, tmp_path: pathlib.Pa
     assert not fit.reasons and list(edits.files) == [f"{LIB}/libfabric.so.1"]
 
 
-def test_what_the_image_has_of_an_older_release_comes_with_all_that_shares_its_symbols(
-    amazon: FakeHost, tmp_path: pathlib.Path
-) -> None:
+@pytest.mark.parity("what the image has of that is the image's")
+def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
     """The image's libefa is too old, and the host's needs private symbols of the host's libibverbs."""
     image(tmp_path)
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_PRIVATE_30"])
@@ -182,6 +187,7 @@ def test_what_the_image_has_of_an_older_release_comes_with_all_that_shares_its_s
     assert {f"{LIB}/libibverbs.so.1", f"{LIB}/libefa.so.1", f"{LIB}/libibverbs/libefa-rdmav34.so"} <= set(edits.files)
 
 
+@pytest.mark.parity("not where the image's glibc is too old")
 def test_an_image_with_an_older_c_library(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     host = fakehost.FakeHost(tmp_path / "host")
     libc = build(host.root, "/stub/libc.so.6", versions=["GLIBC_2.4", "GLIBC_2.38"])
@@ -192,6 +198,7 @@ def test_an_image_with_an_older_c_library(cray: FakeHost, tmp_path: pathlib.Path
     assert not fit.reasons and [path.rpartition("/")[2] for path in edits.files] == ["libfabric.so.1"]
 
 
+@pytest.mark.parity("not where the image's glibc is too old")
 def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     (tmp_path / "musl/lib").mkdir(parents=True)
     [fit], _ = fits(cray, tmp_path / "musl", caller(CXI))
@@ -204,6 +211,7 @@ def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: 
     assert fit.reasons[0].endswith(f"is for {os.uname().machine}, and the image for riscv64")
 
 
+@pytest.mark.parity("UCX, as a whole with its modules")
 def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
     """What it loads covers what the image's would; where the image's is in a directory of its own, there."""
     image(tmp_path)
@@ -223,6 +231,7 @@ def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> N
     assert edits.tmpfs == [f"{place}/ucx"] and edits.environ == {"UCX_MODULE_DIR": f"{place}/ucx"}
 
 
+@pytest.mark.parity("UCX, as a whole with its modules")
 def test_ucx_that_lacks_what_the_images_gives(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     build(tmp_path, f"{LIB}/libucp.so.0", symbols=["ucp_init", "ucp_new_call"])
@@ -230,6 +239,7 @@ def test_ucx_that_lacks_what_the_images_gives(infiniband: FakeHost, tmp_path: pa
     assert len(fit.reasons) == 1 and "lacks ucp_new_call" in fit.reasons[0]
 
 
+@pytest.mark.parity("com.hooks.aws_ofi_nccl")
 def test_the_plugin_of_nccl_has_its_own_name_and_variant(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     results, edits = fits(cray, tmp_path, caller(PLUGIN, CUDA12))
@@ -246,6 +256,7 @@ def test_the_plugin_of_nccl_has_its_own_name_and_variant(cray: FakeHost, tmp_pat
     assert " has no libnccl-net-ofi.so in " in fit.reasons[0]
 
 
+@pytest.mark.parity("com.hooks.cxi")
 def test_devices_that_slurm_names_and_those_of_mellanox(
     cray: FakeHost, amazon: FakeHost, tmp_path: pathlib.Path
 ) -> None:
@@ -256,6 +267,8 @@ def test_devices_that_slurm_names_and_those_of_mellanox(
     assert not edits.nodes
 
 
+@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.security("I5")
 def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Path) -> None:
     image(tmp_path / "image")
     host = slingshot(tmp_path / "host")
@@ -279,6 +292,8 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
         assert f"{library} belongs to uid 4711, not to uid 0" in fit.reasons[0]
 
 
+@pytest.mark.parity("what others could have made is not brought")
+@pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
 def test_what_an_image_has_instead_of_a_library(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:
     """Nothing is waited for or followed; to the loader it would be none, and so it is to us."""

@@ -32,6 +32,7 @@ def test_kind_of_what_is_not_there_yet_is_that_of_its_parent() -> None:
     assert filesystems.kind("/dev/shm/no/such/place") == filesystems.kind("/dev/shm")
 
 
+@pytest.mark.clusters("NFS or Lustre, and no local disk")
 @pytest.mark.parametrize("name", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "fuse.sshfs", "ceph", "wekafs"])
 def test_network_file_systems_are_known(name: str) -> None:
     assert name in filesystems.NETWORK

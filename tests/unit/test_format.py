@@ -12,7 +12,8 @@ from enroot_py.store import format
 from enroot_py.store.store import Store
 
 
-def test_a_store_is_marked_when_it_is_made_and_so_is_one_of_before(tmp_path: Path) -> None:
+@pytest.mark.parity("a store says which format it has")
+def test_new_and_old_stores_are_marked(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, create=True)
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
@@ -23,6 +24,7 @@ def test_a_store_is_marked_when_it_is_made_and_so_is_one_of_before(tmp_path: Pat
     assert os.readlink(f"{root}/format") == str(format.FORMAT)
 
 
+@pytest.mark.parity("a store says which format it has")
 @pytest.mark.parametrize(
     ("given", "said"), [("99", "a later penroot made"), ("0", "an earlier penroot made"), ("x", "nobody knows")]
 )

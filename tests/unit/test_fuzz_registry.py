@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import gzip
 import json
 import pathlib
 import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,14 +20,13 @@ from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.reference import Reference
 from enroot_py.registry.repository import Repository
 from enroot_py.store.imageconfig import ImageConfig
+from tests.fakeregistry import Fake, Reply, fake
 from tests.images import OCI
 from tests.unit.test_fuzz import retyped
 
 pytestmark = pytest.mark.soak
 
 SECRET = "hunter2"
-BASIC = base64.b64encode(f"me:{SECRET}".encode())
-TLS = b"\x16"  # begins a handshake
 D = "sha256:" + "0" * 64
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": D, "size": 2}, "layers": [{"digest": D, "size": 9}]})
 WORDS = [
@@ -81,46 +77,12 @@ WORDS = [
 ]
 
 
-class Raw:
-    """A listener on loopback that answers each request with what ``reply`` makes of its first line."""
-
-    def __init__(self, address: str, reply: Callable[[bytes], bytes]) -> None:
-        self.reply = reply
-        self.heard = b""
-        self._listener = socket.create_server((address, 0))
-        self.host = f"{address}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.settimeout(2)
-                    asked = b""
-                    while b"\r\n\r\n" not in asked and asked[:1] != TLS and (more := connection.recv(1 << 16)):
-                        asked += more
-                    self.heard += asked
-                    if asked[:1] != TLS:
-                        connection.sendall(self.reply(asked.partition(b"\r\n")[0]))
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-
 @pytest.fixture
-def servers() -> Iterator[tuple[Raw, Raw]]:
+def servers() -> Iterator[tuple[Fake, Fake]]:
     """The registry, and another one that it may send its clients to."""
-    both = (
-        Raw("127.0.0.2", lambda asked: b""),
-        Raw("127.0.0.3", lambda asked: answer(b"200 OK", b"", b'{"token": "x"}')),
-    )
-    yield both
-    for server in both:
-        server.close()
+    token = Reply(raw=answer(b"200 OK", b"", b'{"token": "x"}'))
+    with fake(bind="127.0.0.2") as registry, fake(lambda request: token, bind="127.0.0.3") as other:
+        yield registry, other
 
 
 def answer(status: bytes, headers: bytes, body: bytes) -> bytes:
@@ -161,7 +123,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_mutated_answers(
-    servers: tuple[Raw, Raw], tmp_path: pathlib.Path, rng: random.Random, soak: bool, monkeypatch: pytest.MonkeyPatch
+    servers: tuple[Fake, Fake], tmp_path: pathlib.Path, rng: random.Random, soak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, other = servers
     config = tmp_path / ".config/enroot"
@@ -187,7 +149,7 @@ def test_mutated_answers(
     monkeypatch.setattr(site, "tls", lambda: context)  # to read the authorities takes longer than all the rest
     for _ in range(20_000 if soak else 300):
         replies = [mutate(rng.choice(known), rng) for _ in range(rng.randint(1, 4))]
-        server.reply = lambda asked, replies=replies: rng.choice(replies)  # type: ignore[misc]
+        server.answer = lambda request, replies=replies: Reply(raw=rng.choice(replies))  # type: ignore[misc]
         client = Repository(Reference(server.host, "team/app", "1"), found)
         began = time.monotonic()
         try:
@@ -197,8 +159,8 @@ def test_mutated_answers(
         except BaseException as e:
             raise AssertionError(replies) from e
         assert time.monotonic() - began < 30, replies
-        assert BASIC not in other.heard and b"abc" not in other.heard, replies
-        server.heard = other.heard = b""
+        assert not other.logins & {f"me:{SECRET}", "abc"}, replies
+        other.seen.clear()
 
 
 def test_mutated_addresses_mean_one_thing(rng: random.Random, soak: bool) -> None:
@@ -264,7 +226,7 @@ DOCUMENTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
 def test_documents_with_fields_of_other_types(
-    servers: tuple[Raw, Raw],
+    servers: tuple[Fake, Fake],
     tmp_path: pathlib.Path,
     rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
@@ -280,17 +242,17 @@ def test_documents_with_fields_of_other_types(
     challenge = f'WWW-Authenticate: Bearer realm="http://{server.host}/token"\r\n'.encode()
     for data in retyped(DOCUMENTS[kind]):
 
-        def reply(asked: bytes, data: bytes = data) -> bytes:
+        def reply(path: str, data: bytes = data) -> bytes:
             if kind == "token":
-                token = b"/token" in asked
+                token = "/token" in path
                 return answer(b"200 OK", b"", data) if token else answer(b"401 No", challenge, b"{}")
             if kind == "errors":
                 return answer(rng.choice((b"400 No", b"403 No", b"429 Wait")), b"", data)
             if kind == "tags":
-                return answer(b"200 OK", b"", data) if b"/tags/" in asked else answer(b"404 No", b"", b"{}")
+                return answer(b"200 OK", b"", data) if "/tags/" in path else answer(b"404 No", b"", b"{}")
             return answer(b"200 OK", b"", data)
 
-        server.reply = reply
+        server.answer = lambda request, reply=reply: Reply(raw=reply(request.path))  # type: ignore[misc]
         authorization._TOKENS.clear()
         client = Repository(Reference(server.host, "team/app", "1"), found)
         try:

@@ -28,6 +28,7 @@ def test_what_the_image_says_stays() -> None:
 AMD = {"PENROOT_GPU_KIND": "amd.com/gpu"}
 
 
+@pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 @pytest.mark.parametrize(
     ("of_container", "told", "first", "others"),
     [("2,3", "2,3", "0,1", "0,1"), ("2,3", "3", "1", "0"), ("0,1", "1", "1", "0"), ("0,1", "0,1", "0,1", "0,1")],
@@ -48,6 +49,7 @@ def test_what_a_user_has_set_besides_is_his() -> None:
     assert variables(task, {"PENROOT_GPUS": "2,3", **AMD}) == {"ROCR_VISIBLE_DEVICES": "0,1"}
 
 
+@pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_level_zero_counts_the_gpus_of_the_container() -> None:
     task = Job([("verb", "join"), ("environ", "ZE_AFFINITY_MASK=5")])
     image = {"PENROOT_GPUS": "4,5", "PENROOT_GPU_KIND": "intel.com/gpu"}

@@ -38,6 +38,7 @@ def context(tmp_path: pathlib.Path) -> Callable[..., hooks.Context]:
     return make
 
 
+@pytest.mark.parity("10-shadow: passwd")
 def test_the_caller_is_in_passwd_before_others(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("root:x:0:0::/r:/s\nme:x:7:7::/:/\nother:x:1234:1::/:/\ndaemon:x:1:1::/:/\n")
@@ -48,6 +49,7 @@ def test_the_caller_is_in_passwd_before_others(context: Callable[..., hooks.Cont
     assert (tmp_path / "home/me").is_dir()
 
 
+@pytest.mark.parity("10-shadow: passwd")
 def test_groups_of_the_image_with_the_number_of_the_callers_stay(
     context: Callable[..., hooks.Context], tmp_path: pathlib.Path
 ) -> None:
@@ -60,6 +62,8 @@ def test_groups_of_the_image_with_the_number_of_the_callers_stay(
     assert lines[3:] == ["wheel:x:0:other", "staff:x:1234:other"]
 
 
+@pytest.mark.parity("10-shadow: shadow")
+@pytest.mark.security("I8")
 def test_who_is_in_no_shadow_file_is_added(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     (tmp_path / "etc").mkdir()
     for name, text in {
@@ -88,11 +92,13 @@ def test_who_is_in_no_shadow_file_is_added(context: Callable[..., hooks.Context]
     assert (tmp_path / "etc/shadow").read_bytes() == before
 
 
+@pytest.mark.parity("10-shadow: shadow")
 def test_an_image_without_shadow_files_gets_none(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     load("10-shadow").run(context())
     assert not list((tmp_path / "etc").glob("*shadow*"))
 
 
+@pytest.mark.parity("10-aptfix")
 def test_apt_has_no_user_of_its_own(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("_apt:x:100:65534::/nonexistent:/usr/sbin/nologin\n")
@@ -105,6 +111,7 @@ def test_root_is_not_listed_twice(context: Callable[..., hooks.Context], tmp_pat
     assert (tmp_path / "etc/passwd").read_text().count(":0:0:") == 1
 
 
+@pytest.mark.parity("10-localtime")
 def test_time_zone_of_the_host(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     if not os.path.islink("/etc/localtime"):
         pytest.skip("this machine has no time zone to hand on")
@@ -138,6 +145,7 @@ def test_a_broken_hook_is_named(context: Callable[..., hooks.Context], tmp_path:
         hooks.run(load_all(tmp_path), context())
 
 
+@pytest.mark.parity("10-shadow: home")
 def test_home_is_made_as_the_image_says(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     for name, text in {
         "etc/skel/.bashrc": "bashrc",
@@ -157,6 +165,7 @@ def test_home_is_made_as_the_image_says(context: Callable[..., hooks.Context], t
     assert (tmp_path / "etc/passwd").read_text().splitlines()[2].endswith(":/bin/fish")
 
 
+@pytest.mark.parity("10-shadow: home")
 def test_no_home_where_the_image_wants_none(context: Callable[..., hooks.Context], tmp_path: pathlib.Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/login.defs").write_text("CREATE_HOME no\n")
@@ -165,6 +174,7 @@ def test_no_home_where_the_image_wants_none(context: Callable[..., hooks.Context
     assert not (tmp_path / "var").exists()
 
 
+@pytest.mark.parity("10-aptfix")
 @pytest.mark.parametrize(("debian", "root"), [(True, True), (True, False), (False, True)])
 def test_apt_stays_root(
     context: Callable[..., hooks.Context], tmp_path: pathlib.Path, debian: bool, root: bool

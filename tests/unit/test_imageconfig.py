@@ -34,7 +34,8 @@ def test_labels_and_volumes_are_objects(fields: dict[str, object]) -> None:
         config(**fields).files("docker://r#x:1")
 
 
-def test_one_string_is_one_word_and_nothing_is_the_default_command() -> None:
+def test_one_string_is_one_word() -> None:
+    """Without words, the default command runs."""
     assert b"exec 'a b' \"$@\"" in config(Entrypoint="a b").files("u")["rc"]
     assert b"exec  '/bin/sh'" in config().files("u")["rc"]
 

@@ -1,9 +1,10 @@
-"""The house's rules about imports: rooms with one-way doors, and a start path that imports next to nothing."""
+"""Rules of the source: rooms with one-way doors, a start path that imports next to nothing, sizes that one can read."""
 
 from __future__ import annotations
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# What each room of enroot_py may import beside itself and what the package has (__init__.py): README.md draws it.
+# What each room of enroot_py may import beside itself and what the package has (__init__.py): README.md draws them.
 ROOMS = {
     "base": "",
     "config": "base",
@@ -28,8 +29,8 @@ ROOMS = {
 }
 # These modules of pyxis_py enter containers; the others take base alone.
 ENTERING = set(
-    "held step leave entrypoint attached options environments pins submit swarm sent check reach manual "
-    "joined sshd".split()
+    "held step leave entrypoint attached options environments header importer pins submit swarm sent check reach "
+    "manual joined settings sshd".split()
 )
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
@@ -41,6 +42,8 @@ HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
     "collections functools contextlib signal inspect".split()
 )
+
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_TEST_NAME_CHARACTERS = 500, 60, 60
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -105,23 +108,25 @@ def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:
             assert names <= DECIDING | PURE | {"enroot_py.swarm"}, f"{module}: {names}"
 
 
-def test_readme_and_developing_show_the_same_rooms() -> None:
-    pictures = [
-        picture
-        for page in ("README.md", "docs/developing.md")
-        for picture in (ROOT / page).read_text().split("```")[1::2]
-        if "base ◄" in picture
-    ]
-    assert len(pictures) == 2 and pictures[0] == pictures[1]
-    assert {name for name in ROOMS if f" {name} " in pictures[0].replace("\n", " ")} == set(ROOMS) - {"main", "errors"}
-
-
-def test_every_room_has_its_rule_and_nothing_but_words() -> None:
-    packages = {path.parent.name: path for path in (ROOT / "enroot_py").glob("*/__init__.py")}
+def test_every_room_has_its_rule() -> None:
     assert {room(module) for module in modules() if module.startswith("enroot_py.")} == set(ROOMS)
-    for name, path in packages.items():
-        (docstring,) = ast.parse(path.read_text()).body
-        assert isinstance(docstring, ast.Expr), f"{name}/__init__.py has more than its docstring"
+
+
+def test_modules_and_functions_are_short() -> None:
+    for name, path in modules().items():
+        text = path.read_text()
+        assert text.count("\n") <= MAX_MODULE_LINES, name
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, f"{name} {node.name}"
+
+
+def test_names_of_tests_are_short() -> None:
+    names = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(names) > 1000
+    assert not {name for name in names if len(name) > MAX_TEST_NAME_CHARACTERS}
 
 
 def test_no_circles() -> None:
@@ -162,10 +167,11 @@ def test_start_path_imports_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", helper._LATER)
-def test_what_a_helper_loads_while_it_waits_is_there_and_not_heavy(module: str) -> None:
+def test_modules_of_a_waiting_helper_are_not_heavy(module: str) -> None:
     test_start_path_imports_nothing_heavy(module)
 
 
+@pytest.mark.parity("version")
 def test_version_imports_neither_click_nor_cffi() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"

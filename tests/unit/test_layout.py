@@ -16,10 +16,10 @@ A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 def test_images_are_known_in_the_options_of_an_overlay(root: str) -> None:
     lowerdirs = [f"{layout.image(root, A)}/head/fs", f"{layout.layer(root, C)}/fs"]
     options = "rw,relatime," + ",".join(f"lowerdir+={path}" for path in lowerdirs) + ",userxattr"
-    assert list(layout.images_in(options.encode())) == [A]
+    assert list(layout.images_in(options)) == [A]
     both = f"rw,lowerdir={lowerdirs[0]}:{layout.image(root, B)}/head/fs,userxattr"
-    assert list(layout.images_in(both.encode())) == [A, B]
-    assert list(layout.images_in(f"lowerdir={root}/images/{'a' * 63}/head/fs,upperdir={root}".encode())) == []
+    assert list(layout.images_in(both)) == [A, B]
+    assert list(layout.images_in(f"lowerdir={root}/images/{'a' * 63}/head/fs,upperdir={root}")) == []
 
 
 def test_an_image_is_known_by_its_squashfs_file() -> None:

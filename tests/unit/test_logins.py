@@ -70,7 +70,7 @@ def test_what_is_no_registry(text: str) -> None:
     assert "HOST:PORT" in caught.value.hint
 
 
-def test_a_login_is_for_its_user_alone_and_what_else_is_there_stays(file: AuthFile) -> None:
+def test_login_is_private_and_keeps_other_entries(file: AuthFile) -> None:
     other = {"auths": {"other.io": {"auth": "eA=="}, "reg.io/team": {"auth": "eQ=="}}, "HttpHeaders": {"X": "1"}}
     write(file, other)
     Path(file.path).chmod(0o644)
@@ -103,6 +103,7 @@ def test_a_port_is_another_registry(file: AuthFile) -> None:
     assert not file.remove(registry("reg.io:5000"))
 
 
+@pytest.mark.parity("login: by the helper program that docker's file names")
 @pytest.mark.parametrize("config", [{"credsStore": "box"}, {"credHelpers": {"reg.io": "box"}, "credsStore": "other"}])
 def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
     write(file, config)
@@ -171,6 +172,7 @@ def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
         file.add(registry("reg.io"), LOGIN)
 
 
+@pytest.mark.security("G2")
 def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None:
     place = tmp_path / "open"
     place.mkdir()

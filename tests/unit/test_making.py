@@ -23,14 +23,15 @@ def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, director
     return path
 
 
-def test_a_file_that_does_not_get_its_name_is_not_left_under_another(tmp_path: Path) -> None:
+def test_file_that_gets_no_name_is_removed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"), making.File(str(tmp_path / (256 * "x"))) as file:
         file.publish(replace=True)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_file_has_its_name_when_it_is_whole_and_replaces_only_when_asked(tmp_path: Path, replace: bool) -> None:
+def test_file_gets_its_name_when_it_is_whole(tmp_path: Path, replace: bool) -> None:
+    """The file replaces another one only if asked to."""
     path = tmp_path / "made"
     with making.File(str(path)) as file:
         os.write(file.fd, b"one")
@@ -86,7 +87,7 @@ def test_a_users_own_names_are_left_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted(mine)
 
 
-def test_what_a_maker_on_another_node_left_is_swept_where_locks_hold_for_all(tmp_path: Path) -> None:
+def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
     """On one machine's own file system the lock tells, whatever the name of the node was."""
     (tmp_path / ".x.elsewhere.1-abcd.making").mkdir()
     making.sweep(str(tmp_path))
@@ -121,3 +122,31 @@ def test_what_was_swept_before_it_was_locked_is_made_anew(
             file.publish(replace=True)
     os.close(swept[0])
     assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("before", ["", "old"])
+def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    if before:
+        Path("made").write_text(before)
+    making.write("made", b"new", 0o640)
+    assert os.listdir() == ["made"] and Path("made").read_text() == "new"
+    assert Path("made").stat().st_mode & 0o7777 == 0o640
+
+
+def test_written_file_replaces_another_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    making.write(str(path), b"one", replace=False)
+    with pytest.raises(FileExistsError):
+        making.write(str(path), b"two", replace=False)
+    assert os.listdir(tmp_path) == ["made"] and path.read_text() == "one"
+
+
+def test_symbolic_link_replaces_what_is_there(tmp_path: Path) -> None:
+    making.symlink("a", str(tmp_path / "link"))
+    making.symlink("b", str(tmp_path / "link"))
+    assert os.listdir(tmp_path) == ["link"] and os.readlink(tmp_path / "link") == "b"
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        making.symlink("c", str(tmp_path / "directory"))
+    assert sorted(os.listdir(tmp_path)) == ["directory", "link"]

@@ -23,6 +23,7 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
     return {"digest": f"{number:064}", "platform": found}
 
 
+@pytest.mark.parity("attestations in an index")
 @pytest.mark.parametrize(
     ("arch", "there", "chosen"),
     [
@@ -43,6 +44,7 @@ def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
     assert [int(digest) for digest, _ in manifests.choose(found, Platform(arch), "an image")] == [chosen]
 
 
+@pytest.mark.parity("attestations in an index")
 @pytest.mark.parametrize(
     ("arch", "there"),
     [

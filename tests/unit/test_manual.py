@@ -11,12 +11,11 @@ import pytest
 from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import SETTINGS, Setting
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
 from pyxis_py.options import OPTIONS, Option
 from pyxis_py.settings import SETTINGS as ARGUMENTS
-from pyxis_py.settings import PluginSetting
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
@@ -28,6 +27,7 @@ def plain(name: str) -> str:
     return re.sub(r"\\f[BR]", "", text)
 
 
+@pytest.mark.parity("manual pages")
 def test_every_verb_has_a_page_and_is_in_the_first_one() -> None:
     verbs = {verb for verb, command in penroot.commands.items() if not command.hidden}
     assert set(OF_PENROOT) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
@@ -35,6 +35,7 @@ def test_every_verb_has_a_page_and_is_in_the_first_one() -> None:
         assert f"penroot-{verb}(1)" in plain("penroot.1")
 
 
+@pytest.mark.parity("manual pages")
 @pytest.mark.parametrize("verb", sorted(set(penroot.commands) - {"start", "batch", "manual"}))
 def test_every_option_is_in_the_page_of_its_verb(verb: str) -> None:
     page = plain(f"penroot-{verb}.1")
@@ -59,6 +60,7 @@ def test_every_setting_is_explained(setting: object) -> None:
     assert setting.variable in page  # type: ignore[attr-defined]
 
 
+@pytest.mark.parity("manual pages: pyxis-py(1)")
 @pytest.mark.parametrize("command", commands.commands.values(), ids=lambda command: command.name)
 def test_every_command_of_the_plugin_is_in_its_page(command: click.Command) -> None:
     page = plain("pyxis-py.1")
@@ -68,6 +70,7 @@ def test_every_command_of_the_plugin_is_in_its_page(command: click.Command) -> N
             assert f"{command.name} {parameter.opts[0]}" in page, parameter.name
 
 
+@pytest.mark.parity("manual pages: pyxis-py(1)")
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_of_a_step_is_explained(option: Option) -> None:
     page = plain("penroot-srun.7")
@@ -75,8 +78,9 @@ def test_every_option_of_a_step_is_explained(option: Option) -> None:
         assert words in page
 
 
+@pytest.mark.parity("manual pages: pyxis-py(1)")
 @pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
-def test_every_argument_of_the_plugin_is_explained(setting: PluginSetting) -> None:
+def test_every_argument_of_the_plugin_is_explained(setting: Setting) -> None:
     page = plain("pyxis-py.1")
     assert f"{setting.name}={setting.default}\n" in page
     assert setting.doc in page

@@ -38,6 +38,7 @@ def verbs(edits: Edits) -> set[str]:
     return {path.rpartition("/")[2] for path in edits.nodes if "uverbs" in path}
 
 
+@pytest.mark.parity("99-mellanox: MELLANOX_VISIBLE_DEVICES")
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
@@ -63,6 +64,7 @@ def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, expected: set
         assert (dgx.root / target.lstrip("/")).is_dir(), path
 
 
+@pytest.mark.parity("99-mellanox: MELLANOX_VISIBLE_DEVICES")
 @pytest.mark.parametrize("visible", ["10", "mlx4_0", "-1", "0,x"])
 def test_what_is_not_there(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     with pytest.raises(HookError, match="MELLANOX_VISIBLE_DEVICES") as caught:
@@ -80,6 +82,7 @@ def test_device_that_is_named_and_has_no_node(tmp_path: pathlib.Path, box: pathl
     assert verbs(planned(host, box, "0")) == verbs(planned(host, box, "all")) == {"uverbs0"}
 
 
+@pytest.mark.parity("99-mellanox: uverbs")
 def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """By driver, then address, whatever the numbers of the nodes; other vendors come after."""
     host = FakeHost(tmp_path / "host")
@@ -114,6 +117,7 @@ def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
     assert {"/dev/infiniband/uverbs1", "/dev/infiniband/umad1", "/dev/infiniband/issm1"} <= set(edits.hidden)
 
 
+@pytest.mark.parity("missing InfiniBand trees")
 @pytest.mark.parametrize(
     "gone", ["sys/class/infiniband_mad", "sys/class/infiniband_verbs/abi_version", "dev/infiniband/rdma_cm"]
 )
@@ -158,6 +162,7 @@ def test_providers_of_the_host_on_request(dgx: FakeHost, box: pathlib.Path) -> N
     assert [path for path in edits.files if "/libibverbs/" in path] == ["/usr/lib64/libibverbs/libmlx5-rdmav34.so"]
 
 
+@pytest.mark.parity("50-sharp")
 @pytest.mark.parametrize(
     ("caller", "expected"),
     [

@@ -18,6 +18,7 @@ def test_all_fields() -> None:
     assert mount.propagation == linux.MS_SLAVE
 
 
+@pytest.mark.parity("fstab: omitted fields")
 @pytest.mark.parametrize(
     ("line", "source", "target", "fstype"),
     [
@@ -43,11 +44,13 @@ def test_a_bare_pair_is_a_bind() -> None:
     assert parse("/a /b").words == {"rbind", "x-create=auto"}
 
 
+@pytest.mark.parity("blank lines, comments and \\040 in fstab")
 def test_variables_and_escapes() -> None:
     mount = parse("${HOME}/x /b\\040c\\011d none bind")
     assert (mount.source, mount.target) == ("/home/a b/x", "/b c\td")
 
 
+@pytest.mark.parity("fstab: \\040 and its like")
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
@@ -94,6 +97,7 @@ def test_bad_lines_name_their_place(line: str) -> None:
         parse(line)
 
 
+@pytest.mark.parity("blank lines, comments and \\040 in fstab", "fstab: blank lines and comments")
 def test_file_skips_blank_lines_and_comments() -> None:
     text = "\n# comment\n  /a /b none bind\n\n"
     (mount,) = mounts.parse_file(text, {}, "f")
@@ -107,11 +111,13 @@ def test_describe_reads_back() -> None:
     assert again.source == "/a b"
 
 
+@pytest.mark.parity("/proc rw", "hosts, hostname")
 @pytest.mark.parametrize("text", mounts.SYSTEM.values(), ids=mounts.SYSTEM)
 def test_shipped_mounts_parse(text: str) -> None:
     assert list(mounts.parse_file(text, {}, "shipped"))
 
 
+@pytest.mark.parity("/etc/fstab: volumes")
 def test_fstab_escapes_what_would_be_read_as_something_else() -> None:
     assert mounts.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert "/a\\040b\\134\\044{HOME} " in mounts.write_image(["/a b\\${HOME}"])

@@ -25,7 +25,9 @@ def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
     return pods.advice(error, str(proc))
 
 
-def test_apparmor_that_restricts_namespaces_is_seen_and_the_fix_printed(tmp_path: pathlib.Path) -> None:
+@pytest.mark.clusters("A kernel that says no")
+@pytest.mark.parity("AppArmor that restricts user namespaces")
+def test_apparmor_restriction_is_named_with_its_fix(tmp_path: pathlib.Path) -> None:
     said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="1")
     profile = re.search(r"install -m 644 (\S+) /etc/apparmor.d/penroot", said)
     assert profile, said
@@ -64,6 +66,7 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
     return proc
 
 
+@pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
 def test_a_filter_is_named(tmp_path: pathlib.Path, error: int) -> None:
     said = advice(confined(tmp_path, seccomp="2"), OSError(error, os.strerror(error)))
@@ -72,6 +75,7 @@ def test_a_filter_is_named(tmp_path: pathlib.Path, error: int) -> None:
     )
 
 
+@pytest.mark.parity("seccomp and AppArmor are named by what the process is confined by")
 @pytest.mark.parametrize("profile", ["docker-default (enforce)", "cri-containerd.apparmor.d (enforce)"])
 def test_a_profile_is_named(tmp_path: pathlib.Path, profile: str) -> None:
     said = advice(confined(tmp_path, profile=profile), PermissionError(errno.EACCES, ""))
@@ -99,6 +103,7 @@ def test_control_groups_of_a_pod(tmp_path: pathlib.Path, options: tuple[str, str
     assert pods.cgroups_are_read_only(str(tmp_path / "mountinfo")) == read_only
 
 
+@pytest.mark.parity("AppArmor that restricts user namespaces")
 def test_profile_covers_every_program_that_makes_namespaces() -> None:
     text = (ROOT / "configs/apparmor/penroot").read_text()
     for program in ("@PREFIX@/bin/penroot", "/libexec}/penroot-unshare", "slurmstepd", "/libraries/ld-*"):

@@ -62,6 +62,7 @@ EVERY_LIBRARY = {*fakehost.LIBRARIES, *fakehost.INTERNAL, *fakehost.OWN}
 EVERY_CAP = {cap_number(MINORS[i], gi, c) for i in fakehost.MIG_GPUS for gi, ci in fakehost.MIGS for c in (None, ci)}
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_VISIBLE_DEVICES")
 @pytest.mark.parametrize(
     ("visible", "minors", "instances"),
     [
@@ -94,6 +95,7 @@ def test_selection(dgx: FakeHost, box: pathlib.Path, visible: str, minors: set[i
     assert {"libcuda", "libnvidia-ml"} <= libraries(edits)
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_VISIBLE_DEVICES")
 @pytest.mark.parametrize("visible", ["void", ""])
 def test_void_is_nothing(dgx: FakeHost, box: pathlib.Path, visible: str) -> None:
     assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible}).describe() == []
@@ -116,6 +118,7 @@ def test_caller_beats_image(dgx: FakeHost, box: pathlib.Path) -> None:
     assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "void"}, {"NVIDIA_VISIBLE_DEVICES": "all"}).describe() == []
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_DRIVER_CAPABILITIES")
 @pytest.mark.parametrize(
     ("said", "there", "not_there"),
     [
@@ -174,6 +177,7 @@ def test_image_that_is_not_debian(dgx: FakeHost, tmp_path: pathlib.Path) -> None
     assert f"/usr/lib64/libcuda.so.{VERSION}" in edits.files
 
 
+@pytest.mark.parity("98-nvidia: gdrdrv")
 def test_what_goes_with_gpudirect(dgx: FakeHost, box: pathlib.Path) -> None:
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} <= set(edits.nodes)
@@ -215,11 +219,13 @@ def test_what_loaders_of_graphics_read(tmp_path: pathlib.Path, box: pathlib.Path
     assert not [path for path in (*edits.files, *edits.links) if "vulkan" in path or "gbm" in path or "vdpau" in path]
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_MIG_CONFIG_DEVICES")
 def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
     said = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}
     assert caps(planned(dgx, box, said)) == {1, 2}
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_REQUIRE_*")
 @pytest.mark.parametrize(
     ("requirement", "met"),
     [
@@ -403,6 +409,7 @@ CLI = ["nvidia-container-cli", "--user"]
 CONFIGURE = ["configure", "--no-cgroups"]
 
 
+@pytest.mark.parity("98-nvidia: NVIDIA_DEBUG_LOG")
 @pytest.mark.parametrize(
     ("caller", "arguments"),
     [
@@ -734,6 +741,7 @@ def test_optional_things_may_be_missing(
     assert "nvidia-modprobe" in caught.value.hint
 
 
+@pytest.mark.parity("50-mig-config")
 def test_mig_config_hook(dgx: FakeHost, box: pathlib.Path) -> None:
     run = fakehost.hook("extra/50-mig-config.py")["run"]
     selections = {

@@ -10,6 +10,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
 from enroot_py.config.edf import Environment, FileEntry
+from enroot_py.config.table import SETTINGS
 from enroot_py.runtime.mountentries import MountEntry
 from pyxis_py import options
 from pyxis_py.header import c_header
@@ -58,6 +59,7 @@ def test_a_request_is_read_only() -> None:
         of().image = "other"
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -102,6 +104,7 @@ def test_a_squashfs_file_without_its_flag_says_it() -> None:
     assert "d.sqsh:/d:sqsh mounts what a squashfs file holds" in caught.value.hint
 
 
+@pytest.mark.parity("targets that are relative or lead out")
 @pytest.mark.parametrize(
     "given",
     [
@@ -180,6 +183,7 @@ def test_the_longest_name_still_is_a_file_name() -> None:
     assert len(f"pyxis_{2**32 - 1}_{of('container-name=' + name).name}") == 255
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
 def test_command_line_beats_variables() -> None:
     environ = {
         "PYXIS_CONTAINER_IMAGE": "other",
@@ -195,13 +199,16 @@ def test_command_line_beats_variables() -> None:
     }
 
 
-@pytest.mark.parametrize(("text", "said"), [("1", True), ("Yes", True), ("0", False), ("n", False), ("false", False)])
-def test_flags_in_variables(text: str, said: bool) -> None:
+@pytest.mark.parametrize("text", ["1", "Yes", "on", "t", "0", "n", "false", "OFF", "F"])
+def test_flags_in_variables(text: str) -> None:
+    said = text in ("1", "Yes", "on", "t")
+    assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is said
     assert of(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
     assert of(PYXIS_CONTAINER_READONLY=text).writable is not said
     assert of(PYXIS_CONTAINER_WRITABLE=text).writable is said
 
 
+@pytest.mark.parity("the command line wins over variables")
 @pytest.mark.parametrize("text", ["", "maybe", "2"])
 def test_a_flag_in_a_variable_is_yes_or_no(text: str) -> None:
     with pytest.raises(UsageError, match="^PYXIS_CONTAINER_REMAP_ROOT="):
@@ -235,7 +242,9 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
     assert of("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
-def test_options_without_a_container_are_ignored_with_a_line_each() -> None:
+@pytest.mark.parity("options without image or name are ignored and said so")
+def test_options_without_a_container_are_ignored() -> None:
+    """Each option is named in a line."""
     lines = ignored(of("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
         "ignoring --container-mounts",
@@ -273,6 +282,10 @@ def test_importing_costs_no_heavy_module() -> None:
         "enroot_py.base",
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
+        "enroot_py.base.log",
+        "enroot_py.config",
+        "enroot_py.config.table",
+        "enroot_py.config.words",
         "enroot_py.runtime",
         "enroot_py.runtime.mountentries",
         "pyxis_py",
@@ -307,6 +320,7 @@ def mounts(text: str) -> list[tuple[str, str]]:
     return [(mount.source, mount.target) for mount in parse([("container-mounts", text)], ENVIRON, "/work").mounts]
 
 
+@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -377,6 +391,7 @@ def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
 
+@pytest.mark.parity("srun --environment: options go before the file")
 def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
     request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
@@ -386,6 +401,7 @@ def test_options_go_before_a_file_and_a_file_before_variables() -> None:
     assert request.origins["entrypoint"] == "--no-container-entrypoint"
 
 
+@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
 def test_an_annotation_of_pyxis_is_an_option() -> None:
     text = "image a\nannotations.com.pyxis.entrypoint_log true"
     assert of_file(text).entrypoint_log is True
@@ -402,6 +418,7 @@ def test_a_file_may_be_asked_for_by_a_variable() -> None:
     assert asked[1:] == [("other", "--environment")]
 
 
+@pytest.mark.security("H11")
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [

@@ -15,7 +15,7 @@ from enroot_py import __version__
 from enroot_py.base import making
 from enroot_py.config.words import base_directories
 from packages import deb, description, place, recipes, rpm, tarball, tree, vendored
-from packages.description import MAIN, NAMES, PACKAGES, PLUGIN
+from packages.description import MAIN, NAMES, PACKAGES, PLUGIN, SIGNATURES, SSH
 from pyxis_py import prebuilt, settings
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,9 @@ def test_each_file_is_of_one_package() -> None:
         "usr/bin/enroot": NAMES,
         "usr/bin/enroot-mount": NAMES,
         "usr/libexec/penroot/enroot-mount": MAIN,  # by which hooks find it
-        "usr/lib/penroot-package/enroot_py/main.py": MAIN,
+        "usr/lib/penroot-package/modules.zip": MAIN,
+        "usr/lib/penroot-package/cryptography/hazmat/bindings/_rust.abi3.so": SIGNATURES,
+        "usr/lib/penroot-package/asyncssh/sftp.py": SSH,
         "usr/bin/pyxis-py": MAIN,
     }
     assert {path: description.owner(path) for path in owners} == owners
@@ -147,9 +149,8 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
     assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, 1763900000)}
 
 
-def test_the_plugin_in_use_is_that_which_came_unless_one_was_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parity("deb, rpm: the plugin of the machine's Slurm")
+def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = str(tmp_path)
     for release, number in (("22.05", "0x160500"), ("24.11", "0x180b00")):
         path = tmp_path / "plugins" / release / "spank_pyxis.so"

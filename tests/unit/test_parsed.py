@@ -79,6 +79,7 @@ def test_a_changed_file_is_parsed_again(
     assert read(conf, directory) == [("ENROOT_MAX_CONNECTIONS", 1, value)]
 
 
+@pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 @pytest.mark.parametrize("how", ["open directory", "open file", "link", "link to the directory"])
 def test_what_others_can_write_is_not_believed(
     conf: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, how: str

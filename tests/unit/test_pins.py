@@ -56,6 +56,7 @@ def test_what_a_job_carries_is_what_was_found() -> None:
     assert pins.loads(Pins({"reg/a:1": A}).dumps()) == Pins({"reg/a:1": A})
 
 
+@pytest.mark.security("H6")
 def test_what_a_user_makes_of_it_is_no_bug() -> None:
     chance = random.Random(15)
     words = [
@@ -160,6 +161,7 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
         submit.pinned(asked, submit.check(asked)[0])
 
 
+@pytest.mark.parity("digests, squashfs files")
 @pytest.mark.parametrize(
     ("given", "context"),
     [
@@ -177,12 +179,14 @@ def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], contex
     assert submit.pinned(asked, submit.check(asked)[0]) == ""
 
 
+@pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
 def test_a_site_may_leave_it_to_steps(argument: str) -> None:
     asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
     assert submit.pinned(asked, submit.check(asked)[0]) == ""
 
 
+@pytest.mark.parity("PYXIS_CONTAINER_PIN")
 @pytest.mark.parametrize(
     ("text", "pin"),
     [("no", False), ("NO", False), ("yes", True), ("a,reg#b:1,a", ("a", "reg#b:1")), ("docker://no", ("docker://no",))],
@@ -215,6 +219,7 @@ def test_what_has_no_tag_cannot_be_named(image: str) -> None:
         submit.pinned(asked, submit.check(asked)[0])
 
 
+@pytest.mark.parity("show_image=yes")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

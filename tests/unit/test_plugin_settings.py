@@ -26,6 +26,7 @@ def test_settings_are_read_only() -> None:
         load(()).runtime_path = "/x"
 
 
+@pytest.mark.parity("unknown arguments are an error")
 @pytest.mark.parametrize("argument", ["runtime_pth=/x", "runtime_path", ""])
 def test_unknown_arguments_are_refused_with_the_known_ones(argument: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -35,18 +36,20 @@ def test_unknown_arguments_are_refused_with_the_known_ones(argument: str) -> Non
 
 
 BAD = (
-    *("runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x"),
+    *("runtime_path=run", "container_scope=step", "sbatch_support=maybe", "importer=x", "swarm=", "runtime_path="),
     *("resolve_timeout=0", "resolve_timeout=1e3", "resolve_timeout=86400", "resolve_timeout="),
 )
 
 
+@pytest.mark.parity("resolve_timeout")
 @pytest.mark.parametrize("argument", BAD)
 def test_bad_values_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match=argument):
         load([argument])
 
 
-@pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=yes"])
+@pytest.mark.parity("use_enroot_load")
+@pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=On"])
 def test_what_has_no_effect_here_is_accepted(argument: str) -> None:
     assert getattr(load([argument]), argument.partition("=")[0]) is True
     assert SETTINGS[argument.partition("=")[0]].doc.startswith("without effect")

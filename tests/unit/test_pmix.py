@@ -29,6 +29,7 @@ def test_other_steps_are_none_of_it() -> None:
     assert pmix.check_root({}, 2) == ""
 
 
+@pytest.mark.parity("50-slurm-pmi")
 def test_munge_is_mounted_where_it_is_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pmix, "MUNGE", str(tmp_path))
     assert pmix.check_root(MUNGE, 2) == ""
@@ -54,7 +55,7 @@ def test_libraries_are_where_the_loader_looks() -> None:
     assert "/usr/lib64/libmpi.so.40" in asked
 
 
-def test_a_credential_that_the_image_cannot_give_is_not_asked_for() -> None:
+def test_credential_that_the_image_lacks_is_not_requested() -> None:
     everything = libraries("libpmix.so.2", "libmunge.so.2")
     assert pmix.security(MUNGE, everything, remap_root=True) == {"PMIX_SECURITY_MODE": "munge,native"}
     assert pmix.security(NATIVE, libraries("libpmix.so.2"), remap_root=False) == {"PMIX_SECURITY_MODE": "native"}
@@ -77,6 +78,7 @@ def test_what_a_hook_has_copied_is_told_from_words_of_the_user() -> None:
     assert not pmix.is_copy("PMIX_MCA_ptl", "tcp", server)
 
 
+@pytest.mark.parity("PMIx 3 and 5 in the image")
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     given = {**MUNGE, "PMIX_SECURITY_MODE": offered}

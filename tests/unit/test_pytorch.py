@@ -7,6 +7,7 @@ import pytest
 from pyxis_py.pytorch import first_host
 
 
+@pytest.mark.parity("50-slurm-pytorch")
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [

@@ -11,6 +11,15 @@ D = "sha256:" + "0123456789abcdef" * 4
 HUB = "registry-1.docker.io"
 
 
+@pytest.mark.parity(
+    "one canonical name for ubuntu",
+    "TAG@DIGEST",
+    "a registry's host name in capitals",
+    "no library/ on a private registry",
+    "URI: docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]",
+    "URI: a REGISTRY/ has a '.' or a ':'",
+    "URI: docker.io and index.docker.io are the hub",
+)
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
@@ -83,6 +92,7 @@ def test_user_is_kept() -> None:
     assert parse("docker://me@corp.com@reg.io/img").user == "me@corp.com"
 
 
+@pytest.mark.parity("the default file name has no library+", "default names of image files")
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -96,6 +106,7 @@ def test_default_file_name(text: str, name: str) -> None:
     assert parse(text).filename() == name
 
 
+@pytest.mark.parity("URI: docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]")
 @pytest.mark.parametrize(
     "text",
     [
@@ -111,6 +122,7 @@ def test_rejects(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parity("image.sqsh without ./")
 def test_file_name_as_image_says_how_to_write_a_path() -> None:
     with pytest.raises(ImageReferenceError) as caught:
         parse("/data/image.sqsh")
@@ -162,7 +174,7 @@ def test_images_that_are_here(text: str, canonical: str, filename: str) -> None:
     assert found.filename() == filename
 
 
-def test_password_in_the_name_of_an_engine_is_refused_and_not_shown() -> None:
+def test_password_for_an_engine_is_refused_and_hidden() -> None:
     for scheme in ("dockerd://", "podman://"):
         with pytest.raises(ImageReferenceError) as refused:
             parse(f"{scheme}alice:S3cret@registry.example/x")

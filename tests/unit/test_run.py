@@ -64,7 +64,7 @@ def test_warnings_of_a_success_are_shown(tmp_path: pathlib.Path, capsys: pytest.
     assert len(lines) == 11
 
 
-def test_the_process_that_becomes_it_is_prepared_and_does_not_run_for_ever(tmp_path: pathlib.Path) -> None:
+def test_program_is_prepared_and_has_a_deadline(tmp_path: pathlib.Path) -> None:
     assert Program(["/bin/pwd"], before=lambda: os.chdir(tmp_path)).run() == f"{tmp_path}\n"
     with pytest.raises(PenrootError, match="has not ended within 1 s"):
         Program(["/bin/sleep", "600"], timeout=1).run()

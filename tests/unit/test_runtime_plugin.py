@@ -21,8 +21,8 @@ def linked() -> list[pathlib.Path]:
 
 def test_it_answers_all_that_the_files_of_the_spank_plugin_ask() -> None:
     text = "".join(path.read_text() for path in linked())
-    items = set(re.findall(r"get_item\((S_\w+)", text))
-    functions = set(re.findall(r"\b(spank_\w+)\((?:step\.spank|\))", text)) - OF_SUBMIT
+    items = set(re.findall(r"get_item\(step, (S_\w+)", text))
+    functions = set(re.findall(r"\b(spank_\w+)\((?:step->spank|\))", text)) - OF_SUBMIT
     assert {"S_JOB_ENV", "S_TASK_ID"} <= items and {"spank_setenv", "spank_context"} <= functions
     assert items == set(re.findall(r"case (S_\w+):", PLUGIN))
     assert functions | {"spank_get_item"} == set(re.findall(r"^\w+ (spank_\w+)\(", PLUGIN, re.MULTILINE))

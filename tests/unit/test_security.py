@@ -1,4 +1,4 @@
-"""Every promise in docs/security.md has tests, and every attack belongs to a promise."""
+"""Every promise of docs/security.md and every row of its tables has tests, and every attack belongs to one of them."""
 
 from __future__ import annotations
 
@@ -6,49 +6,48 @@ import re
 
 import pytest
 
-from tests.parity import ROOT, exists
+from tests.docs import ROOT
+from tests.docs.proofs import marks
 
 PAGE = (ROOT / "docs/security.md").read_text()
 PROMISES = PAGE.partition("## The promise")[2].partition("## What is outside of the promise")[0]
-POINTS = [" ".join(point.split()) for point in re.split(r"^- ", PROMISES, flags=re.M)[1:]]
-TESTS = {
-    section.partition("\n")[0].lower(): re.findall(r"`([\w/]+\.py::\w+)`", section)
-    for section in re.split(r"^### ", (ROOT / "docs/security-tests.md").read_text(), flags=re.M)[1:]
-}
+POINTS = re.split(r"^- ", PROMISES, flags=re.M)[1:]
+ROWS = re.findall(r"^\| (?!---|request|setting).*", PAGE, flags=re.M)
+# KEY: [NAME](FILE), ...
+_PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./tests/[^)]+\))+)")
 
 
-def linked(text: str) -> list[str]:
-    """The sections of the page of tests to which a text links."""
-    return re.findall(r"\(security-tests\.md#(\w+)\)", text)
-
-
-def test_the_page_states_promises() -> None:
-    assert len(POINTS) > 30
+def proofs(text: str) -> dict[str, set[str]]:
+    """The keys in a text, each with the files to which it links."""
+    return {
+        key: set(re.findall(r"\(\.\./tests/(.*?)\)", links)) for key, links in _PROOF.findall(" ".join(text.split()))
+    }
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_promise_links_to_its_tests(point: str) -> None:
-    assert len(linked(point.partition(" | ")[0])) == 1, "no link to tests"
+    assert len(proofs(point.partition("\n\n")[0])) == 1, "no key with links to tests"
 
 
-@pytest.mark.parametrize("section", TESTS)
-def test_listed_tests_exist(section: str) -> None:
-    assert TESTS[section], "no test"
-    for test in TESTS[section]:
-        assert exists(test), f"no such test: {test}"
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_links_to_its_tests(row: str) -> None:
+    proof = row.rstrip(" |").rpartition(" | ")[2]
+    assert proofs(proof) or proof.startswith(("read in ", "tried with ")), "neither tests nor where that was read"
 
 
-def test_promises_and_lists_of_tests_match() -> None:
-    assert set(linked(PROMISES)) == set(TESTS)
+def test_keys_are_those_of_marks_and_links_lead_to_their_tests() -> None:
+    files = {key: {test.partition("::")[0] for test in tests} for key, tests in marks("security").items()}
+    assert proofs(PAGE) == files
 
 
 def test_every_attack_belongs_to_a_promise() -> None:
-    listed = " ".join(test for tests in TESTS.values() for test in tests)
-    for path in sorted((ROOT / "tests/attack").glob("test_*.py")):
-        assert f"attack/{path.name}::" in listed, path.name
+    proving = {test.partition("::")[0] for tests in marks("security").values() for test in tests}
+    assert {f"attack/{path.name}" for path in (ROOT / "tests/attack").glob("test_*.py")} <= proving
 
 
 def test_every_request_for_a_container_is_in_the_table() -> None:
-    tests = (ROOT / "tests/slurm/test_never_on_the_host.py").read_text()
-    named = set(re.findall(r"`(test_\w+)`", PROMISES))
-    assert set(re.findall(r"^def (test_\w+)", tests, flags=re.M)) == named
+    text = (ROOT / "tests/slurm/test_never_on_the_host.py").read_text()
+    proving = {test for tests in marks("security").values() for test in tests}
+    assert {
+        f"slurm/test_never_on_the_host.py::{name}" for name in re.findall(r"^def (test_\w+)", text, re.M)
+    } <= proving

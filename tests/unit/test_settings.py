@@ -23,11 +23,13 @@ def conf(environ: dict[str, str], text: str, name: str = "enroot.conf") -> None:
     path.write_text(text)
 
 
+@pytest.mark.parity("XDG_* and TMPDIR are their defaults")
 def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
     assert settings.load(environ).cache_path == "/home/x/.cache/enroot"
     assert settings.load({**environ, "XDG_CACHE_HOME": "/c"}).cache_path == "/c/enroot"
 
 
+@pytest.mark.parity("enroot.conf: $(id -u)", "variables beat files")
 def test_conf_beats_default_and_environment_beats_conf(environ: dict[str, str]) -> None:
     conf(environ, "# comment\n\nENROOT_DATA_PATH /data/$(id -u)/${NAME:-none}\nENROOT_REMAP_ROOT=yes\n")
     loaded = settings.load(environ)
@@ -37,6 +39,7 @@ def test_conf_beats_default_and_environment_beats_conf(environ: dict[str, str]) 
     assert settings.load({**environ, "ENROOT_REMAP_ROOT": "n"}).remap_root is False
 
 
+@pytest.mark.parity("enroot.conf.d/*.conf")
 def test_conf_d_comes_after_conf(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
     conf(environ, "ENROOT_MAX_CONNECTIONS 4\n", "enroot.conf.d/a.conf")
@@ -44,6 +47,9 @@ def test_conf_d_comes_after_conf(environ: dict[str, str]) -> None:
     assert settings.load(environ).max_connections == 4
 
 
+@pytest.mark.parity(
+    "ENROOT_LIBRARY_PATH", "enroot.conf: $(id -u)", "a wrong key or value is an error with file and line"
+)
 @pytest.mark.parametrize(
     "line",
     [
@@ -90,12 +96,14 @@ def test_expand_leaves_other_dollars() -> None:
     assert expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
 
 
+@pytest.mark.parity("enroot.conf: MELLANOX_*")
 def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
     conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n")
     loaded = settings.load(environ).replace("option", remap_root=True)
     assert loaded.passed_on == {"MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,video"}
 
 
+@pytest.mark.parity("enroot.conf: MELLANOX_*")
 def test_a_slip_is_told_from_a_variable_of_the_site(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_OUR_SCRATCH /scratch\n")
     assert settings.load(environ).passed_on == {"ENROOT_OUR_SCRATCH": "/scratch"}
@@ -105,6 +113,7 @@ def test_a_slip_is_told_from_a_variable_of_the_site(environ: dict[str, str]) -> 
     assert "ENROOT_REMAP_ROOT" in caught.value.hint
 
 
+@pytest.mark.parity("enroot.conf: KEY VALUE and KEY=VALUE", "enroot.conf: $(id -u)")
 @pytest.mark.parametrize(
     ("line", "value"),
     [
@@ -126,10 +135,17 @@ def test_lines_are_read_as_enroot_reads_them(environ: dict[str, str], line: str,
     assert settings.load(environ).data_path == value
 
 
+@pytest.mark.parity("no, n, N, NO, f, F, false, FALSE are no")
 @pytest.mark.parametrize("word", ["no", "n", "N", "NO", "f", "F", "false", "FALSE"])
 def test_words_for_no(environ: dict[str, str], word: str) -> None:
     conf(environ, f"ENROOT_NATIVE_OVERLAYFS {word}\n")
     assert settings.load(environ).native_overlayfs is False
+
+
+def test_setting_with_auto_names_it(environ: dict[str, str]) -> None:
+    assert settings.load({**environ, "ENROOT_RESTRICT_DEV": "auto"}).restrict_dev is (os.geteuid() == 0)
+    with pytest.raises(ConfigError, match="ENROOT_RESTRICT_DEV='maybe' must be yes, no or auto"):
+        settings.load({**environ, "ENROOT_RESTRICT_DEV": "maybe"})
 
 
 def test_slips_in_variables_are_told() -> None:
@@ -147,11 +163,13 @@ def test_what_makes_a_default_wrong_is_told(environ: dict[str, str]) -> None:
     assert "${XDG_DATA_HOME}/enroot" in e.value.hint
 
 
+@pytest.mark.parity("variables beat files")
 def test_an_empty_variable_is_an_unset_one(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_DATA_PATH /data\n")
     assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
 
 
+@pytest.mark.parity("ENROOT_GZIP_PROGRAM")
 def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
     conf(environ, "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")
     loaded = settings.load(environ)
@@ -159,9 +177,9 @@ def test_what_only_enroot_needs_is_accepted(environ: dict[str, str]) -> None:
     assert not set(loaded.passed_on) & set(UNUSED)
 
 
-def test_clean_form_goes_before_enroot_conf_and_the_user_before_the_system(
-    environ: dict[str, str], tmp_path: pathlib.Path
-) -> None:
+@pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
+def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """penroot.yaml takes precedence over enroot.conf, and the user's files over the system's."""
     conf(environ, "ENROOT_MAX_CONNECTIONS 1\nENROOT_CONNECT_TIMEOUT 1\nENROOT_STALL_TIMEOUT 1\n")
     conf(environ, "connect_timeout: 2\nstall_timeout: 2\n", "penroot.yaml")
     conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")

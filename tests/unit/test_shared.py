@@ -115,6 +115,7 @@ def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.clusters("Images that many jobs fetch, and a file system that all nodes see")
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 @pytest.mark.parametrize("what", ["blob", "damaged", "closed", "lock"])
 def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:

@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ def why(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestO
     return signatures.met(requirement, IMAGE, {D}, there)
 
 
+@pytest.mark.parity("cosign's signatures by key")
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_each_kind(kind: str) -> None:
     signer, other = Signer(kind), Signer(kind)
@@ -55,6 +57,29 @@ def test_keys_of_each_kind(kind: str) -> None:
         assert why(bad, keys=[signer]) == "none of 1 signature is by the key in P:1"
     for empty in (b"", b"\0" * len(good.signature)):
         assert why(Signature(good.payload, empty), keys=[signer])
+
+
+@pytest.mark.parametrize(
+    ("build", "hint"),
+    [
+        ("0123456789ab 2026-11-26 deb\n", "install the package penroot-signatures"),
+        ("0123456789ab 2026-11-26 make install\n", "make install EXTRAS=signatures"),
+        ("0123456789ab 2026-11-26 wheel\n", "pip install 'penroot[signatures]'"),
+        (None, "make dev"),
+    ],
+)
+def test_missing_library_is_named_with_its_package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, build: str | None, hint: str
+) -> None:
+    if build:
+        (tmp_path / "BUILD").write_text(build)
+    monkeypatch.setattr("enroot_py.base.build.FILE", str(tmp_path / "BUILD"))
+    signer = Signer("p256")
+    there = signed(signer)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(ConfigError, match="signatures needs the Python library cryptography") as raised:
+        why(there, keys=[signer])
+    assert raised.value.hint == hint
 
 
 def test_why_a_signature_is_not_good() -> None:
@@ -75,7 +100,7 @@ def test_why_a_signature_is_not_good() -> None:
         lambda d: d.update(critical=[]),
     ],
 )
-def test_what_a_key_has_signed_for_another_purpose_is_no_signature(change: Any) -> None:
+def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
     signer = Signer()
     document = json.loads(payload("reg.site/box:1", D))
     change(document)
@@ -84,6 +109,7 @@ def test_what_a_key_has_signed_for_another_purpose_is_no_signature(change: Any) 
     assert said == "what the key has signed is no signature of an image"
 
 
+@pytest.mark.parity("slips in a policy")
 @pytest.mark.parametrize(
     "make, said, hint",
     [
@@ -114,6 +140,7 @@ def test_what_is_no_key_is_told(make: str, said: str, hint: str) -> None:
     assert said in str(error.value) and str(error.value).startswith("P:3: ") and hint in error.value.hint
 
 
+@pytest.mark.parity("cosign's signatures by key")
 def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
     """Another program's: a key, and a signature over a payload."""
     data = payload("reg.site/box:1", D)
@@ -204,6 +231,7 @@ def found_in(registry: Registry) -> list[Signature]:
 SIG = D.replace(":", "-") + ".sig"
 
 
+@pytest.mark.security("S4")
 def test_the_last_signatures_are_looked_at_and_no_more() -> None:
     registry, good = Registry(), signed(Signer())
     layers = [registry.layer(good)] * (3 * MOST)
@@ -246,6 +274,7 @@ def bundled(*bundles: bytes, **more: object) -> list[Signature]:
     return found_in(registry)
 
 
+@pytest.mark.parity("bundles of sigstore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bundles_of_cosign_3(kind: str) -> None:
     """They name no image, which a rule has to say that it takes; another key, and another digest, are told."""
@@ -261,6 +290,7 @@ def test_bundles_of_cosign_3(kind: str) -> None:
     assert signatures.loads(Evidence((good,)).dumps()).signatures == (good,)
 
 
+@pytest.mark.parity("bundles of sigstore")
 @pytest.mark.parametrize(
     "body, kind",
     [

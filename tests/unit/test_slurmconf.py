@@ -16,6 +16,7 @@ def conf(directory: pathlib.Path, text: str, **files: str) -> SlurmConf:
     return SlurmConf(f"{directory}/slurm.conf")
 
 
+@pytest.mark.parity("Slurm's configuration")
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -39,6 +40,7 @@ def test_keys_and_their_values(tmp_path: pathlib.Path, text: str, value: str) ->
     assert again.value("ClusterName") == it.value("ClusterName")
 
 
+@pytest.mark.parity("Slurm's configuration")
 def test_what_is_included(tmp_path: pathlib.Path) -> None:
     text = f"ClusterName=big\nInclude %c.nodes\ninclude {tmp_path}/more\nPartitionName=p\n"
     it = conf(tmp_path, text, **{"big.nodes": "NodeName=n[1-9]\n", "more": "SlurmUser=slurm\n"})
@@ -48,6 +50,7 @@ def test_what_is_included(tmp_path: pathlib.Path) -> None:
     assert not SlurmConf(f"{tmp_path}/slurm.conf").is_open
 
 
+@pytest.mark.parity("Slurm's configuration")
 def test_plugins(tmp_path: pathlib.Path) -> None:
     stack = "# none\nrequired  a.so\ninclude stack.d/*.conf\noptional /x/c.so one two # three\nnonsense\n"
     (tmp_path / "stack.d").mkdir()

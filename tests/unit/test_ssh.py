@@ -120,7 +120,8 @@ def test_keys_are_the_users_alone_and_made_once(tmp_path: pathlib.Path) -> None:
     assert pathlib.Path(keys.path, "host.pub").read_bytes().split()[1] in listed.stdout
 
 
-def test_keys_of_other_jobs_are_removed_and_those_of_other_clusters_stay(tmp_path: pathlib.Path) -> None:
+def test_keys_of_other_jobs_are_removed(tmp_path: pathlib.Path) -> None:
+    """Keys of other clusters stay."""
     for cluster, job in (("lab", "41"), ("lab", "42"), ("lab-2", "7"), ("lab", "43")):
         JobKeys(str(tmp_path), cluster, job).make()
     (tmp_path / "ssh/.new-lab.41-x").mkdir()
@@ -151,6 +152,6 @@ def test_a_directory_that_others_see_is_refused(tmp_path: pathlib.Path, mode: in
 
 def test_without_asyncssh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncssh", None)
-    with pytest.raises(PenrootError, match="^asyncssh is not installed$"):
+    with pytest.raises(PenrootError, match="^ssh needs the Python library asyncssh, which is not installed$"):
         JobKeys(str(tmp_path), "lab", "42").make()
     assert os.listdir(tmp_path / "ssh") == []

@@ -23,21 +23,25 @@ def test_what_enroot_has_is_there() -> None:
     assert {"-r", "--root", "-w", "--rw", "--pid", "--net", "--ipc", "--uts"} <= set(start.FLAGS)
 
 
+@pytest.mark.parity("long options as --x v and --x=v")
 @pytest.mark.parametrize("option", start.VALUES)
 def test_value_behind_a_space(option: str) -> None:
     assert getattr(parsed(option, "a=b"), start.VALUES[option]) == ["a=b"]
 
 
+@pytest.mark.parity("long options as --x v and --x=v")
 @pytest.mark.parametrize("option", LONG)
 def test_value_behind_an_equals_sign(option: str) -> None:
     assert getattr(parsed(f"{option}=a=b"), start.VALUES[option]) == ["a=b"]
 
 
+@pytest.mark.parity("long options as --x v and --x=v")
 @pytest.mark.parametrize("option", SHORT)
 def test_value_joined_to_a_short_option(option: str) -> None:
     assert getattr(parsed(f"{option}a=b"), start.VALUES[option]) == ["a=b"]
 
 
+@pytest.mark.parity("start --env", "start --mount")
 @pytest.mark.parametrize("option", start.VALUES)
 def test_options_may_come_again(option: str) -> None:
     assert getattr(parsed(option, "1", option, "2"), start.VALUES[option]) == ["1", "2"]
@@ -48,6 +52,7 @@ def test_flags(option: str) -> None:
     assert parsed(option).changes == {start.FLAGS[option]: True}
 
 
+@pytest.mark.parity("an empty value is a mistake")
 @pytest.mark.parametrize("option", start.VALUES)
 @pytest.mark.parametrize("form", ["{}=", "{}", "{} "])
 def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
@@ -59,6 +64,7 @@ def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
         start.parse(words)
 
 
+@pytest.mark.parity("an unknown option")
 @pytest.mark.parametrize("word", ["--nope", "-x", "--root=yes", "-rw", "--explain=1"])
 def test_unknown_options_are_mistakes(word: str) -> None:
     with pytest.raises(UsageError, match="unknown option"):
@@ -88,6 +94,7 @@ def test_what_is_like_nothing_is_answered_with_help(word: str) -> None:
     assert e.value.hint == "penroot start --help"
 
 
+@pytest.mark.parity("`--` ends the options")
 def test_two_dashes_end_the_options() -> None:
     options = start.parse(["-r", "--", "--name", "--", "x"])
     assert options is not None

@@ -48,6 +48,7 @@ def temporary(store: Store) -> list[str]:
     return os.listdir(store.root + "/tmp")
 
 
+@pytest.mark.parity("ENROOT_CACHE_PATH", "layers are kept by digest")
 def test_store_is_closed_to_others(store: Store) -> None:
     assert os.stat(store.root).st_mode & 0o7777 == 0o700
 
@@ -64,6 +65,7 @@ def test_store_that_others_can_write_to_is_refused(store: Store) -> None:
         Store(store.root)
 
 
+@pytest.mark.parity("a store of somebody else")
 def test_store_of_another_user_is_refused(store: Store) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
@@ -171,7 +173,7 @@ def test_of_several_makers_one_works(store: Store) -> None:
     assert temporary(store) == []
 
 
-def test_who_waited_for_a_maker_does_not_wait_for_who_uses_what_it_made(store: Store) -> None:
+def test_waiter_for_a_maker_ignores_later_users(store: Store) -> None:
     """A step holds its image shared as long as its container lives; each node's second step would wait for that."""
     with store.build("layers", A) as build:
         waiting = maker(store, 0)
@@ -221,6 +223,7 @@ def test_killed_maker_is_succeeded_at_once(store: Store) -> None:
     assert temporary(store) == []
 
 
+@pytest.mark.parity("a suspended or stopped process holds up no other import")
 def test_stopped_maker_is_not_waited_for(store: Store) -> None:
     """The second maker publishes its own copy, and the first one discards its copy when it goes on."""
     first = maker(store, 0.5)

@@ -74,6 +74,7 @@ def test_file_of_that_name_is_no_tag(tmp_path: Path) -> None:
     assert resolves(job("a.sqsh", cwd=str(tmp_path))) == ""
 
 
+@pytest.mark.parity("URI: docker://USER:PASSWORD@...")
 @pytest.mark.parametrize("context", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize("arguments", [(), (("arg", "importer=/bin/true"),)])
 def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[str, str], ...]) -> None:
@@ -89,11 +90,13 @@ def test_only_srun_resolves(context: str) -> None:
     assert resolves(job("debian", context=context)) == ""
 
 
+@pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
 def test_sites_may_leave_it_to_others(argument: str) -> None:
     assert resolves(job("debian", ("arg", argument))) == ""
 
 
+@pytest.mark.security("H3")
 def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
     resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {DIGEST}")
     assert job("debian:12", resolved).resolved(parse("debian:12")) == DIGEST
@@ -102,6 +105,7 @@ def test_a_digest_holds_for_the_image_that_it_is_of() -> None:
     assert job("debian:12").resolved(parse("debian:12")) == ""
 
 
+@pytest.mark.security("H3")
 @pytest.mark.parametrize("digest", ["", "sha256:../../a", DIGEST[:-1], DIGEST.upper()])
 def test_what_is_no_digest_is_not_believed(digest: str) -> None:
     resolved = ("environ", f"{RESOLVED}={parse('debian:12').uri()} {digest}")
@@ -234,7 +238,8 @@ def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
     assert options.parse(node.options, node.environ, node.cwd, node.environment).image == "first"
 
 
-def test_a_step_of_a_batch_job_has_what_sbatch_read_and_another_job_reads_anew(tmp_path: Path) -> None:
+def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
+    """Another job reads the file anew."""
     told = carried(tmp_path)
     assert submit.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
     for context in ("sbatch", "salloc"):

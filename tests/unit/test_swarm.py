@@ -188,6 +188,7 @@ class Guarded(Told):
         assert self.released >= {0, 1, 2} and not self.hopeless.keys() & {0, 1, 2}
 
 
+@pytest.mark.security("N2")
 @pytest.mark.parametrize("kind", BAD_MESSAGES)
 @pytest.mark.parametrize("stage", STAGES)
 def test_message_of_one_member_ends_no_other(stage: str, kind: str) -> None:
@@ -209,6 +210,7 @@ def test_bytes_of_another_plan_end_no_other(stage: str, length: int) -> None:
         Guarded(5).live_through(stage, [wire.encode(message), wire.encode(BAD_MESSAGES["Joined"])])
 
 
+@pytest.mark.security("N2")
 def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool) -> None:
     known = [data for message in BAD_MESSAGES.values() for data in retyped(wire.encode(message))]
     numbers = [0, 1, 2, 3, 4, 31, 32, SEED, (1 << 63) - 1]
@@ -231,7 +233,8 @@ def test_any_messages_of_one_member_end_no_other(rng: random.Random, soak: bool)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])
-def test_everybody_gets_every_piece_and_nobody_gives_much_more_than_he_takes(nodes: int) -> None:
+def test_every_node_gets_every_piece(nodes: int) -> None:
+    """No node sends much more than it receives."""
     told = Told(nodes)
     for node in range(nodes):
         told.join(0.0, node, set(range(len(SIZES))))
@@ -348,7 +351,7 @@ def test_a_blob_that_one_node_cannot_fetch_another_one_fetches() -> None:
     assert not told.hopeless
 
 
-def test_what_the_registry_refuses_is_asked_for_once_and_said_once() -> None:
+def test_refusal_is_requested_and_shown_once() -> None:
     told = together(5)
     source = next(iter(told.fetches))
     told.hear(told.tracker.handle(1.0, source, Failed((0,), True, "denied", "log in")))
@@ -372,7 +375,7 @@ def nobody_can_fetch(told: Told, blob: int) -> None:
     assert told.tracker.wants_seed
 
 
-def test_what_no_node_can_fetch_is_given_up_where_there_is_no_seed() -> None:
+def test_blob_that_no_node_can_fetch_fails_without_seed() -> None:
     told = together(8)
     nobody_can_fetch(told, 0)
     told.hear(told.tracker.tick(4.0 + SILENT))
@@ -396,7 +399,7 @@ def test_what_no_node_can_fetch_comes_from_the_tracker_s_host() -> None:
     assert [each.final for each in told.hopeless.values()] == [False] * 8
 
 
-def test_what_sources_have_nothing_of_comes_from_the_tracker_s_host() -> None:
+def test_blob_without_source_comes_from_the_tracker() -> None:
     told = together(8)
     trees_ = told.plan[0].trees
     one, other = told.fetches
@@ -437,7 +440,7 @@ def test_what_only_the_tracker_s_host_has_nobody_else_fetches(nodes: int) -> Non
     assert [each.final for each in told.hopeless.values()] == [False] * nodes
 
 
-def test_what_only_the_tracker_s_host_has_is_given_up_where_it_does_not_come() -> None:
+def test_blob_of_the_tracker_that_stalls_is_given_up() -> None:
     told = Told(2, of_seed=True)
     for node in range(2):
         told.join(0.0, node, {0})
@@ -448,7 +451,7 @@ def test_what_only_the_tracker_s_host_has_is_given_up_where_it_does_not_come() -
     assert [each.final for each in told.hopeless.values()] == [False] * 2
 
 
-def test_what_the_tracker_s_host_and_a_node_have_that_node_gives_while_it_is_there() -> None:
+def test_node_serves_before_the_host_of_the_tracker() -> None:
     told = Told(3, of_seed=True)
     told.join(0.0, 0, set(), {0})
     for node in (1, 2):
@@ -467,7 +470,7 @@ def test_what_the_tracker_s_host_and_a_node_have_that_node_gives_while_it_is_the
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_cannot_connect_to_the_tracker_s_host_others_give_him_all(seed: int) -> None:
+def test_node_that_cannot_reach_the_tracker_gets_all(seed: int) -> None:
     rng = random.Random(seed)
     nodes = rng.choice([1, 2, 3, 8, 40])
     apart = rng.sample(range(nodes), rng.randrange(nodes + 1))
@@ -531,7 +534,7 @@ def test_a_source_that_cannot_begin_at_once_keeps_its_work() -> None:
     assert told.fetches == {late: set(), first: set(range(len(SIZES)))}
 
 
-def test_a_source_whose_link_is_full_of_what_another_one_gives_keeps_its_work() -> None:
+def test_source_behind_a_full_link_keeps_its_work() -> None:
     """It is that one's turn first: both have all as soon as they can."""
     told = together(2)
     before = dict(told.fetches)
@@ -542,7 +545,7 @@ def test_a_source_whose_link_is_full_of_what_another_one_gives_keeps_its_work() 
     assert told.fetches == before
 
 
-def test_a_source_that_has_finished_another_one_s_work_is_not_slow() -> None:
+def test_source_that_finished_others_work_is_not_slow() -> None:
     told = together(6)
     gone, slow = told.fetches
     trees_ = told.plan[slow].trees
@@ -576,7 +579,7 @@ def test_a_source_that_is_slow_is_not_the_only_one_of_two() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_one_has_sent_before_its_task_ended_nobody_fetches_again(nodes: int, ends: bool) -> None:
+def test_blob_sent_before_a_task_ended_is_kept(nodes: int, ends: bool) -> None:
     """Its kernel goes on to send. What has not come when that ends, or comes too slowly, others fetch."""
     told = together(nodes)
     before = {node: set(blobs) for node, blobs in told.fetches.items()}
@@ -594,7 +597,7 @@ def test_what_one_has_sent_before_its_task_ended_nobody_fetches_again(nodes: int
     told.check()
 
 
-def test_what_one_who_has_left_did_not_send_comes_from_one_who_has_all() -> None:
+def test_rest_of_a_node_that_left_comes_from_a_full_one() -> None:
     told = together(4)
     first, second = told.fetches
     trees_ = told.plan[first].trees
@@ -727,7 +730,7 @@ def test_what_nodes_have_kept_they_give_and_nobody_fetches() -> None:
     assert not told.tracker.wants_seed
 
 
-def test_who_has_kept_a_blob_is_asked_for_it_where_another_one_dies() -> None:
+def test_node_that_kept_a_blob_replaces_a_dead_one() -> None:
     told = Told(3)
     told.join(0.0, 0, set(), {0})
     told.join(0.0, 1, set(), {0})

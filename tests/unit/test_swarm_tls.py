@@ -107,6 +107,7 @@ def test_pythons_that_have_it() -> None:
     assert tls.is_here() == (sys.version_info >= (3, 13))
 
 
+@pytest.mark.parity("swarm_tls")
 @pytest.mark.parametrize(("here", "there"), [(True, True), (True, False), (False, True), (False, False)])
 def test_blobs_cannot_be_read_where_both_ends_have_it(file: int, here: bool, there: bool) -> None:
     ends = Ends(file, here, there)

@@ -52,7 +52,8 @@ def test_both_know_each_other_then(cut: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"key": b"k" * 32}, {"context": "1.1"}, {"role": "p"}])
-def test_who_has_another_key_or_step_or_role_is_refused_before_anything_else(wrong: dict[str, object]) -> None:
+def test_stranger_is_refused_before_anything_else(wrong: dict[str, object]) -> None:
+    """A stranger has another key, step or role."""
     with pytest.raises(WireError):
         shake(*pair(**wrong))  # type: ignore[arg-type]
 
@@ -124,6 +125,7 @@ def test_messages_count_once_and_in_order() -> None:
         mine.open(bytearray(first), 100)
 
 
+@pytest.mark.security("N1")
 @pytest.mark.parametrize(("at", "bit"), [(len(wire.MAGIC) + 1, 1), (len(wire.MAGIC) + 10, 128), (wire.HELLO - 1, 1)])
 def test_first_message_proves_the_key(at: int, bit: int) -> None:
     """A stranger is known by it, before anything is answered."""

@@ -36,7 +36,7 @@ def test_a_directory_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
         trusted.place(str(tmp_path))
 
 
-def test_a_link_of_ours_is_followed_and_one_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
+def test_only_links_of_the_user_are_followed(tmp_path: pathlib.Path) -> None:
     as_root()
     (tmp_path / "place").mkdir(0o700)
     link = tmp_path / "link"

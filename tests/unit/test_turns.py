@@ -64,7 +64,7 @@ def test_stopped_maker_is_not_waited_for_by_the_next(target: Path, first: subpro
     assert out == "without\n" and f"process {first.pid} (" in errors and "not waiting for it" in errors
 
 
-def test_maker_that_stops_after_it_named_itself_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
+def test_maker_that_stops_later_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
     """The second process sees the turn between open(2) and write(2) of the first one."""
     turn = target.parent / ".x.sqsh.turn"
     text = turn.read_text()
@@ -122,6 +122,7 @@ def elsewhere(target: Path) -> Path:
     return turn
 
 
+@pytest.mark.parity("import -o FILE in several processes")
 def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = elsewhere(target)
     second = maker(target)
@@ -135,9 +136,7 @@ def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatc
     assert second.communicate(timeout=60)[0] == "mine\n"
 
 
-def test_maker_on_another_node_without_a_sign_of_life_is_succeeded(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_maker_on_another_node_is_succeeded(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next maker also removes the half-written file."""
     elsewhere(target)
     monkeypatch.setattr(turns, "_EXPIRED_AFTER_S", 1)
@@ -156,6 +155,7 @@ def test_maker_gives_signs_of_life(target: Path, monkeypatch: pytest.MonkeyPatch
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+@pytest.mark.security("U11")
 def test_turn_of_another_user_is_not_waited_for(target: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
@@ -174,6 +174,7 @@ def test_full_disk_leaves_no_turn(tmp_path: Path) -> None:
         assert os.listdir(place) == ["fill"]
 
 
+@pytest.mark.security("U11")
 def test_link_in_place_of_a_turn_is_not_followed(target: Path) -> None:
     (target.parent / ".x.sqsh.turn").symlink_to(target.parent / "victim")
     with Turn(str(target)) as turn:

@@ -57,6 +57,7 @@ def index_of(place: Path) -> list[str]:
 # -- compression and digests
 
 
+@pytest.mark.parity("gzip, zstd and plain layers in one manifest")
 @pytest.mark.parametrize("compression", images.COMPRESSIONS)
 def test_compression_is_known_by_its_first_bytes(place: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", os.urandom(300_000))])
@@ -332,6 +333,7 @@ def test_sparse_files_of_gnu_tar(place: Path, tmp_path: Path, version: str) -> N
     assert (place / "fs/tail").read_bytes() == b"after"
 
 
+@pytest.mark.parity("closed and read-only directories")
 def test_unreadable_files_and_closed_directories_stay_usable(place: Path) -> None:
     fs = tree(place, directory("d", 0o111), entry("d/f", b"x", mode=0), directory("r", 0o555), entry("r/f"))
     assert stat.S_IMODE((fs / "d").stat().st_mode) == 0o711
@@ -398,6 +400,7 @@ def test_whiteout_becomes_that_of_overlayfs(place: Path) -> None:
     assert not (fs / "a/.wh.gone").exists()
 
 
+@pytest.mark.parity("an opaque directory with new files in the same layer")
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_opaque_directory_keeps_what_the_layer_brings(place: Path, order: int) -> None:
     entries = [entry("d/new", b"1"), directory("d")]
@@ -433,6 +436,7 @@ def test_books_of_aufs_are_no_whiteouts(place: Path) -> None:
     assert [p.name for p in fs.iterdir()] == ["a"]
 
 
+@pytest.mark.parity("only the root's /dev is dropped")
 def test_only_the_root_dev_is_dropped(place: Path) -> None:
     fs = tree(
         place, directory("dev"), entry("dev/x"), entry("./dev/y"), entry("dev/.wh.z"), entry("usr/share/dev/x", b"1"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MODULES = ("__init__", "filesystems", "mountinfo", "pack", "versions")  # of base
 USE = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import versions; versions.use()"
 AGES = 3600  # seconds: long enough for every start, and no day
 
@@ -30,7 +31,7 @@ class Prefix:
         """Make a version, which is not in use yet."""
         place = self.versions / name
         (place / "enroot_py/base").mkdir(parents=True)
-        for file in ("__init__.py", "base/__init__.py", "base/versions.py", "base/filesystems.py"):
+        for file in ("__init__.py", *(f"base/{name}.py" for name in MODULES)):
             shutil.copy(ROOT / "enroot_py" / file, place / "enroot_py" / file)
         return place
 
@@ -105,7 +106,8 @@ def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) ->
     assert prefix.names == ["3"]
 
 
-def test_one_that_is_being_made_stays_and_what_a_kill_has_left_goes(prefix: Prefix) -> None:
+def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
+    """A version that is being made stays."""
     prefix.use("2")
     assert "3" in prefix.names
     then = time.time() - 3 * 86400

@@ -75,12 +75,14 @@ def test_holder_is_named_with_its_job(holder: Holder, fd: int, capfd: pytest.Cap
     assert " of job 4711, which is doing something\n" in said
 
 
+@pytest.mark.security("L6")
 def test_stopped_holder_ends_the_wait(holder: Holder, fd: int) -> None:
     holder.stop()
     why = waits.lock(fd, "doing something")
     assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
 
 
+@pytest.mark.security("L6")
 def test_holder_without_progress_ends_the_wait(holder: Holder, fd: int) -> None:
     assert "made no progress doing something for 1 s" in waits.lock(fd, "doing something", stalled_after=1)
 

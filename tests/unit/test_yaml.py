@@ -41,6 +41,7 @@ def test_an_empty_file_says_nothing(text: bytes) -> None:
     assert yaml.parse("x", text) == []
 
 
+@pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [

@@ -111,16 +111,17 @@ class Lab:
     ) -> None:
         """Start the lab, or return at once when it is up with these very arguments.
 
-        ``plugin`` is the line of plugstack.conf; without one, PREFIX/lib/penroot/spank_pyxis.so
-        is loaded if ``prefix`` is given. ``slurm_conf`` are lines to add to slurm.conf. ``configless``: only ctl
-        has files in /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has an /etc, a /usr and
-        a package database of its own, so that something can be installed there.
+        ``plugin`` is the line of plugstack.conf; without one, the plugin of ``prefix`` is loaded, which is a
+        directory with an installation, or a source tree. ``slurm_conf`` are lines to add to slurm.conf. ``configless``:
+        only ctl has files in /etc/slurm, and the nodes ask slurmctld for them. ``apart``: each node has an /etc, a /usr
+        and a package database of its own, so that something can be installed there.
         Raises PrerequisiteError, LabError.
         """
         if prefix and not plugin:
-            library = f"{prefix}/lib/penroot/spank_pyxis.so"
-            if not os.path.exists(library):
-                raise LabError(f"{library} does not exist: run `make install PREFIX={prefix}` first")
+            places = [f"{prefix}/{place}spank_pyxis.so" for place in ("lib/penroot/", "")]  # of a source tree the last
+            library = next(filter(os.path.exists, places), None)
+            if library is None:
+                raise LabError(f"no {' or '.join(places)}: run `make install PREFIX={prefix}` or `make dev` first")
             plugin = f"required {library} resolve_timeout=60"  # a busy machine is no registry that is silent
         conf = [*slurm_conf, *(["SlurmctldParameters=enable_configless"] if configless else [])]
         wanted = {"nodes": nodes, "plugin": plugin, "prefix": prefix, "slurm_conf": conf, "configless": configless}

@@ -120,7 +120,7 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
         pid = os.readlink("/proc/self")
         socket.sethostname(name)
         os.umask(0o022)
-        mount_tree(spec["root"], name, spec["apart"])
+        mount_tree(spec["root"], name, spec["apart"], spec["prefix"])
         # BBR, where a machine has it, measures cables that share a processor wrongly and sends half of what they carry.
         write("/proc/sys/net/ipv4/tcp_congestion_control", "reno\n")
         if spec["configless"] and name != "ctl":
@@ -130,9 +130,10 @@ def become_node(spec: dict[str, Any], name: str) -> NoReturn:
     reap()
 
 
-def mount_tree(root: str, name: str, apart: bool) -> None:
+def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     """Give this mount namespace its own /etc, /home, /run, /tmp, /var/{tmp,spool,log}, /dev/shm, /proc, /sys."""
     hierarchies = cgroups.hierarchies()  # read before /proc and /sys change
+    tree = os.open(prefix, os.O_PATH) if prefix else -1
     own = f"{root}/nodes/{name}"
     memory = f"{own}/memory"
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
@@ -154,6 +155,9 @@ def mount_tree(root: str, name: str, apart: bool) -> None:
     for directory, mode in {"lock": 0o1777, "mount": 0o755, "munge": 0o755, "user": 0o755}.items():
         os.mkdir(f"/run/{directory}")
         os.chmod(f"/run/{directory}", mode)
+    if prefix and not os.path.exists(prefix):  # a source tree in one of these directories
+        os.makedirs(prefix)
+        bind(f"/proc/self/fd/{tree}", prefix)
     munge = os.stat(f"{root}/etc/munge/munge.key")
     os.chown("/run/munge", munge.st_uid, munge.st_gid)
 

@@ -1,0 +1,53 @@
+"""What is mounted in a mount namespace: proc_pid_mountinfo(5). On the start path."""
+
+from __future__ import annotations
+
+import os
+from _collections_abc import Iterator
+
+
+class Mounted:
+    """One mount: the directory ``root`` of a file system is shown at ``target``.
+
+    ``options`` are those of the mount, ``data`` those of the file system as the kernel writes them.
+    """
+
+    __slots__ = ("number", "device", "root", "target", "options", "fstype", "source", "data")
+
+    def __init__(self, line: str) -> None:
+        before, _, after = line.partition(" - ")
+        number, _, self.device, root, target, options = before.split(" ")[:6]
+        self.fstype, source, self.data = after.split(" ", 2)
+        self.number = int(number)
+        self.root, self.target, self.source = unescape(root), unescape(target), unescape(source)
+        self.options = options.split(",")
+
+    def settings(self) -> list[tuple[str, str]]:
+        """Return the options of the file system: name and value."""
+        pairs = (option.partition("=") for option in self.data.split(","))
+        return [(name, unescape(value)) for name, _, value in pairs]
+
+
+def read(path: str = "/proc/self/mountinfo") -> Iterator[Mounted]:
+    """Yield the mounts in a file of /proc. Raises OSError."""
+    with open(path, "rb") as f:
+        yield from parse(f.read())
+
+
+def parse(text: bytes) -> Iterator[Mounted]:
+    """Yield the mounts in the content of such a file."""
+    return map(Mounted, os.fsdecode(text).split("\n")[:-1])
+
+
+def unescape(field: str) -> str:
+    """Replace ``\\ooo``, three octal digits, by the byte of that number: also in fstab(5)."""
+    if "\\" not in field:
+        return field
+    out, rest = b"", os.fsencode(field)
+    while (at := rest.find(b"\\")) >= 0:
+        out, digits = out + rest[:at], rest[at + 1 : at + 4]
+        if len(digits) == 3 and not digits.strip(b"01234567") and digits < b"400":
+            out, rest = out + bytes((int(digits, 8),)), rest[at + 4 :]
+        else:
+            out, rest = out + b"\\", rest[at + 1 :]
+    return os.fsdecode(out + rest)

@@ -1,0 +1,59 @@
+"""What the kernel says of a process: proc_pid_stat(5), proc_pid_task(5)."""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base.fds import Fd
+
+
+class Stat:
+    """State, age and use of a process, and the name ``comm`` of its program."""
+
+    __slots__ = ("comm", "_fields")
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError if the process has gone."""
+        with Fd(os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            before, _, after = os.fsdecode(fd.content()).rpartition(")")
+        self.comm = before.partition("(")[2]
+        self._fields = after.split()
+
+    @property
+    def state(self) -> str:
+        """One letter, as R, S or Z. T is stopped by a signal, t by a debugger."""
+        return self._fields[0]
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in "Tt"
+
+    @property
+    def parent(self) -> int:
+        return int(self._fields[1])
+
+    @property
+    def started(self) -> int:
+        """Clock ticks after the boot: with the PID what no other process has."""
+        return int(self._fields[19])
+
+    def processor_s(self, *, with_children: bool = False) -> float:
+        """Return the seconds of processor time, those of ended children included if ``with_children``."""
+        return sum(map(int, self._fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def look(pid: int) -> Stat | None:
+    """Return the state of a process, or None if it has gone."""
+    try:
+        return Stat(pid)
+    except OSError:
+        return None
+
+
+def children(pid: int) -> list[int]:
+    """Return the children that the first thread of a process has made; none if the process has gone."""
+    try:
+        with Fd(os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            return [int(child) for child in fd.content().split()]
+    except OSError:
+        return []

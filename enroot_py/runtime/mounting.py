@@ -1,0 +1,358 @@
+"""A mount: described first and executed later, beneath the root of a container. mounts.py reads it from fstab(5).
+
+Beyond the options of mount(8): x-create=dir|file|auto makes the target, x-move and x-detach move and detach.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from _collections_abc import Callable
+
+from enroot_py.base import linux, log, paths
+from enroot_py.base.errors import ConfigError, MountError, PenrootError
+from enroot_py.base.fds import Fd
+from enroot_py.config.words import nearest
+
+_SET = {
+    "ro": linux.MOUNT_ATTR_RDONLY,
+    "nosuid": linux.MOUNT_ATTR_NOSUID,
+    "nodev": linux.MOUNT_ATTR_NODEV,
+    "noexec": linux.MOUNT_ATTR_NOEXEC,
+    "noatime": linux.MOUNT_ATTR_NOATIME,
+    "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
+    "strictatime": linux.MOUNT_ATTR_STRICTATIME,
+}
+# The opposites only undo what the same line said: a user namespace cannot
+# clear what the parent namespace locked, see mount_namespaces(7).
+_UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
+_PROPAGATION = {
+    "shared": linux.MS_SHARED,
+    "slave": linux.MS_SLAVE,
+    "private": linux.MS_PRIVATE,
+    "unbindable": linux.MS_UNBINDABLE,
+}
+_SPREADING = (*_PROPAGATION, *("r" + word for word in _PROPAGATION))
+IGNORED = frozenset(
+    "defaults auto noauto user nouser users nousers owner noowner group nogroup loud async relatime norelatime "
+    "nostrictatime iversion noiversion mand nomand lazytime nolazytime".split()
+)
+_WORDS = frozenset(
+    "bind rbind remount nofail silent x-move x-detach x-create=dir x-create=file x-create=auto sync dirsync".split()
+)
+KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
+
+SQUASHFS = "sqsh"  # a type of our own
+_OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
+
+BIND = ("rbind", "x-create=auto")  # the options of SOURCE:TARGET
+_CHANGING = frozenset(("remount", "x-move", "x-detach"))
+SEPARATORS = "a space in a path is \\040, a colon \\072"
+TRUSTED = "if you trust it: ENROOT_IMAGE_FSTAB=host, or --mount"
+
+# Where a squashfs file is mounted meanwhile, by its path; set by who serves it.
+served: dict[str, Callable[[], str]] = {}
+
+
+# Device and inode of the root of each mount that was attached, by its target.
+_attached: dict[str, tuple[int, int]] = {}
+
+
+class _LeftOut(OSError):
+    """A mount that an image asks for and does not get; it starts all the same."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EXDEV, why)
+
+
+class Mount:
+    """One line of fstab; ``target`` is a path beneath the container's root.
+
+    ``inside`` is the source where that is beneath the container's root too, else empty. ``detached`` is the
+    descriptor of a file system that is mounted already and attached nowhere, or -1.
+    """
+
+    __slots__ = (
+        "source",
+        "target",
+        "fstype",
+        "options",
+        "passno",
+        "origin",
+        "words",
+        "attributes",
+        "propagation",
+        "data",
+        "inside",
+        "confined",
+        "detached",
+    )
+    BIND, SEPARATORS, SQUASHFS = BIND, SEPARATORS, SQUASHFS
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        fstype: str = "none",
+        options: tuple[str, ...] = (),
+        passno: int = 0,
+        origin: str = "",
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.fstype = fstype
+        self.options = options
+        self.passno = passno
+        self.origin = origin
+        self.attributes = 0
+        self.propagation = 0
+        self.inside = ""
+        self.confined = False
+        self.detached = -1
+        self.words: set[str] = set()
+        self.data: list[str] = []
+        for word in options:
+            bare = word.removeprefix("r")
+            if word in _SET:
+                self.attributes |= _SET[word]
+            elif word in _UNSET:
+                self.attributes &= ~_SET[_UNSET[word]]
+            elif word in _WORDS:
+                self.words.add(word)
+            elif word in _PROPAGATION:
+                self.propagation = _PROPAGATION[word]
+            elif bare in _PROPAGATION:
+                self.propagation = _PROPAGATION[bare]
+                self.words.add("r-propagation")
+            elif word not in IGNORED:
+                self.data.append(word)
+        if self.data and self.fstype == "none":
+            meant = nearest(self.data[0], KNOWN)
+            hint = f"did you mean {meant}?" if meant else "known are " + ", ".join(sorted(KNOWN))
+            raise ConfigError(f"{origin or self.describe()}: unknown mount option {self.data[0]!r}", hint=hint)
+        if self.fstype == SQUASHFS:
+            self._check_squashfs()
+
+    def _check_squashfs(self) -> None:
+        """Raise ConfigError for an option that cannot be with the type sqsh."""
+        self.words.add("x-create=dir")
+        for word in self.options:
+            if word not in _OF_SQUASHFS and word not in IGNORED:
+                why = "is mounted read-only" if word == "rw" else f"cannot be mounted with {word!r}"
+                hint = "options of sqsh are " + ", ".join(sorted(_OF_SQUASHFS))
+                raise ConfigError(f"{self.origin or self.describe()}: a squashfs file {why}", hint=hint)
+
+    def confine(self) -> None:
+        """Keep it, which an image asks for, to the container's own: a tmpfs, or a volume. Raises ConfigError."""
+        is_volume = self.binds and self.fstype == "none" and self.inside
+        if not (is_volume or self.fstype == "tmpfs" and not self.binds) or self.words & _CHANGING:
+            message = f"{self.origin}: an image may mount a tmpfs and its own directories, not {self.source!r}"
+            raise ConfigError(message, hint=TRUSTED)
+        self.confined = True
+        self.attributes |= linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
+    def describe(self) -> str:
+        """The mount as one line of fstab."""
+        fields = (self.source, self.target, self.fstype, ",".join(self.options) or "defaults", "0", str(self.passno))
+        return " ".join(map(escape, fields))
+
+    def execute(self, root: int) -> None:
+        """Do it beneath the directory ``root``. Raises MountError, unless the line says nofail."""
+        if log.explain:
+            log.explain(f"mount    {self.describe()}  ({self.origin})")
+        try:
+            self._execute(root)
+        except OSError as e:
+            if isinstance(e, _LeftOut) or self.confined and isinstance(e, paths.Foreign):
+                log.warn(f"{self.origin}: {self.target} is left out: {e.strerror}")
+                return
+            message = f"cannot mount {self.source} on {self.target}: {e.strerror}"
+            if "x-detach" in self.words:
+                why = "nothing is mounted there" if e.errno == errno.EINVAL else e.strerror  # umount(2)
+                message = f"cannot unmount {self.target}: {why}"
+            self._fail(message, e)
+        except PenrootError as e:  # of the server of a squashfs file
+            self._fail(str(e), e)
+
+    def _fail(self, message: str, error: OSError | PenrootError) -> None:
+        if "nofail" not in self.words:
+            from enroot_py.runtime import mounthints
+
+            raise MountError(message, hint=mounthints.hint(self, error)) from error
+        if "silent" not in self.words:
+            log.warn(message)
+
+    @property
+    def _changeable(self) -> int:
+        # How access times are kept is locked with a mount that comes from
+        # another user namespace: only file systems of our own take a word on it.
+        return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
+
+    @property
+    def binds(self) -> bool:
+        return "bind" in self.words or "rbind" in self.words
+
+    def _execute(self, root: int) -> None:
+        if "x-detach" in self.words:
+            with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
+                linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
+            return
+        if self.inside and self.inside.strip("/") == self.target.strip("/"):
+            os.close(self._target(root, 0o755))  # a volume of the image that it has no directory for
+        if "remount" in self.words or not self.creates:
+            self._change(root)
+            return
+        if not self.confined and os.path.normpath("/" + self.target.lstrip("/")) == "/":
+            raise _root_as_target()
+        with self._create(root) as mount, self._open_target(root, mount) as target:
+            if self.confined:
+                self._check_confined(root, target)
+            elif self.passno >= 0 and os.readlink(f"/proc/self/fd/{root}") == os.readlink(f"/proc/self/fd/{target}"):
+                raise _root_as_target()  # by a link; fstat(2) could ask a FUSE server. Each system mount would pay too
+            attach(mount, target)
+            _attached[self.target] = paths.inode(mount)
+
+    def _check_confined(self, root: int, target: int) -> None:
+        """What the host lends, as /proc, is not covered by an image, nor is the root, where other mounts are."""
+        if os.path.sameopenfile(root, target):
+            raise _LeftOut("it is the root directory")
+        if not paths.is_own(root, target):
+            raise _LeftOut(f"{self.target} is mounted from {os.uname().nodename}")
+
+    @property
+    def _changes(self) -> bool:
+        return "remount" in self.words or bool(self.propagation)
+
+    @property
+    def creates(self) -> bool:
+        return self.binds or self.fstype != "none" or "x-move" in self.words
+
+    def _change(self, root: int) -> None:
+        """Change an existing mount: remount, or propagation alone."""
+        if self.source not in ("none", self.target) and not self._changes:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))  # as mount(2) would
+        with paths.open_in(root, self.target) as target:
+            flags = linux.AT_EMPTY_PATH | (linux.AT_RECURSIVE if "r-propagation" in self.words else 0)
+            linux.mount_setattr(target, "", flags, self._changeable, 0, self.propagation)
+
+    def _create(self, root: int) -> Fd:
+        """A detached mount, as a file descriptor."""
+        if self.detached >= 0:
+            return Fd(self.detached)
+        if self.fstype == SQUASHFS:
+            return self._open_tree(linux.AT_FDCWD, self._place_of_file(), 0)
+        if not self.binds and "x-move" not in self.words:
+            return mount_filesystem(self.fstype, self.source, self.data, self.attributes)
+        if not self.inside:
+            return self._open_tree(linux.AT_FDCWD, self.source, 0)
+        with paths.open_in(root, self.inside) as source:
+            if self.confined and not paths.is_own(root, source):
+                raise _LeftOut(f"{self.inside} is mounted from {os.uname().nodename}")
+            return self._open_tree(source, "", linux.AT_EMPTY_PATH)
+
+    def _place_of_file(self) -> str:
+        """Raises MountError, and what who serves the file raises."""
+        if self.source not in served:  # a container has left the namespaces in which a server can be started
+            hint = "it is to be known before the container is made: mounts.d, --mount or --container-mounts say it"
+            raise MountError(f"cannot mount {self.source} on {self.target}: it is too late to serve it", hint=hint)
+        return served[self.source]()
+
+    def _open_tree(self, directory: int, path: str, empty: int) -> Fd:
+        if "x-move" in self.words:
+            return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
+        # Of the container's own a volume shows that alone, not what is mounted in it meanwhile.
+        recursive = linux.AT_RECURSIVE if "rbind" in self.words and not self.confined else 0
+        clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | empty
+        try:
+            tree = linux.open_tree(directory, path, clone | recursive)
+        except OSError as e:
+            # Submounts that the parent namespace locked cannot be left out.
+            if recursive or e.errno != errno.EINVAL:
+                raise
+            recursive = linux.AT_RECURSIVE
+            tree = linux.open_tree(directory, path, clone | recursive)
+        with tree:
+            if self._changeable or self.propagation:
+                flags = linux.AT_EMPTY_PATH | recursive
+                linux.mount_setattr(tree, "", flags, self._changeable, 0, self.propagation)
+            return tree.keep()
+
+    def _open_target(self, root: int, mount: int) -> Fd:
+        """Open what ``mount`` will cover. A file covers a link of the image itself, not the file that it points to."""
+        if not stat.S_ISDIR(os.fstat(mount).st_mode):
+            try:
+                return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                pass
+        return self._target(root)
+
+    def _target(self, root: int, mode: int = 0) -> Fd:
+        """What is mounted on, made where the options say so.
+
+        That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
+        In a tree of the host it is made only where it was asked for under this name.
+        """
+        for word in self.words:
+            if word.startswith("x-create="):
+                kind = word.removeprefix("x-create=")
+                directory = kind == "dir" or (kind == "auto" and self._source_is_directory(root))
+                make = paths.make_directory if directory else paths.make_file
+                return make(root, self.target, mode, named=not self.confined)
+        return paths.open_in(root, self.target)
+
+    def _source_is_directory(self, root: int) -> bool:
+        if not self.binds:
+            return True
+        if not self.inside:
+            return stat.S_ISDIR(os.stat(self.source).st_mode)
+        with paths.open_in(root, self.inside) as source:
+            return stat.S_ISDIR(os.fstat(source).st_mode)
+
+
+def _root_as_target() -> OSError:
+    """Return the error of a mount that would cover all mounts made before."""
+    return OSError(errno.EBUSY, "the target is the root directory of the container")
+
+
+def attach(mount: int, target: int) -> None:
+    """Attach a detached mount to an open file or directory. Raises OSError."""
+    try:
+        linux.move_mount(mount, "", target, "", linux.MOVE_MOUNT_F_EMPTY_PATH | linux.MOVE_MOUNT_T_EMPTY_PATH)
+    except OSError as e:
+        onto = stat.S_ISDIR(os.fstat(target).st_mode)
+        if onto == stat.S_ISDIR(os.fstat(mount).st_mode):
+            raise
+        if onto:  # both of which are EINVAL to the kernel
+            raise IsADirectoryError(errno.EISDIR, "the target is a directory, and the source is none") from e
+        raise NotADirectoryError(errno.ENOTDIR, "the target is a file, and the source a directory") from e
+
+
+def mount_filesystem(fstype: str, source: str, options: list[str], attributes: int) -> Fd:
+    """Create a file system, detached, and return its mount as a file descriptor.
+
+    ``options`` are ``key=value`` or flags. Raises OSError with the kernel's
+    own message where it gives one (fsopen(2), "message retrieval").
+    """
+    with linux.fsopen(fstype, linux.FSOPEN_CLOEXEC) as context:
+        try:
+            linux.fsconfig(context, linux.FSCONFIG_SET_STRING, "source", source)
+            for option in options:
+                key, equals, value = option.partition("=")
+                if equals:
+                    linux.fsconfig(context, linux.FSCONFIG_SET_STRING, key, value)
+                else:
+                    linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, key, None)
+            linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE, None, None)
+            return linux.fsmount(context, linux.FSMOUNT_CLOEXEC, attributes)
+        except OSError as e:
+            try:
+                message = os.read(context, 4096).decode(errors="replace").split(" ", 1)[-1].strip()
+            except OSError:
+                raise e from None
+            raise OSError(e.errno, f"{e.strerror} ({message})") from e
+
+
+def escape(field: str) -> str:
+    """A space and its like are written in octal, fstab(5); ``$`` too, as parse() replaces ``${VAR}``."""
+    return "".join(c if c > " " and c not in "\\$\x7f" else f"\\{ord(c):03o}" for c in field)

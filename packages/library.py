@@ -1,0 +1,60 @@
+"""Make a directory of modules small: what penroot needs of each library, stripped, and our modules in one archive.
+
+python -m packages.library DIRECTORY     # where pip has put penroot and the libraries
+"""
+
+from __future__ import annotations
+
+import compileall
+import fnmatch
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from packages.vendored import KEPT
+
+OURS = ("enroot_py", "pyxis_py")
+# Python imports these before it can read the archive: enroot_py/base/pack.py.
+ENTRANCE = {"enroot_py/__init__.py", "enroot_py/base/__init__.py", "enroot_py/base/pack.py", "pyxis_py/__init__.py"}
+# Files that people read and copy, and that the plugin is built of.
+OPEN = ("enroot_py/standard_hooks/*", "pyxis_py/c_shims/*")
+ARCHIVE = "modules.zip"
+
+
+def reduce(library: Path) -> None:
+    """Remove everything that no module of ours imports from what pip has installed, and compile the rest."""
+    patterns = [pattern for kept in KEPT.values() for pattern in kept]
+    for path in library.rglob("*"):
+        name = str(path.relative_to(library))
+        if path.is_file() and not name.startswith(OURS) and not any(fnmatch.fnmatchcase(name, p) for p in patterns):
+            path.unlink()
+    for path in library.rglob("*.so"):
+        subprocess.run(["strip", "--strip-unneeded", path], check=True)
+    archive_modules(library)
+    remove_empty(library)
+    compileall.compile_dir(library, quiet=1)
+
+
+def archive_modules(library: Path) -> None:
+    """Move the sources of our modules into ARCHIVE, of which enroot_py/base/pack.py makes what a start imports."""
+    with zipfile.ZipFile(library / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as modules:
+        for path in sorted(path for package in OURS for path in (library / package).rglob("*.py")):
+            name = str(path.relative_to(library))
+            if name in ENTRANCE or any(fnmatch.fnmatchcase(name, pattern) for pattern in OPEN):
+                continue
+            modules.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            path.unlink()
+    for path in (library / "pyxis_py/c_shims").rglob("*.py"):
+        path.unlink()
+
+
+def remove_empty(top: Path) -> None:
+    for directory, _, _ in os.walk(top, topdown=False):
+        if not os.listdir(directory):
+            os.rmdir(directory)
+
+
+if __name__ == "__main__":
+    reduce(Path(sys.argv[1]))

@@ -1,0 +1,320 @@
+"""A fake registry on loopback: it answers what a test says, or what a real one says, but for its faults."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
+
+NAME = "team/app"
+
+
+def password(authorization: str) -> str:
+    """The USER:PASSWORD of a Basic authorization, or the token of another one."""
+    scheme, _, value = authorization.partition(" ")
+    return base64.b64decode(value).decode() if scheme == "Basic" else value
+
+
+@dataclass
+class Request:
+    """What a server was asked; ``sent`` is how much of the body it answers with."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]  # names in lower case
+    sent: int = 0
+
+    @property
+    def authorization(self) -> str:
+        return self.headers.get("authorization", "")
+
+    @property
+    def login(self) -> str:
+        """USER:PASSWORD, or the token that it came with."""
+        return password(self.authorization)
+
+    @property
+    def range(self) -> str:
+        return self.headers.get("range", "")
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the answers whose path contains ``path``, the first ``times`` times."""
+
+    path: str
+    times: int = 1
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    drop_at: float = 0.0  # of the body; then the connection is cut
+    stall_at: float = 0.0  # of the body; then nothing comes any more
+    trickle: bool = False  # the body comes a few bytes at a time
+    change: Callable[[bytes], bytes] | None = None  # of the body
+
+
+@dataclass
+class Reply:
+    """What it answers. ``raw`` goes out as it is, in the place of a status and headers."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    raw: bytes | None = None
+    fault: Fault = field(default_factory=lambda: Fault(""))
+    relay: str = ""  # HOST:PORT that the caller is connected to from now on
+
+
+@dataclass
+class Fake:
+    """A server on loopback that answers as ``answer`` says, and remembers what it was asked."""
+
+    host: str = ""
+    answer: Callable[[Request], Reply] = lambda request: Reply(404)
+    seen: list[Request] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)  # of the connections
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def logins(self) -> set[str]:
+        return {request.login for request in self.seen if request.login}
+
+    @property
+    def uri(self) -> str:
+        return f"docker://{self.host}/{NAME}:1"
+
+    def asked(self, path: str) -> int:
+        """How often a path that contains ``path`` was asked for with GET."""
+        return sum(request.method == "GET" and path in request.path for request in self.seen)
+
+    def sent(self, path: str) -> int:
+        """Bytes of the bodies sent for paths that contain ``path``."""
+        return sum(request.sent for request in self.seen if path in request.path)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection to a fake."""
+
+    protocol_version = "HTTP/1.1"
+    fake: Fake
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        request = Request(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
+        self.fake.sockets.append(self.connection)
+        reply = self.fake.answer(request)
+        body = reply.body if self.command != "HEAD" else b""  # more would be taken for the next answer
+        request.sent = int(len(body) * (reply.fault.drop_at or reply.fault.stall_at or 1))
+        self.fake.seen.append(request)  # before who asked has the answer, and looks
+        with contextlib.suppress(OSError):
+            if reply.raw is not None:
+                self.wfile.write(reply.raw)
+                self.close_connection = True
+            elif reply.relay:
+                self._relay(reply.relay)
+            else:
+                self.send_response(reply.status)
+                for key, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                self._send(body[: request.sent], reply.fault)
+
+    do_HEAD = do_POST = do_CONNECT = do_GET
+
+    def _send(self, body: bytes, fault: Fault) -> None:
+        while fault.trickle and not self.fake.over.wait(0.1):
+            self.wfile.write(b"few")
+        self.wfile.write(body)
+        self.wfile.flush()
+        if fault.stall_at:
+            self.fake.over.wait()
+            self.close_connection = True
+        if fault.drop_at:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _relay(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self.close_connection = True
+        with socket.create_connection((host, int(port))) as other:
+            self.send_response(200)
+            self.end_headers()
+            back = threading.Thread(target=_pump, args=(other, self.connection))
+            back.start()
+            _pump(self.connection, other)
+            back.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _run(
+    fake: Fake, bind: str = "127.0.0.1", tls: ssl.SSLContext | None = None, listener: socket.socket | None = None
+) -> Iterator[None]:
+    """Serve ``fake``; a ``listener`` may be of another network namespace, and has the name ``bind``."""
+    handler = type("Bound", (_Handler,), {"fake": fake})
+    server = ThreadingHTTPServer((bind, 0), handler, bind_and_activate=listener is None)
+    if listener is not None:
+        server.socket.close()
+        server.socket = listener
+        server.server_address = listener.getsockname()
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    fake.host = f"{bind}:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield
+    finally:
+        fake.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def fake(
+    answer: Callable[[Request], Reply] = lambda request: Reply(404),
+    bind: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Fake]:
+    """Serve what ``answer`` says."""
+    made = Fake(answer=answer)
+    with _run(made, bind, tls):
+        yield made
+
+
+@contextlib.contextmanager
+def tunnel(target: str, user: str = "", secret: str = "") -> Iterator[tuple[str, Fake]]:
+    """A proxy that answers CONNECT, whatever to, with a connection to ``target``; its address, and itself.
+
+    Source: RFC 9110, "CONNECT".
+    """
+
+    def answer(request: Request) -> Reply:
+        allowed = not user or password(request.headers.get("proxy-authorization", "")) == f"{user}:{secret}"
+        return Reply(relay=target) if allowed else Reply(407)
+
+    login = f"{quote(user, safe='')}:{secret}@" if user else ""
+    with fake(answer) as proxy:
+        yield f"http://{login}{proxy.host}", proxy
+
+
+@dataclass
+class Login:
+    """Who may read: Docker's token authentication, or Basic where ``basic``."""
+
+    users: dict[str, str]  # an empty user is anybody
+    basic: bool = False
+    uses: int = 1000  # of a token, then it has expired
+    ended: int = 401  # the status of an answer to a token that has expired
+    ends: bool = False  # the login itself expires with the first token, or after as many uses
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def allows(self, authorization: str) -> bool:
+        if self.basic:
+            self.uses -= bool(authorization) and self.ends
+            return self.user(authorization) is not None and self.uses >= 0
+        token = authorization.removeprefix("Bearer ")
+        if token in self.tokens:
+            self.tokens[token] -= 1
+        return self.tokens.get(token, -1) >= 0
+
+    def user(self, authorization: str) -> str | None:
+        """Who gives the right password in a Basic authorization."""
+        user, _, secret = password(authorization).partition(":")
+        return user if self.users.get(user) == secret else None
+
+    def token(self) -> str:
+        token = f"token{len(self.tokens)}"
+        self.tokens[token] = self.uses
+        return token
+
+
+@dataclass
+class Faulty(Fake):
+    """A front that spoils the answers of a registry."""
+
+    upstream: str = ""
+    faults: list[Fault] = field(default_factory=list)
+    login: Login | None = None
+    ranges: bool = True  # as some proxies, it may not know them
+
+    def spoil(self, request: Request) -> Reply:
+        if self.login:
+            refused = self._refuse(self.login, request)
+            if refused:
+                return refused
+        fault = next((f for f in self.faults if f.path in request.path and f.times > 0), Fault(""))
+        fault.times -= 1
+        if fault.status:
+            return Reply(fault.status, fault.headers)
+        reply = self._ask(request)
+        reply.fault = fault
+        if fault.change is not None:
+            reply.body = fault.change(reply.body)
+            reply.headers = {**reply.headers, "Content-Length": str(len(reply.body)), **fault.headers}
+        return reply
+
+    def _refuse(self, login: Login, request: Request) -> Reply | None:
+        if request.path.startswith("/token"):
+            if login.user(request.authorization) is None or login.ends and login.tokens:
+                return Reply(401, {}, b"{}")
+            return Reply(200, {}, json.dumps({"token": login.token()}).encode())
+        if login.allows(request.authorization):
+            return None
+        if request.authorization and login.ended != 401:
+            return Reply(login.ended, {}, b'{"errors": [{"message": "it is over"}]}')
+        realm = f'Bearer realm="http://{self.host}/token",service="test",scope="repository:x:pull"'
+        return Reply(401, {"WWW-Authenticate": 'Basic realm="test"' if login.basic else realm}, b"{}")
+
+    def _ask(self, asked: Request) -> Reply:
+        """What the real registry says; who takes this for a proxy gives it a whole address."""
+        path = re.sub("^http://[^/]*", "", asked.path)
+        request = urllib.request.Request(f"http://{self.upstream}{path}", method=asked.method)
+        for key in ("accept", "range") if self.ranges else ("accept",):
+            if asked.headers.get(key):
+                request.add_header(key, asked.headers[key])
+        try:
+            response = urllib.request.urlopen(request)
+        except urllib.error.HTTPError as e:
+            response = e
+        with response:
+            names = ("Content-Type", "Content-Length", "Docker-Content-Digest", "Content-Range")
+            headers = {key: response.headers[key] for key in names if response.headers.get(key)}
+            return Reply(response.status, headers, response.read())
+
+
+@contextlib.contextmanager
+def faulty(
+    upstream: str,
+    *faults: Fault,
+    login: Login | None = None,
+    bind: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    listener: socket.socket | None = None,
+) -> Iterator[Faulty]:
+    """Serve what ``upstream`` (HOST:PORT) serves, but for ``faults`` and only to who can log in."""
+    made = Faulty(upstream=upstream, faults=list(faults), login=login)
+    made.answer = made.spoil
+    with _run(made, bind, tls, listener):
+        yield made

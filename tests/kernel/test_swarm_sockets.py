@@ -1,0 +1,972 @@
+"""A swarm over real sockets: its tracker and its nodes are processes of this host, and so is who attacks them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+
+from enroot_py.base import linux, log
+from enroot_py.base.errors import RefusedError, RegistryError
+from enroot_py.swarm import fetchers, tracker, wire
+from enroot_py.swarm import loop as loops
+from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
+from enroot_py.swarm.messages import SEED, Joined, Routes, Standing
+from enroot_py.swarm.peering import Peering, close_others
+from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.tracking import TRACKER, Documents, Tracking
+from enroot_py.swarm.wire import End, Handshake
+
+KEY = b"k" * 32
+CONTEXT = "7.0"
+_TIME = 60.0
+
+
+def blobs(sizes: Sequence[int]) -> list[bytes]:
+    return [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Wait until there is something to read, of any number of descriptors that the whole run has open."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class Host:
+    """What the tracker's host has: an image that a source on each node has as well, or where it has no layers, none."""
+
+    def __init__(self, layers: Sequence[bytes]) -> None:
+        self.layers = layers
+
+    def documents(self) -> Documents:
+        if not self.layers:
+            raise RefusedError("no such image", hint="look at its name")
+        return Documents("sha256:" + "0" * 64, b"{}", b"{}", "amd64", [len(blob) for blob in self.layers], "")
+
+    def show(self, image: Documents, progress: Callable[[], Standing], *, ended: bool) -> None:
+        """Nobody looks."""
+
+    kept = ()
+
+    def seed(self) -> None:
+        """There is none."""
+
+
+class Lab:
+    """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
+
+    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int, host: str = "127.0.0.1") -> None:
+        """``host``: an address of the tracker's host."""
+        self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
+        self.swarm = Swarm(KEY, CONTEXT, nodes)
+        self.processes: dict[int, int] = {}
+        self.results: dict[int, int] = {}
+        sock = listener()
+        self.port = sock.getsockname()[1]
+        lifeline, self.life = os.pipe()
+        self.tracking = os.fork()
+        if self.tracking == 0:
+            with ending():
+                os.close(self.life)
+                Tracking(self.swarm, Host(layers), sock.detach()).serve(lifeline)
+        os.close(lifeline)
+        sock.close()
+
+    def start(self, node: int, lacks: Sequence[int] | None = None, *, reaches: bool = True) -> None:
+        result, told = os.pipe()
+        self.results[node] = result
+        self.processes[node] = os.fork()
+        if self.processes[node] == 0:
+            with ending():
+                self._be(node, range(len(self.layers)) if lacks is None else lacks, told, reaches)
+        os.close(told)
+
+    def _be(self, node: int, lacks: Sequence[int], told: int, reaches: bool) -> None:
+        spool = Spool([len(blob) for blob in self.layers], list(lacks), str(self.directory))
+
+        def fetch(blob: int, start: int) -> Iterator[bytes]:
+            if not reaches:
+                raise RegistryError("no route")
+            (self.directory / f"{blob}.{node}.{os.getpid()}").touch()
+            for at in range(start, len(self.layers[blob]), 1 << 20):
+                time.sleep(0.01)
+                yield self.layers[blob][at : at + (1 << 20)]
+
+        os.setpgid(0, 0)
+        if os.fork() == 0:
+            here = Loop(self.swarm, node)
+            Peering(here, met(here, self.port, self.host), spool, fetch).run()
+            return
+        while any(spool.there(blob) < spool.sizes[blob] for blob in lacks):
+            time.sleep(0.02)
+        whole = [spool.read(blob, spool.sizes[blob], 0) for blob in lacks]
+        os.write(told, json.dumps([hashlib.sha256(blob).hexdigest() for blob in whole]).encode())
+        os.wait()
+
+    def kill(self, node: int, sign: int) -> None:
+        """All processes of a node."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.processes[node], sign)
+
+    def result(self, node: int) -> list[str]:
+        """The digests of what a node has, when it has all."""
+        assert readable(self.results[node], _TIME), f"node {node} does not get what it lacks"
+        return list(json.loads(os.read(self.results[node], 65536) or b"[]"))
+
+    @property
+    def requests(self) -> list[int]:
+        """The blobs that were asked for, once for each time."""
+        return sorted(int(path.name.split(".")[0]) for path in self.directory.iterdir())
+
+    def close(self) -> None:
+        os.close(self.life)
+        for node, process in self.processes.items():
+            self.kill(node, signal.SIGKILL)
+            os.waitpid(process, 0)
+        os.kill(self.tracking, signal.SIGKILL)
+        os.waitpid(self.tracking, 0)
+        for result in self.results.values():
+            os.close(result)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """The end of a process, whatever happens."""
+    try:
+        yield
+    finally:
+        os._exit(0)
+
+
+def met(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
+    """The tracker, when it has said what there is."""
+
+    def stop(*_: object) -> None:
+        loop.running = False
+
+    found = come(loop, port, stop, host=host)
+    found.gone = stop
+    loop.run()
+    loop.running = True
+    return found
+
+
+def come(
+    loop: Loop,
+    port: int,
+    heard: Callable[[Mapping[str, object]], None],
+    *,
+    lacks: bool = True,
+    host: str = "127.0.0.1",
+) -> Connection:
+    """The tracker, which is to hear of a node."""
+    found = loop.connect("t", (host, port))
+    found.most = wire.LONG
+    found.heard = heard
+    found.ready = lambda: found.say({"is": "Come", "lacks": lacks})
+    return found
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    labs: list[Lab] = []
+
+    def lab(sizes: Sequence[int], nodes: int, host: str = "127.0.0.1") -> Lab:
+        labs.append(Lab(tmp_path, blobs(sizes), nodes, host))
+        return labs[-1]
+
+    yield lab
+    for each in labs:
+        each.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is slow or silent, however busy this host is."""
+    monkeypatch.setattr(fetchers, "PATIENCE", 1e9)
+    monkeypatch.setattr(tracker, "DEAF", 1e9)
+
+
+SIZES = (9_000_000, 3_000_001, 1, 300_000)
+
+
+def whole(lab: Lab, lacks: Sequence[int] | None = None) -> list[str]:
+    return [hashlib.sha256(lab.layers[blob]).hexdigest() for blob in lacks or range(len(lab.layers))]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("nodes", [1, 2, 3, 6])
+def test_each_blob_is_fetched_once_and_is_whole_everywhere(make: Callable[..., Lab], nodes: int) -> None:
+    lab = make(SIZES, nodes)
+    for node in range(nodes):
+        lab.start(node)
+    assert [lab.result(node) for node in range(nodes)] == [whole(lab)] * nodes
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")
+def test_the_same_by_ipv6(make: Callable[..., Lab]) -> None:
+    """Nodes know each other by the addresses from which they have come to the tracker."""
+    lab = make(SIZES, 3, "::1")
+    for node in range(3):
+        lab.start(node)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("patient")
+def test_nodes_that_lack_little_take_that_alone(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 4)
+    wants = [[0, 1, 2, 3], [3], [2, 3], [0, 1, 2, 3]]
+    for node, lacks in enumerate(wants):
+        lab.start(node, lacks)
+    assert [lab.result(node) for node in range(4)] == [whole(lab, lacks) for lacks in wants]
+    assert lab.requests == [0, 1, 2, 3]
+
+
+@pytest.mark.security("N2")
+@pytest.mark.soak
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_nodes_that_die_or_stop_cost_the_others_nothing(
+    tmp_path: Path, rng: random.Random, soak: bool, sign: int
+) -> None:
+    """Two of six at some moment of the transfer."""
+    for _ in range(50 if soak else 2):
+        with contextlib.closing(Lab(tmp_path, blobs((30_000_000, 5_000_000)), 6)) as lab:
+            for node in range(6):
+                lab.start(node)
+            time.sleep(rng.random() * 0.4)
+            gone = rng.sample(range(6), 2)
+            for node in gone:
+                lab.kill(node, sign)
+            for node in set(range(6)) - set(gone):
+                assert lab.result(node) == whole(lab)
+
+
+def test_node_that_comes_late_gets_the_image(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 3)
+    for node in range(2):
+        lab.start(node)
+    time.sleep(1.0)
+    lab.start(2)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+def test_what_one_node_cannot_fetch_another_one_does(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 3)
+    for node in range(3):
+        lab.start(node, reaches=node == 2)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+def test_without_its_tracker_a_node_goes_on(make: Callable[..., Lab]) -> None:
+    lab = make((30_000_000,), 3)
+    for node in range(3):
+        lab.start(node)
+    time.sleep(0.7)
+    os.kill(lab.tracking, signal.SIGKILL)
+    assert [lab.result(node) for node in range(3)] == [whole(lab)] * 3
+
+
+# -- who attacks them
+
+
+def stranger(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=_TIME)
+
+
+def is_thrown_out(sock: socket.socket) -> bool:
+    """Whether the other end has closed a connection, after what it may have said before."""
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(65536):
+            pass
+    return True
+
+
+@pytest.mark.security("N1")
+def test_who_says_nothing_is_thrown_out(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    began = time.monotonic()
+    with stranger(lab.port) as silent, stranger(lab.port) as slow:
+        slow.sendall(wire.MAGIC[:5])
+        assert is_thrown_out(silent)
+        assert is_thrown_out(slow)
+        assert time.monotonic() - began >= loops.PATIENCE - 0.2
+
+
+@pytest.mark.security("N1")
+def test_strangers_do_not_keep_nodes_out(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    with contextlib.ExitStack() as crowd:
+        strangers = [crowd.enter_context(stranger(lab.port)) for _ in range(loops.STRANGERS + 40)]
+        for node in range(2):
+            lab.start(node)
+        assert [lab.result(node) for node in range(2)] == [whole(lab)] * 2
+        assert all(map(is_thrown_out, strangers))
+
+
+def flood(port: int, network: str, address: str, stop: threading.Event) -> None:
+    """Connect from thousands of addresses, say nothing or nonsense, and hold as many connections as there may be."""
+    held: deque[socket.socket] = deque()
+    turn = itertools.count()
+    while not stop.is_set():
+        number = next(turn)
+        source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
+        sock = socket.socket()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # a queue may be full
+            sock.bind((source, 0))
+            sock.connect_ex((address, port))
+            if number % 3:
+                sock.send(wire.MAGIC + b"t" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        held.append(sock)
+        if len(held) > 2000:
+            held.popleft().close()
+
+
+@contextlib.contextmanager
+def flooded(port: int, network: str, address: str) -> Iterator[None]:
+    """Several processes do so."""
+    attackers = []
+    for _ in range(2):
+        attackers.append(os.fork())
+        if attackers[-1] == 0:
+            with ending():
+                _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                flood(port, network, address, threading.Event())
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for attacker in attackers:
+            os.kill(attacker, signal.SIGKILL)
+            os.waitpid(attacker, 0)
+
+
+def meets(port: int, address: str, role: str = "t", node: int = 1) -> bool:
+    """Whether a member gets in, with as many tries as a node has."""
+    for _ in range(3):
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
+            handshake = Handshake(KEY, CONTEXT, End(node, role), connects=True)
+            if shaken(sock, handshake):
+                sock.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    if not sock.recv(1):
+                        continue  # it was thrown out
+                return True
+    return False
+
+
+def alone(act: Callable[[str], bool]) -> bool:
+    """What ``act`` returns in a network namespace whose only network is 10.0.0.0/8 on lo; it is told that address."""
+    child = os.fork()
+    if child == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+            with IPRoute() as kernel:
+                kernel.link("set", index=1, state="up")
+                kernel.route("add", dst="10.0.0.0/8", oif=1, type="local", table=255, scope=254)
+            os._exit(0 if act("10.0.0.1") else 1)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("127.0.0.1", "127.200.3.4", True),
+        ("127.0.0.1", "::1", True),
+        ("fd00::1", "fd00::ffff:ffff:ffff:ffff", True),
+        ("fd00::1", "fd00:0:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_addresses_that_one_user_has_count_as_one(one: str, other: str, are_one: bool) -> None:
+    assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
+
+
+@pytest.mark.security("N1")
+@pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
+def test_strangers_of_many_addresses_keep_no_member_out(role: str, network: str) -> None:
+    def attack(address: str) -> bool:
+        sock = listener()
+        port = sock.getsockname()[1]
+        if (server := os.fork()) == 0:
+            with ending():
+                here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
+                here.listen(role, sock, lambda member: None)
+                here.run()
+        sock.close()
+        try:
+            with flooded(port, network, address):
+                return all(meets(port, address, role, node) for node in range(8))
+        finally:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+
+    assert attack("127.0.0.1") if network == "127.9" else alone(attack)
+
+
+def hello(key: bytes = KEY, context: str = CONTEXT, role: str = "t") -> Handshake:
+    return Handshake(key, context, End(1, role), connects=True)
+
+
+def shaken(sock: socket.socket, handshake: Handshake) -> bool:
+    """Whether the other end answers."""
+    sock.sendall(handshake.out)
+    data = sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+    if len(data) < wire.ANSWER:
+        return False
+    handshake.out = b""
+    handshake.feed(data)
+    sock.sendall(handshake.out)
+    return True
+
+
+@pytest.mark.security("N1")
+@pytest.mark.parametrize("wrong", [{"key": b"x" * 32}, {"context": "7.1"}, {"role": "p"}, {"context": "8.0"}])
+def test_who_is_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, bytes]) -> None:
+    lab = make(SIZES, 2)
+    with stranger(lab.port) as sock, pytest.raises(wire.WireError):
+        shaken(sock, hello(**wrong))  # type: ignore[arg-type]
+        assert is_thrown_out(sock)
+        raise wire.WireError
+    for node in range(2):
+        lab.start(node)
+    assert lab.result(0) == whole(lab)
+
+
+@pytest.mark.security("N1")
+def test_a_replayed_hello_is_of_no_use(make: Callable[..., Lab]) -> None:
+    lab = make(SIZES, 2)
+    first = hello()
+    sent = [first.out]
+    with stranger(lab.port) as sock:
+        assert shaken(sock, first)
+        sent.append(first._prove(b"connects"))
+    with stranger(lab.port) as sock:
+        for each in sent:
+            sock.sendall(each)
+        sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+        assert is_thrown_out(sock)
+
+
+@pytest.mark.security("N2")
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Come"},
+        {"is": "Report", "got": [1], "fetched": 0, "done": False},
+        {"is": "Come", "lacks": "x"},
+        {},
+        {"is": "Come", "lacks": True, "fill": "x" * wire.SHORT},
+    ],
+)
+def test_a_member_that_makes_no_sense_is_thrown_out_alone(make: Callable[..., Lab], message: dict[str, object]) -> None:
+    lab = make(SIZES, 3)
+    with stranger(lab.port) as sock:
+        handshake = hello()
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal(message))
+        assert is_thrown_out(sock)
+    for node in (0, 2):
+        lab.start(node)
+    assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+@pytest.mark.security("N2")
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Joined", "address": ["", 0], "lacks": [0], "has": [], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": [99], "has": [], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": [0], "has": [4], "name": ""},
+        {"is": "Joined", "address": ["", 9], "lacks": list(range(100000)), "has": [], "name": ""},
+        {"is": "Complaint", "tree": 1 << 40, "parent": 1 << 40, "reached": True, "got": [0]},
+        {"is": "Report", "got": [], "fetched": -1, "done": True},
+        {"is": "Failed", "blobs": [7], "refused": False, "reason": "", "hint": ""},
+    ],
+)
+def test_a_member_that_lies_harms_itself(make: Callable[..., Lab], message: dict[str, object]) -> None:
+    lab = make(SIZES, 3)
+    lab.start(0)
+    with stranger(lab.port) as sock:
+        handshake = hello()
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal({"is": "Come", "lacks": True}))
+        assert sock.recv(4)
+        with contextlib.suppress(ConnectionError):  # of a long one it is thrown out before it has sent all
+            sock.sendall(handshake.session.seal(message))
+        lab.start(2)
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+def test_why_there_is_no_image_is_told_to_one_that_lacks_it(make: Callable[..., Lab]) -> None:
+    """A node that has it does not fail, and so would say it to nobody."""
+    lab = make((), 3)
+    heard: dict[int, Mapping[str, object]] = {}
+    known: list[int] = []
+    loops = [Loop(lab.swarm, node) for node in range(3)]
+    for node, here in enumerate(loops):
+        connection = come(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
+        say = connection.ready
+        connection.ready = lambda say=say, node=node: (say(), known.append(node))
+        until(here, lambda node=node: node in known)
+    for node, here in enumerate(loops):
+        until(here, lambda node=node: node in heard)
+    assert heard[0]["reason"] == ""
+    assert sorted((heard[1]["reason"], heard[2]["reason"])) == ["", "no such image"]
+
+
+@pytest.mark.security("N2")
+def test_who_does_not_listen_is_thrown_out() -> None:
+    """What is still to be sent to one has a limit, and then it is the end of that connection alone."""
+    here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
+    sock = listener()
+    accepted: list[Connection] = []
+    gone: list[str] = []
+    here.listen("t", sock, accepted.append)
+    with stranger(sock.getsockname()[1]) as deaf:
+        handshake = hello()
+        deaf.sendall(handshake.out)
+        until(here, lambda: readable(deaf.fileno(), 0))
+        handshake.out = b""
+        handshake.feed(deaf.recv(wire.ANSWER))
+        deaf.sendall(handshake.out)
+        until(here, lambda: accepted)
+        accepted[0].gone = gone.append
+        for _ in range(200):
+            accepted[0].say({"fill": "x" * (1 << 20)})
+            if gone:
+                break
+        assert gone == ["it does not listen"]
+
+
+@pytest.mark.security("N2")
+def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
+    size, piece = 1 << 30, 1 << 20
+    given = 0
+    with open(tmp_path / "blob", "wb+") as blob:
+        blob.truncate(size)
+        here, sock = Loop(Swarm(KEY, CONTEXT, 2), 0), listener()
+
+        def serve(connection: Connection) -> None:
+            def more() -> bool:
+                nonlocal given
+                given += piece
+                connection.send(b"", blob.fileno(), given - piece, piece)
+                return given <= size
+
+            connection.more = more
+            connection.wake()
+
+        here.listen("p", sock, serve)
+        with stranger(sock.getsockname()[1]) as deaf, attacking(lambda: shaken(deaf, hello(role="p"))) as attack:
+            until(here, lambda: not attack.is_alive() and given)
+            before = -1
+            while given != before:  # whatever buffers there are, they fill
+                before = given
+                until_later(here)
+            assert given < size / 4
+
+
+@pytest.fixture
+def members() -> Iterator[Callable[..., Members]]:
+    """Listeners, each with what it has let in."""
+    with contextlib.ExitStack() as stack:
+        yield lambda role, most: stack.enter_context(contextlib.closing(Members(role, most)))
+
+
+class Members:
+    """A listener of a tracker or a node of three, which serves while somebody connects."""
+
+    def __init__(self, role: str, most: int) -> None:
+        self.role, self.here, self.sock = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener()
+        self.let_in: list[Connection] = []
+        self.here.listen(role, self.sock, self.let_in.append, most)
+        self._clients: list[socket.socket] = []
+
+    def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
+        """A member connects, and ends its handshake unless it is told not to."""
+        client = socket.create_connection(("127.0.0.1", self.sock.getsockname()[1]), _TIME, (source, 0))
+        self._clients.append(client)
+        handshake = Handshake(KEY, CONTEXT, End(node, self.role), connects=True)
+        client.sendall(handshake.out)
+        until(self.here, lambda: readable(client.fileno(), 0))
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = client.recv(wire.ANSWER)
+        if ends and answer:
+            handshake.out = b""
+            handshake.feed(answer)
+            client.sendall(handshake.out)
+            before = len(self.let_in)
+            until(self.here, lambda: len(self.let_in) > before or readable(client.fileno(), 0))
+        return client
+
+    @property
+    def open(self) -> list[int]:
+        """The nodes that are in."""
+        return [member.node for member in self.let_in if not member._closed]
+
+    def close(self) -> None:
+        self.sock.close()
+        for client in self._clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("role", "most"), [("t", 1), ("p", 2)])
+def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Members], role: str, most: int) -> None:
+    lobby = members(role, most)
+    first = lobby.connect(1)
+    for _ in range(9):
+        lobby.connect(1)
+    lobby.connect(2)
+    assert sorted(lobby.open) == [1] * most + [2]
+    assert not readable(first.fileno(), 0)  # another one took nothing from it
+    first.close()
+    until(lobby.here, lambda: len(lobby.open) == most)
+    lobby.connect(1)
+    assert sorted(lobby.open) == [1] * most + [2]
+
+
+@pytest.mark.security("N1")
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
+    lobby = members(role, 2)
+    first = lobby.connect(1)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    first.close()
+    until(lobby.here, lambda: not lobby.open)
+    assert is_thrown_out(lobby.connect(1, "127.0.0.2"))
+    lobby.connect(1)
+    lobby.connect(2, "127.0.0.2")
+    assert sorted(lobby.open) == [1, 2]
+
+
+@pytest.mark.parametrize(("role", "node"), [("t", 3), ("t", TRACKER), ("p", 3), ("p", SEED), ("p", TRACKER)])
+def test_number_that_no_node_has_is_thrown_out(members: Callable[..., Members], role: str, node: int) -> None:
+    lobby = members(role, 1)
+    assert is_thrown_out(lobby.connect(node)) and not lobby.let_in
+
+
+@pytest.mark.parametrize("role", ["t", "p"])
+def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
+    """Somebody who heard a node's first message can repeat it, and no more: the node itself gets in."""
+    lobby = members(role, 1)
+    repeated = [lobby.connect(1, ends=False) for _ in range(20)]
+    assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.UNFINISHED
+    assert len(lobby.here._deadlines) == loops.UNFINISHED
+    lobby.connect(1)
+    assert lobby.open == [1]
+
+
+@contextlib.contextmanager
+def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Let somebody else do something meanwhile."""
+    thread = threading.Thread(target=attack)
+    thread.start()
+    yield thread
+    thread.join(_TIME)
+
+
+def until_later(here: Loop) -> None:
+    """Serve for half a second."""
+    end = time.monotonic() + 0.5
+    until(here, lambda: time.monotonic() > end)
+
+
+def heard_before() -> list[bytes]:
+    """What one has said to another member, as somebody on the wire has it."""
+    one, other = hello(), Handshake(KEY, CONTEXT, End(TRACKER, "t"), connects=False)
+    said = [one.out]
+    other.feed(one.out)
+    one.feed(other.out)
+    return [*said, one.out]
+
+
+def endless(sock: socket.socket) -> None:
+    shaken(sock, hello())
+    sock.sendall((1 << 31).to_bytes(4, "big"))
+    while True:
+        sock.sendall(bytes(1 << 16))
+
+
+def say(*parts: bytes) -> Callable[[socket.socket], None]:
+    """Say this, each part when the other end has answered the last."""
+
+    def attack(sock: socket.socket) -> None:
+        for part in parts:
+            sock.sendall(part)
+            sock.recv(wire.ANSWER, socket.MSG_WAITALL)
+
+    return attack
+
+
+ATTACKS = {
+    "a wrong key": (say(hello(key=b"x" * 32).out, bytes(wire.PROOF)), "the key of another swarm"),
+    "a wrong step": (say(hello(context="7.1").out, hello(context="7.1")._prove(b"connects")), "another swarm"),
+    "a replayed hello": (say(*heard_before()), "the key of another swarm"),
+    "a wrong role": (say(hello(role="p").out), "no member of a swarm"),
+    "a stranger": (say(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "no member of a swarm"),
+    "an endless message": (endless, "a message of 2147483648 bytes"),
+    "silence": (say(b""), "it does not say who it is"),
+    "a hello without an end": (say(hello().out + bytes(9)), "more than a hello"),
+}
+
+
+@pytest.mark.security("N1")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_one_line_for_who_debugs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, why = ATTACKS[name]
+    lines: list[tuple[str, str]] = []
+    monkeypatch.setattr(log, "_debug", True)
+    monkeypatch.setattr(log, "sink", lambda level, text: lines.append((level, text)))
+    here, sock = Loop(Swarm(KEY, CONTEXT, 2), TRACKER), listener()
+    here.listen("t", sock, lambda member: None)
+    with stranger(sock.getsockname()[1]) as attacker:
+
+        def attempt() -> None:
+            with contextlib.suppress(ConnectionError):
+                attack(attacker)
+            is_thrown_out(attacker)
+
+        with attacking(attempt) as thread:
+            until(here, lambda: not thread.is_alive())
+    assert [level for level, _ in lines] == ["DEBUG"], lines
+    assert lines[0][1].startswith("swarm: 127.0.0.1: ")
+    assert why in lines[0][1]
+
+
+class Member:
+    """One of three nodes, which has the key and lacks the last blob, and of what others give it all that it wants."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._sock = stranger(lab.port)
+        self._handshake, self._in = hello(), bytearray()
+        assert shaken(self._sock, self._handshake)
+        self._say({"is": "Come", "lacks": True})
+        assert self._hear()["is"] == "Documents"
+        self._say(wire.encode(Joined(("", 9), (3,))))
+        links: list[list[object]] = []
+        while not links:
+            message = self._hear()
+            self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
+        _, self.parent, host, self.port, _ = links[0]
+        assert host == "127.0.0.1"
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        assert self._handshake.session
+        self._sock.sendall(self._handshake.session.seal(message))
+
+    def _hear(self) -> Mapping[str, object]:
+        assert self._handshake.session
+        while (message := self._handshake.session.open(self._in, wire.LONG)) is None:
+            data = self._sock.recv(65536)
+            assert data
+            self._in += data
+        return message
+
+    def ask(self, message: Mapping[str, object]) -> socket.socket:
+        """A connection to its parent, which has been asked for something."""
+        sock = stranger(int(str(self.port)))
+        handshake = hello(role="p")
+        assert shaken(sock, handshake)
+        assert handshake.session
+        sock.sendall(handshake.session.seal(message))
+        return sock
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@pytest.mark.security("N2")
+def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> None:
+    """What a member asks for before there is a plan is looked at when the tracker sends the plan."""
+    here, sock, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), listener(), list[Mapping[str, object]]()
+    peers: list[Connection] = []
+    gone: list[str] = []
+
+    def accept(peer: Connection) -> None:
+        peers.append(peer)
+        peer.heard = heard.append
+        peer.gone = gone.append
+
+    here.listen("t", sock, accept)
+    if (child := os.fork()) == 0:
+        with ending():
+            loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
+            tracker = met(loop, sock.getsockname()[1])
+            Peering(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
+    try:
+        until(here, lambda: heard)
+        peers[0].say({"is": "Documents"})
+        until(here, lambda: len(heard) > 1)
+        port = heard[1]["address"][1]  # type: ignore[index]
+        with stranger(port) as member:
+            handshake = hello(role="p")
+            assert shaken(member, handshake)
+            assert handshake.session
+            for message in ({"is": "Take", "tree": 99, "trees": 9, "from": [[0, 0]]}, {"is": "x"}):
+                member.sendall(handshake.session.seal(message))
+            until_later(here)
+            peers[0].say(wire.encode(Routes(1, (0,), False, ())))
+            until(here, lambda: readable(member.fileno(), 0) or gone)
+            assert is_thrown_out(member)
+        before = len(heard)
+        until(here, lambda: len(heard) > before or gone)
+        assert heard[-1]["is"] == "Report" and not gone
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        sock.close()
+
+
+@pytest.mark.security("N2")
+@pytest.mark.usefixtures("patient")  # else nodes leave at last, as this one is silent
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"is": "Take", "tree": 99, "trees": 1, "from": []},
+        {"is": "Take", "tree": 0, "trees": 99, "from": [[0, 0]]},
+        {"is": "Take", "tree": 0, "from": "all"},
+        {"is": "Take", "tree": 0, "from": [["sha256:" + "0" * 64, 0]]},
+        {"is": "Take", "tree": 0, "from": [[0, -1]]},
+        {"is": "Give"},
+        {"is": "Take", "tree": 0, "from": [], "fill": "x" * wire.SHORT},
+    ],
+)
+def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
+    make: Callable[..., Lab], message: dict[str, object]
+) -> None:
+    lab = make(SIZES, 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member, member.ask(message) as sock:
+        assert is_thrown_out(sock)
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+@pytest.mark.security("N2")
+def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab]) -> None:
+    """Blobs have numbers, by a manifest that all know: who asks for one beyond it gets what else it has asked for."""
+    lab = make(SIZES, 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member:
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": [[99, 0], [3, 0]]}
+        with member.ask(take) as sock:
+            head = sock.recv(12, socket.MSG_WAITALL)
+            assert head[:4] == bytes((0, 3, 0, 0))  # blob and tree
+        assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -> None:
+    lab = make((40_000_000, 9_000_000, 1, 300_000), 3)
+    for node in (0, 2):
+        lab.start(node)
+    with contextlib.closing(Member(lab)) as member:
+        wanted = [[blob, 0] for blob in range(4)]
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": wanted}
+        with contextlib.ExitStack() as deaf:
+            for _ in range(20):
+                deaf.enter_context(member.ask(take))
+            assert [lab.result(node) for node in (0, 2)] == [whole(lab)] * 2
+
+
+@pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
+def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
+    here = Loop(Swarm(KEY, CONTEXT, nodes), 0)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        for role, seconds in ((loops.TO_TRACKER, idle), (loops.TO_PEER, 3)):
+            connection = here.connect(role, there.getsockname())
+            with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == seconds
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000 * seconds
+            connection.close()
+
+
+def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LONGER", 0.3)
+    here, gone = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        connection = here.connect("p", mute.getsockname())
+        connection.gone = gone.append
+        until(here, lambda: gone)
+    assert gone == ["it does not say who it is"]
+
+
+@pytest.mark.parametrize(("networks", "admitted"), [("10.0.0.0/8", False), ("", True), ("fd00::/8,192.0.2.0/24", True)])
+def test_only_hosts_of_its_networks_are_let_in(networks: str, admitted: bool) -> None:
+    here = Loop(Swarm(KEY, CONTEXT, 2, networks), 0)
+    assert here.admits("192.0.2.1") is admitted
+    assert here.admits("127.0.0.1")  # of this host, as the seed
+
+
+def until(here: Loop, happens: Callable[[], object]) -> None:
+    """Serve until something has happened."""
+    deadline = time.monotonic() + _TIME
+
+    def tick(now: float) -> None:
+        assert now < deadline
+        here.running = not happens()
+
+    here.tick, here.running = tick, True
+    here.run()
+
+
+def test_the_seed_is_no_node(make: Callable[..., Lab]) -> None:
+    """Whoever says so without being of the tracker's host gives that host's address, not another one."""
+    assert SEED != TRACKER
+    lab = make(SIZES, 2)
+    with stranger(lab.port) as sock:
+        handshake = Handshake(KEY, CONTEXT, End(77, "t"), connects=True)
+        shaken(sock, handshake)
+        assert is_thrown_out(sock), "there is no node 77"
+
+
+def test_what_a_fork_left_closes_no_file_that_came_later() -> None:
+    """An object of the process before keeps its number until the collector of garbage finds it: at any time."""
+    ours, other = socket.socketpair()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            close_others({0, 1, 2, write})
+            later = os.open("/proc/self/stat", os.O_RDONLY)
+            ours.close()
+            other.close()
+            os.write(write, b"whole" if os.read(later, 1) else b"")
+        finally:
+            os._exit(0)
+    os.close(write)
+    ours.close()
+    assert other.recv(1) == b"", "the other process still has it"
+    other.close()
+    with open(read, "rb") as said:
+        assert said.read() == b"whole"
+    os.waitpid(child, 0)

@@ -1,0 +1,65 @@
+"""python-prctl, which shares no code with our shim, reads back what the shim set on a container's program."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import pytest
+
+from tests.kernel.conftest import User, require
+
+PYTHON = "/usr/bin/python3"
+WITNESS = """
+import json, prctl
+names = set(prctl.ALL_CAP_NAMES) - {"last_cap"}
+said = {each: sorted(name for name in names if getattr(getattr(prctl, each), name))
+        for each in ("cap_effective", "cap_permitted", "cap_inheritable", "capbset")}
+said["all"] = sorted(names)
+said |= {each: int(getattr(prctl, f"get_{each}")())
+         for each in ("no_new_privs", "dumpable", "securebits", "seccomp")}
+try:
+    prctl.cap_effective.sys_admin = True
+except PermissionError:
+    said["refused"] = True
+print(json.dumps(said))
+"""
+# Python and libcap of this machine, in an image that has neither.
+MOUNTS = [f"--mount=/{name}:/{name}:none:x-create=dir,rbind,ro" for name in ("usr", "lib", "lib64")]
+CAPABILITIES = ("cap_effective", "cap_permitted", "cap_inheritable", "capbset")
+
+
+@pytest.fixture
+def witness(user: User, rootfs: pathlib.Path) -> User:
+    found = any(pathlib.Path("/usr/lib/python3/dist-packages").glob("_prctl.*"))
+    require(found and os.path.isdir("/lib64"), "python3-prctl is not installed: tests/prerequisites")
+    return user
+
+
+def outside(user: User) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(user.run(PYTHON, "-c", WITNESS).stdout)
+    return said
+
+
+def inside(user: User, *options: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(user.start(*options, *MOUNTS, "box", PYTHON, "-c", WITNESS))
+    return said
+
+
+def test_user_of_a_container_has_no_privileges(witness: User) -> None:
+    before, within = outside(witness), inside(witness)
+    assert (before["no_new_privs"], before["seccomp"]) == (0, 0)
+    assert before["capbset"]
+    assert (within["no_new_privs"], within["seccomp"]) == (1, 1)
+    assert [within[each] for each in CAPABILITIES] == [[], [], [], []]
+    assert within["refused"]
+    assert (within["dumpable"], within["securebits"]) == (1, 0)
+
+
+def test_root_of_a_container_is_filtered_as_well(witness: User) -> None:
+    within = inside(witness, "--root")
+    assert (within["no_new_privs"], within["seccomp"]) == (1, 1)
+    assert [within[each] for each in CAPABILITIES] == [within["all"], within["all"], [], within["all"]]
+    assert (within["dumpable"], within["securebits"]) == (1, 0)
