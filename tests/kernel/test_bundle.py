@@ -96,7 +96,7 @@ def leftovers(user: User) -> list[str]:
     return found
 
 
-@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "penroot-runfile")
+@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "the head of a bundle")
 def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path: str) -> None:
     script = 'id -u; pwd; echo "$FROM_IMAGE $TERM $PATH"; grep -c . /proc/self/mountinfo; touch /x 2>&1; exit 7'
     done = run(user, bundle, "sh", "-c", script, path=path, status=7)
@@ -467,6 +467,7 @@ def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> su
     )
 
 
+@pytest.mark.parity("free space is checked")
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -692,7 +693,7 @@ def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> Non
     assert os.getxattr(user.home / "box/bin/busybox", "user.note") == b"kept"
 
 
-@pytest.mark.parity("cgroups of the step; GPUs and HCAs by the host's tools")
+@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
     """As penroot start shows it."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
