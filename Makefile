@@ -134,10 +134,13 @@ version: # all of it in NEW, which LIBDIR leads to when it is whole
 	chmod -R a+rX $(PREFIX)/bin $(PREFIX)/libexec $(PREFIX)/share
 	$(call from,versions,from enroot_py.base import versions; versions.use())
 
-libexec: # what programs of C and bundles need, beside the modules in NEW
+libexec: # the programs that are no modules, and those of hooks, beside the modules in NEW
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(NEW)/libexec
-	@for name in $(LAYERS); do tool=$(NEW)/libexec/penroot-$$name && \
-		$(call launcher,enroot_py.cli.ovlfs,$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
+	install -m 644 configs/bundle/header.sh $(NEW)/libexec
+	@for name in $(TOOLS); do tool=$(NEW)/libexec/penroot-$$name && \
+		case " $(LAYERS) " in *" $$name "*) module=ovlfs ;; *) module=tools ;; esac && \
+		$(call launcher,enroot_py.cli.'$$module',$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
+	ln -sf penroot-unshare $(NEW)/libexec/enroot-nsenter
 
 around: # the modules: programs, manual pages, completion, the AppArmor profile
 	mkdir -p $(ROOT)/bin $(ROOT)/libexec/penroot $(ROOT)/share/bash-completion/completions $(ROOT)/share/penroot/apparmor

@@ -16,8 +16,6 @@
  *
  * The files are looked at every second: a user may have 128 inotify(7) instances, and many containers on a node.
  */
-#include "common.h"
-
 #include "../digest.h"
 #include "../linux.h"
 
@@ -25,12 +23,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
@@ -41,6 +43,9 @@ enum { MAX_SERVERS = 16, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
 enum { LOOK_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
+
+#define CLEANUP(function) __attribute__((cleanup(function)))
+#define AUTO_CLOSE CLEANUP(close_fd) int
 
 static struct {
 	const char *path;
@@ -53,6 +58,20 @@ static const char *lines[MAX_SERVERS];
 static size_t servers;
 static bool waits; /* the parent is outside of the container, and waits for a child that is in it */
 
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* Open a path beneath the directory `root`, out of which no symlink leads. */
+static int open_in(int root, const char *path, int flags)
+{
+	path += strspn(path, "/");
+	return linux_openat2(root, *path ? path : ".", (uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT);
+}
+
 static bool is_same(const struct penroot_digest *a, const struct penroot_digest *b)
 {
 	return a->size == b->size && a->hash == b->hash;
@@ -60,27 +79,32 @@ static bool is_same(const struct penroot_digest *a, const struct penroot_digest 
 
 static int open_namespace(pid_t pid, const char *name)
 {
-	AUTO_FREE path = text("/proc/%d/ns/%s", pid, name);
+	char path[64];
 
+	(void)snprintf(path, sizeof(path), "/proc/%d/ns/%s", pid, name);
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static bool is_ours(int namespace, const char *name)
 {
-	AUTO_FREE path = text("/proc/self/ns/%s", name);
+	char path[64];
 	struct stat here, there;
 
+	(void)snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
 /* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
-	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
+	char path[64], children[4096];
 
-	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
+	(void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, children, sizeof(children) - 1);
+
+	children[length > 0 ? length : 0] = '\0';
+	for (char *rest = children; (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
 		AUTO_CLOSE processes = open_namespace(pid, "pid");
 
 		if (processes >= 0 && !is_ours(processes, "pid"))
@@ -136,7 +160,9 @@ static int cover(int root, const char *path, int tree)
 static void uncover(int root, const char *path)
 {
 	const char *name = strrchr(path, '/');
-	AUTO_FREE parent = text("%.*s", (int)(name - path), path);
+	char parent[PATH_MAX];
+
+	(void)snprintf(parent, sizeof(parent), "%.*s", (int)(name - path), path);
 	AUTO_CLOSE directory = open_in(root, parent, O_PATH | O_DIRECTORY);
 
 	if (directory >= 0 && fchdir(directory) == 0)
@@ -210,10 +236,14 @@ static void update(pid_t pid)
 /* Whether a process has begun to exit: it then leaves its mount namespace, and the FUSE servers end with that. */
 static bool is_exiting(pid_t pid)
 {
-	AUTO_FREE path = text("/proc/%d/stat", pid);
+	char path[64], status[1024];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
 	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	AUTO_FREE status = fd < 0 ? NULL : read_all(fd, NULL);
-	const char *rest = status ? strrchr(status, ')') : NULL;
+	ssize_t length = fd < 0 ? 0 : read(fd, status, sizeof(status) - 1);
+
+	status[length > 0 ? length : 0] = '\0';
+	const char *rest = strrchr(status, ')');
 	unsigned int flags = EXITING;
 
 	if (rest)
@@ -239,7 +269,7 @@ static void follow(pid_t pid)
 				return;
 			ready[1 + i].fd = -1;
 			if (read(SERVERS + (int)i, &started, 1) == 1) {
-				(void)write_all(STDERR_FILENO, lines[i], strlen(lines[i]));
+				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
 				servers = 0; /* the others may have ended with this one */
 			}
 		}

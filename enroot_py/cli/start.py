@@ -28,7 +28,7 @@ from enroot_py.store import containers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Protocol
+    from typing import NoReturn, Protocol
 
     from enroot_py.runtime.mounting import Mount
 
@@ -267,11 +267,16 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
         )
     with Recording("start", settings):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+    execute(container, settings, options.command, superuser=superuser)
+
+
+def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:
+    """Give up what the program must not have, and become it. Raises CommandError, ContainerError, NamespaceError."""
     if settings.close_descriptors:
         close_descriptors(container.environ)
     if not superuser:
         namespaces.confine(remap_root=settings.remap_root)
-    container.execute(options.command)
+    container.execute(command)
 
 
 def enter_own(settings: Settings, options: Options) -> Container:

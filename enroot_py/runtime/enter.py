@@ -187,7 +187,7 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
-        server = Server(source.image, superuser=start.superuser)
+        server = Server(source.image, superuser=start.superuser, offset=source.offset)
     if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay

@@ -6,7 +6,7 @@ import errno
 import os
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, sigtimedwait
 
-from enroot_py.base import errors, linux, log, paths, proc, signals, superblock
+from enroot_py.base import carried, errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
 from enroot_py.runtime import hostfiles, mounting, rootfs
@@ -44,9 +44,10 @@ class Server:
     the caller goes on.
     """
 
-    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False) -> None:
+    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0) -> None:
         """Start it. Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
+        The image begins at ``offset`` of its file.
         ``opened`` is the descriptor of a data file, whose modes only a ``superuser`` has to obey. The files keep
         their owners for a superuser. Everybody else owns all files, as in an image that was unpacked.
         """
@@ -58,7 +59,7 @@ class Server:
             _served = image
             errors.of_image = why
         self._lifeline = hostfiles.lifelines.get(image, -1)
-        program = _program(image, opened, keeps_owners=superuser)
+        program = _program(image, opened, keeps_owners=superuser, offset=offset)
         device = open_device(INSTEAD)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
@@ -257,24 +258,26 @@ def _is_inheritable(fd: int) -> bool:
         return False
 
 
-def _program(image: str, opened: int, *, keeps_owners: bool) -> list[str]:
+def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> list[str]:
     """Return the FUSE server for ``image`` with its options. Raises ImageError if none is installed.
 
     A user namespace of one user has no number for other owners: they would be nobody, whose directories overlayfs
     does not change, path_resolution(7).
     """
-    own: list[str] = []
+    own = ["-o", f"offset={offset}"] if offset else []
+    owner: list[str] = []
     if not keeps_owners:
         try:
             with Fd(os.open(image, os.O_RDONLY | os.O_CLOEXEC) if opened < 0 else os.dup(opened)) as file:
-                if not superblock.is_all_root(file):
-                    own = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
+                if not superblock.is_all_root(file, offset):
+                    owner = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
         except OSError as e:
             raise ImageError(f"cannot read {image}: {e.strerror}") from e
     quick = installed("squashfuse_ll")
-    program = quick if not own or _takes_owner(quick) else installed("squashfuse")
+    program = quick if not owner or _takes_owner(quick) else installed("squashfuse")
     if program := program or installed("squashfuse"):
-        return [program, *own, *_KEEP_NAMES] if own and program != quick else [program, *own]
+        command = [*(carried.command(os.path.basename(program)) or [program]), *own, *owner]
+        return [*command, *_KEEP_NAMES] if owner and program != quick else command
     unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
     raise ImageError(
         f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
@@ -293,6 +296,8 @@ def _takes_owner(program: str) -> bool:
 def installed(*names: str) -> str:
     """The first of these FUSE servers that there is, not by the PATH of a user; "" for none."""
     for name in names:
+        if command := carried.command(name):
+            return command[-1]
         for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
             if os.access(f"{directory}/{name}", os.X_OK):
                 return f"{directory}/{name}"

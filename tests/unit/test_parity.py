@@ -64,11 +64,11 @@ def test_every_hook_and_small_tool_has_a_line() -> None:
     assert len(hooks) > 8
     for hook in hooks:
         assert re.search(rf"^{hook.stem}\b", TEXT, re.M), hook.name
-    makefile = (ROOT / "c_shims/helpers/Makefile").read_text()
-    names = re.search(r"^NAMES\s*:= (.*)$", makefile, re.M)
-    assert names
-    for name in names[1].split():
-        assert re.search(rf"^penroot-{name}\b", TEXT, re.M), name
+    for makefile, variable in (("c_shims/helpers/Makefile", "NAMES"), ("Makefile", "TOOLS")):
+        names = re.search(rf"^{variable}\s*:= (.*)$", (ROOT / makefile).read_text(), re.M)
+        assert names
+        for name in names[1].replace("$(LAYERS)", "aufs2ovlfs mksquashovlfs").split():
+            assert re.search(rf"^penroot-{name}\b", TEXT, re.M), name
 
 
 def section(title: str) -> str:

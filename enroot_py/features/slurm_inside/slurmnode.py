@@ -14,12 +14,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from struct import error as StructError
-from struct import unpack_from
 
 from enroot_py import LIBRARY
 from enroot_py.base import versions
 from enroot_py.base.errors import ConfigError
+from enroot_py.devices.elf import interpreter
 from enroot_py.features.slurm_inside.slurmconf import Plugin, SlurmConf
 
 PROGRAMS = (
@@ -35,7 +34,6 @@ _AUTHORITIES = (  # of Debian, Red Hat and SUSE
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
 )
-_PT_INTERP = 3
 _PLUGIN = "spank_pyxis.so"
 
 
@@ -148,26 +146,6 @@ class SlurmNode:
                     raise ConfigError(f"{_node()}: the socket {place}, {by}: {why}", hint=f"does {daemon} run there?")
                 return place
         raise ConfigError(f"{_node()} has no socket {' or '.join(places)}, {by}", hint=f"does {daemon} run there?")
-
-
-def interpreter(path: str) -> str:
-    """The loader that a program names, as the kernel finds it: elf(5), PT_INTERP; "" for what is no such program."""
-    try:
-        with open(path, "rb") as f:
-            head = f.read(64)
-            if head[:5] != b"\x7fELF\x02" or len(head) < 64:
-                return ""
-            start, size, count = (*unpack_from("Q", head, 32), *unpack_from("HH", head, 54))
-            f.seek(start)
-            table = f.read(size * count)
-            for at in range(0, size * count, size):
-                kind, _, offset, _, _, length = unpack_from("IIQQQQ", table, at)
-                if kind == _PT_INTERP:
-                    f.seek(offset)
-                    return os.fsdecode(f.read(length).rstrip(b"\0"))
-    except (OSError, StructError, ValueError):
-        pass  # it is not for this user, or cut
-    return ""
 
 
 def _directories(path: str, depth: int) -> Iterator[str]:
