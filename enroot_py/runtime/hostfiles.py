@@ -99,7 +99,7 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
     try:
         for fd in (lifetime, spaces["user"], spaces["mnt"]):
             fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
-        linux.start_background(_PATH, (_PROGRAM, "0", *_digests()), fds, _DELAY_MS, orphan=False)
+        linux.start_background(_PATH, (_PROGRAM, "0", *_digests()), fds, 0, orphan=False)
     finally:
         for fd in fds:
             os.close(fd)
