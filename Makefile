@@ -24,12 +24,12 @@ demo: prerequisites ## a 2-node Slurm cluster with a registry on this machine, a
 	@$(MAKE) --no-print-directory install $(VENV)/done
 	@PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python examples/demo.py
 
-dev: $(VENV)/done $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make bin/penroot and bin/pyxis-py run this source tree
+dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make bin/penroot and bin/pyxis-py run this source tree
 	@$(MAKE) --no-print-directory --silent libexec NEW=$(CURDIR) LIBDIR=$(CURDIR)
 	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
 
 # A tree that only its owner can enter has no plugin: jobs run what the plugin starts as their users.
-$(PLUGIN): $(VENV)/done $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/options.py pyxis_py/header.py
+$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/options.py pyxis_py/header.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
@@ -41,7 +41,7 @@ test: prerequisites lint ## all checks and all tiers of tests, of an installatio
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
 	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto
 
-kernel slurm attack: dev ## one tier of tests, of this source tree or of the installation in PENROOT_PREFIX
+kernel slurm attack: dev $(VENV)/done ## one tier of tests, of this source tree or of the installation in PENROOT_PREFIX
 	$(VENV)/bin/python -m pytest tests/$@
 
 lint: $(VENV)/done ## ruff, mypy, clang-format, hadolint, shellcheck
@@ -90,9 +90,15 @@ test-gpu: $(VENV)/done ## what needs a GPU
 prerequisites:
 	@tests/prerequisites
 
-$(VENV)/done: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
+# What runs the source tree, and the module in C. What builds it is installed here once, and not for each build.
+$(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --editable '.[test,ssh,signatures]'
+	$(VENV)/bin/pip install --quiet 'setuptools>=68' 'cffi>=1.15'
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/done: $(VENV)/run
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable '.[test,ssh,signatures]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/done
@@ -118,7 +124,7 @@ version: # all of it in NEW, which LIBDIR leads to when it is whole
 	PENROOT_BUILD="make install" $(PYTHON) -m pip install --quiet --no-compile --no-warn-script-location --target $(NEW) '.$(EXTRAS:%=[%])'
 	$(PYTHON) -m packages.library $(NEW)
 	@$(MAKE) --no-print-directory libexec
-	$(call from,pack,from enroot_py.base import pack; pack.write())
+	$(call from,packing,from enroot_py.base import packing; packing.write())
 	# Slurm refuses every job while a plugin that it requires is missing: the old one stays until there is a new one.
 	@if test -e /usr/include/slurm/spank.h; then $(MAKE) --no-print-directory plugin; \
 	elif test -e $(LIBDIR)/$(PLUGIN); then cp -pL $(LIBDIR)/$(PLUGIN) $(NEW) && \
@@ -128,10 +134,13 @@ version: # all of it in NEW, which LIBDIR leads to when it is whole
 	chmod -R a+rX $(PREFIX)/bin $(PREFIX)/libexec $(PREFIX)/share
 	$(call from,versions,from enroot_py.base import versions; versions.use())
 
-libexec: # what programs of C and bundles need, beside the modules in NEW
+libexec: # the programs that are no modules, and those of hooks, beside the modules in NEW
 	$(MAKE) --no-print-directory --silent -C c_shims/helpers install LIBEXEC=$(NEW)/libexec
-	@for name in $(LAYERS); do tool=$(NEW)/libexec/penroot-$$name && \
-		$(call launcher,enroot_py.cli.ovlfs,$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
+	install -m 644 configs/bundle/header.sh $(NEW)/libexec
+	@for name in $(TOOLS); do tool=$(NEW)/libexec/penroot-$$name && \
+		case " $(LAYERS) " in *" $$name "*) module=ovlfs ;; *) module=tools ;; esac && \
+		$(call launcher,enroot_py.cli.'$$module',$$tool) && ln -sf penroot-$$name $(NEW)/libexec/enroot-$$name || exit 1; done
+	ln -sf penroot-unshare $(NEW)/libexec/enroot-nsenter
 
 around: # the modules: programs, manual pages, completion, the AppArmor profile
 	mkdir -p $(ROOT)/bin $(ROOT)/libexec/penroot $(ROOT)/share/bash-completion/completions $(ROOT)/share/penroot/apparmor

@@ -243,8 +243,10 @@ static inline bool penroot_is_broken(const char *script, const char *name, char 
 	bool missing = access(name, F_OK) < 0 && (errno == ENOENT || errno == ENOTDIR);
 
 	if (missing && name[length - 1] == '\r') {
-		(void)snprintf(why, size, "its first line ends in CR LF, so that its interpreter is '%.*s\\r': convert it: "
-			       "sed -i 's/\\r$//' ", (int)length - 1, name);
+		(void)snprintf(why, size,
+			       "its first line ends in CR LF, so that its interpreter is '%.*s\\r': convert it: "
+			       "sed -i 's/\\r$//' ",
+			       (int)length - 1, name);
 		penroot_add_quoted(script, why, size);
 		return true;
 	}

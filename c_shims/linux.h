@@ -74,7 +74,7 @@ static inline int linux_mount_setattr(int dirfd, const char *path, unsigned int 
 {
 	struct {
 		uint64_t attr_set, attr_clr, propagation, userns_fd;
-	} attributes = {set, clear, propagation, 0};
+	} attributes = { set, clear, propagation, 0 };
 
 	return (int)syscall(NR_mount_setattr, dirfd, path, flags, &attributes, sizeof(attributes));
 }
@@ -83,7 +83,7 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 {
 	struct {
 		uint64_t flags, mode, resolve;
-	} how = {flags, mode, resolve};
+	} how = { flags, mode, resolve };
 	int fd, tries = 0;
 
 	/* A ".." gives EAGAIN while anything on the machine is renamed or mounted: openat2(2) says to try again. */
@@ -115,10 +115,10 @@ static inline int linux_prctl(int operation, unsigned long a, unsigned long b, u
 
 static inline int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable)
 {
-	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	struct __user_cap_data_struct data[2] = {
-		{(uint32_t)effective, (uint32_t)permitted, (uint32_t)inheritable},
-		{(uint32_t)(effective >> 32), (uint32_t)(permitted >> 32), (uint32_t)(inheritable >> 32)},
+		{ (uint32_t)effective, (uint32_t)permitted, (uint32_t)inheritable },
+		{ (uint32_t)(effective >> 32), (uint32_t)(permitted >> 32), (uint32_t)(inheritable >> 32) },
 	};
 
 	return (int)syscall(SYS_capset, &header, data);
@@ -126,8 +126,8 @@ static inline int linux_capset(uint64_t effective, uint64_t permitted, uint64_t 
 
 static inline int linux_capget_permitted(uint64_t *permitted)
 {
-	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-	struct __user_cap_data_struct data[2] = {0};
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[2] = { 0 };
 
 	if (syscall(SYS_capget, &header, data) < 0)
 		return -1;

@@ -1,4 +1,4 @@
-"""Build enroot_py.base._linux, the functions of linux.h, seccomp.h and interpreter.h, as a cffi API module."""
+"""Build enroot_py.base._linux, the functions of the headers beside this file, as a cffi API module."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ ffibuilder.cdef(
     int penroot_explain(const char *path, char *why, size_t size);
     int penroot_withhold_descriptors(void);
     int penroot_renew_keyring(void);
+    int penroot_digest_format(const char *path, char *word);
+    int penroot_start_background(const char *path, char *const argv[], const int fds[], int count,
+                                 int delay_ms, int orphan);
     """
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    '#include "seccomp.h"\n#include "interpreter.h"',
+    '#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, header) for header in ("linux.h", "seccomp.h", "interpreter.h")],
+    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "interpreter", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

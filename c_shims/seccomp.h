@@ -17,42 +17,44 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/keyctl.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 enum { PENROOT_ARCHITECTURES = 4, PENROOT_CALLS = 20 };
 
-static const uint32_t penroot_architectures[PENROOT_ARCHITECTURES] = {AUDIT_ARCH_X86_64, AUDIT_ARCH_I386,
-								      AUDIT_ARCH_AARCH64, AUDIT_ARCH_ARM};
+static const uint32_t penroot_architectures[PENROOT_ARCHITECTURES] = { AUDIT_ARCH_X86_64, AUDIT_ARCH_I386, AUDIT_ARCH_AARCH64,
+								       AUDIT_ARCH_ARM };
 
 /* The number of ioctl(2) on each. x32 has a number of its own; its other calls have those of x86_64 and a bit. */
-static const uint16_t penroot_ioctl[PENROOT_ARCHITECTURES] = {16, 54, 29, 54};
+static const uint16_t penroot_ioctl[PENROOT_ARCHITECTURES] = { 16, 54, 29, 54 };
 enum { PENROOT_X32_BIT = 0x40000000, PENROOT_X32_IOCTL = 514 };
 
 /* Numbers, not SYS_ names: one object serves the 32-bit calls of its architecture too. 0: there is none. For 32-bit ARM
  * the filter checks ioctl(2) only. */
 static const uint16_t penroot_calls[PENROOT_CALLS][PENROOT_ARCHITECTURES] = {
-	{92, 182, 0},    /* chown */
-	{0, 212, 0},     /* chown32 */
-	{93, 95, 55},    /* fchown */
-	{0, 207, 0},     /* fchown32 */
-	{94, 16, 0},     /* lchown */
-	{0, 198, 0},     /* lchown32 */
-	{260, 298, 54},  /* fchownat */
-	{105, 23, 146},  /* setuid */
-	{0, 213, 0},     /* setuid32 */
-	{106, 46, 144},  /* setgid */
-	{0, 214, 0},     /* setgid32 */
-	{113, 70, 145},  /* setreuid */
-	{0, 203, 0},     /* setreuid32 */
-	{114, 71, 143},  /* setregid */
-	{0, 204, 0},     /* setregid32 */
-	{116, 206, 159}, /* setgroups, of i386 setgroups32 */
-	{117, 164, 147}, /* setresuid */
-	{0, 208, 0},     /* setresuid32 */
-	{119, 170, 149}, /* setresgid */
-	{0, 210, 0},     /* setresgid32 */
+	{ 92, 182, 0 },    /* chown */
+	{ 0, 212, 0 },     /* chown32 */
+	{ 93, 95, 55 },    /* fchown */
+	{ 0, 207, 0 },     /* fchown32 */
+	{ 94, 16, 0 },     /* lchown */
+	{ 0, 198, 0 },     /* lchown32 */
+	{ 260, 298, 54 },  /* fchownat */
+	{ 105, 23, 146 },  /* setuid */
+	{ 0, 213, 0 },     /* setuid32 */
+	{ 106, 46, 144 },  /* setgid */
+	{ 0, 214, 0 },     /* setgid32 */
+	{ 113, 70, 145 },  /* setreuid */
+	{ 0, 203, 0 },     /* setreuid32 */
+	{ 114, 71, 143 },  /* setregid */
+	{ 0, 204, 0 },     /* setregid32 */
+	{ 116, 206, 159 }, /* setgroups, of i386 setgroups32 */
+	{ 117, 164, 147 }, /* setresuid */
+	{ 0, 208, 0 },     /* setresuid32 */
+	{ 119, 170, 149 }, /* setresgid */
+	{ 0, 210, 0 },     /* setresgid32 */
 };
 
 #define PENROOT_LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
@@ -90,7 +92,7 @@ static inline int penroot_install_filter(void)
 {
 	enum { BEHIND = 3 + PENROOT_IOCTL_RULES }; /* rules between the calls and the last of an architecture */
 	struct sock_filter filter[PENROOT_ARCHITECTURES * (PENROOT_CALLS + BEHIND + 4) + PENROOT_IOCTL_RULES + 4];
-	struct sock_fprog program = {.filter = filter};
+	struct sock_fprog program = { .filter = filter };
 
 	PENROOT_ADD(program, PENROOT_LOAD(arch));
 	for (int arch = 0; arch < PENROOT_ARCHITECTURES; arch++) {
@@ -135,23 +137,33 @@ static inline int penroot_drop_capabilities_unless_root(void)
 	return geteuid() == 0 ? 0 : penroot_drop_capabilities();
 }
 
-/* Keep from the program those descriptors of the caller that lead out of the container: openat(2) and /proc/self/fd lead
- * through a directory or through an O_PATH descriptor, setns(2) through a namespace. Such a descriptor closes at
+/* Whether a descriptor of the caller leads out of the container: openat(2) and /proc/self/fd do so through a directory or
+ * an O_PATH descriptor, setns(2) through a namespace. */
+static inline int penroot_leads_out(int fd, int flags)
+{
+	struct statfs system;
+	struct stat is;
+
+	if (flags & O_PATH)
+		return 1;
+	if (fstat(fd, &is) < 0)
+		return 0;
+	return S_ISDIR(is.st_mode) || (S_ISREG(is.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
+}
+
+/* Keep from the program those descriptors of the caller that lead out of the container. Such a descriptor closes at
  * execve(2). If it is stdin, stdout or stderr, /dev/null replaces it, and reading or writing fails as before. Call this
  * while /proc is the node's. Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");
-	struct stat is, namespace;
 	struct dirent *entry;
-	int result = entries ? stat("/proc/self/ns/mnt", &namespace) : -1;
+	int result = entries ? 0 : -1;
 
 	while (result == 0 && (entry = readdir(entries))) {
 		int fd = atoi(entry->d_name), flags = *entry->d_name == '.' ? -1 : fcntl(fd, F_GETFL), null;
 
-		if (flags < 0 || fd == dirfd(entries) ||
-		    (!(flags & O_PATH) &&
-		     (fstat(fd, &is) < 0 || (!S_ISDIR(is.st_mode) && is.st_dev != namespace.st_dev))))
+		if (flags < 0 || fd == dirfd(entries) || !penroot_leads_out(fd, flags))
 			continue;
 		if (fd > STDERR_FILENO) {
 			result = fcntl(fd, F_SETFD, FD_CLOEXEC);

@@ -8,11 +8,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from enroot_py.base.errors import PenrootError
 
 
-def main() -> None:
-    """Run the command line of this process and exit with its status."""
+def main(command: Callable[[list[str]], int] | None = None) -> None:
+    """Run the command line of this process, penroot's or that of another ``command``, and exit with its status."""
     import _signal
 
     from enroot_py.base import pack
@@ -28,7 +30,7 @@ def main() -> None:
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
         _plug()
     try:
-        status = _run(sys.argv[1:])
+        status = (command or _run)(sys.argv[1:])
         sys.stdout.flush()  # or what cannot be written is told at exit, not by us
         sys.exit(status)
     except PenrootError as e:

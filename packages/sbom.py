@@ -12,12 +12,7 @@ from packages.description import LICENCE
 from packages.vendored import Wheel
 
 # Linked into the static helpers: by what name Debian knows each, and under which licence it comes.
-STATIC = {
-    "musl-dev": ("musl", "MIT"),
-    "zlib1g-dev": ("zlib", "Zlib"),
-    "libzstd-dev": ("zstd", "BSD-3-Clause"),
-    "liblz4-dev": ("lz4", "BSD-2-Clause"),
-}
+STATIC = {"musl-dev": ("musl", "MIT")}
 # Where a wheel says in words what SPDX has an identifier for.
 IDENTIFIERS = {"MIT License": "MIT", "BSD": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
 # Debian has the text once for all packages, and wants no copy.

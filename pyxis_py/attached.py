@@ -13,8 +13,7 @@ import os
 from enroot_py.base import linux, log, paths
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.config.settings import BIN, HERE
-from enroot_py.config.table import SETTINGS
+from enroot_py.base.features import parts
 from enroot_py.runtime import mounting, namespaces, pmix, rootfs
 from enroot_py.runtime.mounting import Mount
 from pyxis_py.channel import Channel, built, forked
@@ -22,10 +21,22 @@ from pyxis_py.channel import Channel, built, forked
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Protocol
 
-    from enroot_py.config.settings import Settings
     from pyxis_py.held import Held
     from pyxis_py.step import Step
+
+    class Extra(Protocol):
+        """What a feature brings into a running container: a tree for its target, and ``what`` that is in messages.
+
+        tree() is called in a child, in a mount namespace of its own. It returns the mount, the detached tree, and a
+        function that adds users to the container of which it gets the root.
+        """
+
+        target: str
+        what: str
+
+        def tree(self) -> tuple[Mount, int, Callable[[int], None]]: ...
 
     Answer = tuple[list[tuple[str, str]], list[int]]  # what a child sends: pairs and descriptors
 
@@ -36,36 +47,30 @@ def prepare(step: Step, container: Held) -> Brought | None:
     """Mount in a running container what the step needs of the node. Raises ContainerError."""
     if container.remap_root:
         step.check_pmix()
-    wanted, programs, name = step.node_mounts(remap_root=container.remap_root), None, step.request.name
-    search = container.environ.get("PATH", "")
-    if step.settings.slurm and BIN not in search.split(":"):  # the step that started the container may have brought it
-        from enroot_py.runtime import slurm
-
-        if container.remap_root:
-            slurm.warn_root()
-        programs = Slurm(step.settings, step.host, step.settings.origin(SETTINGS["ENROOT_SLURM"]))
-        container.environ = {**container.environ, "PATH": f"{BIN}:{search}" if search else BIN}
-    if not wanted and programs is None:
+    wanted, name = step.node_mounts(remap_root=container.remap_root), step.request.name
+    extras: list[Extra] = [extra for attach in parts("attach") if (extra := attach(step, container))]
+    if not wanted and not extras:
         return None
     try:
-        brought = bring(container.spaces, container.unsealed, wanted, programs)
+        brought = bring(container.spaces, container.unsealed, wanted, extras)
     except PenrootError as e:
-        if step.job.script or programs is not None:
+        if step.job.script or extras:
             raise ContainerError(f"cannot prepare the running container {name}: {e}", hint=e.hint) from e
         log.warn(f"MPI and X11 may not work in the running container {name}: {e}")
         return None
+    needed = {**dict.fromkeys(filter(None, (step.job.script,)), "the batch script")}
+    needed |= {extra.target: extra.what for extra in extras}
     for target, why in brought.failed.items():
-        if target in (step.job.script, HERE):
+        if target in needed:
             take_back(container.spaces, brought)
-            what = "the batch script" if target == step.job.script else "Slurm's programs"
             raise ContainerError(
-                f"cannot mount {what} in the running container {name}: {target}: {why}",
+                f"cannot mount {needed[target]} in the running container {name}: {target}: {why}",
                 hint=f"for a container of its own: --container-name={name}:no_exec",
             )
         # Only a warning: a step without MPI or X needs none of it, and PMIx has other ways to some of it.
         what = "X11" if target == step.authority else "MPI"
         log.warn(f"{what} may not work in the running container {name}: {target}: {why}")
-    for target in (pmix.MUNGE, HERE):
+    for target in (pmix.MUNGE, *(extra.target for extra in extras)):
         brought.leave(target)  # they are the node's, and other steps may have found them
     return brought
 
@@ -80,19 +85,6 @@ def finish(step: Step, spaces: Mapping[str, int], brought: Brought) -> None:
             take_back(spaces, brought)
     except PenrootError as e:
         log.warn(f"mounts of step {step.job.step} stay in the running container {step.request.name}: {e}")
-
-
-class Slurm:
-    """Slurm's programs for a running container: the settings and variables of the step, and who asks for them."""
-
-    __slots__ = ("settings", "host", "origin", "scratch", "uid")
-
-    def __init__(self, settings: Settings, host: Mapping[str, str], origin: str) -> None:
-        self.settings = settings
-        self.host = host
-        self.origin = origin
-        self.scratch = rootfs.make_scratch(settings)
-        self.uid = os.geteuid()
 
 
 class Brought:
@@ -114,13 +106,13 @@ class Brought:
             os.close(self.attached.pop(target))
 
 
-def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], slurm: Slurm | None) -> Brought:
-    """Mount ``wanted`` of the node, and Slurm's programs, in the container with the namespaces ``spaces``.
+def bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Brought:
+    """Mount ``wanted`` of the node, and what features add, in the container with the namespaces ``spaces``.
 
     ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
     Raises PenrootError if nothing could be mounted.
     """
-    pairs, fds = _in_child(lambda: _bring(spaces, unsealed, wanted, slurm))
+    pairs, fds = _in_child(lambda: _bring(spaces, unsealed, wanted, extras))
     attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))
     failed = dict(value.split("\n", 1) for key, value in pairs if key == "failed")
     return Brought(attached, failed)
@@ -156,7 +148,7 @@ def _enter_user(spaces: Mapping[str, int]) -> None:
         linux.setns(spaces["user"], linux.CLONE_NEWUSER)
 
 
-def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], slurm: Slurm | None) -> Answer:
+def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
     _enter_user(spaces)
     # open_tree(2) clones mounts of a namespace that the caller's user namespace owns: a copy of the node's.
     linux.unshare(linux.CLONE_NEWNS)
@@ -168,10 +160,11 @@ def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], sl
             trees.append((mount, _clone(mount)))
         except OSError as e:
             failed.append(("failed", f"{mount.target}\n{e.strerror}"))
-    add_users = None
-    if slurm is not None:
-        mount, tree, add_users = _slurm(slurm)
+    later = []
+    for extra in extras:
+        mount, tree, add_users = extra.tree()
         trees.append((mount, tree))
+        later.append(add_users)
     rootfs.import_no_files()
     linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -184,7 +177,7 @@ def _bring(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], sl
                 fds.append(tree)
         except OSError as e:
             failed.append(("failed", f"{mount.target}\n{e.strerror}"))
-    if add_users is not None:
+    for add_users in later:
         try:
             add_users(root if unsealed < 0 else unsealed)
         except (PenrootError, OSError) as e:
@@ -196,25 +189,6 @@ def _clone(mount: Mount) -> int:
     tree = linux.open_tree(linux.AT_FDCWD, mount.source, _CLONE)
     linux.mount_setattr(tree, "", linux.AT_EMPTY_PATH, mount.attributes, 0, mount.propagation)
     return tree
-
-
-def _slurm(wanted: Slurm) -> tuple[Mount, int, Callable[[int], None]]:
-    """Make the directory with Slurm's programs in the child's own mount namespace, and detach it."""
-    from enroot_py.runtime import hooks, slurm
-
-    rootfs.mount_scratch(wanted.scratch)
-    root = os.open(f"{wanted.scratch}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    node = slurm.fill(root, wanted.host, wanted.origin)
-    with paths.open_in(root, HERE) as here:
-        tree = linux.open_tree(here, "", _CLONE | linux.AT_EMPTY_PATH | linux.AT_RECURSIVE)
-    users = slurm.users(node)  # before the container's database of users is in the place of the node's
-    caller = hooks.caller(wanted.host, wanted.uid, os.getegid())
-
-    def add_users(root: int) -> None:
-        os.close(paths.open_in(root, "/etc/passwd", os.O_PATH, linux.RESOLVE_NO_XDEV))
-        slurm.add_users(hooks.Context(root, "/", wanted.settings, {}, caller), users)
-
-    return Mount(HERE, HERE, "none", ("x-create=dir", "rbind"), 0, wanted.origin), tree, add_users
 
 
 def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:

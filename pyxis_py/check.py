@@ -50,7 +50,7 @@ def findings(given: str | None) -> Iterator[Finding]:
     yield doctor.data_path(loaded.data_path)
     yield from doctor.cache_path(loaded)
     yield from doctor.inodes(dict.fromkeys((loaded.data_path, loaded.cache_path)))
-    yield from doctor.policies(loaded)
+    yield from doctor.of_features(loaded)
     yield from root_squash(users_home())
 
 

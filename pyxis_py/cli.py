@@ -13,8 +13,8 @@ import click
 from enroot_py import LIBRARY
 from enroot_py.base import log, pack, versions
 from enroot_py.base.build import line as build_line
-from enroot_py.base.build import missing
 from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.base.features import plugged
 from enroot_py.base.run import Program, find
 from pyxis_py import plugstack, prebuilt, settings
 from pyxis_py.header import c_header
@@ -180,7 +180,9 @@ def _took(library: str, python: str) -> str | None:
 def _compile() -> None:
     """The modules of an archive that is unpacked, and has been run by nobody who may write there."""
     if os.path.exists(pack.MODULES) and not os.path.exists(pack.PACK):
-        pack.write()
+        from enroot_py.base import packing
+
+        packing.write()
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> None:
@@ -235,32 +237,6 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
         log.info(f"nothing in {plugstack_dir} loads {plugin}, and it is not there")
 
 
-@commands.command("ssh-server", hidden=True)
-@click.argument("job", type=int)
-@click.argument("keys")
-@click.argument("container")
-def ssh_server_command(job: int, keys: str, container: str) -> None:
-    """Be the server of one ssh connection, on stdin and stdout, in a step that penroot ssh-proxy starts.
-
-    CONTAINER is a step or a name, "" where the job has but one.
-    """
-    hint = ""
-    try:
-        from pyxis_py import sshd
-
-        sshd.serve(job, container, keys)
-    except ModuleNotFoundError as e:
-        error = missing("ssh", e)
-        log.error(f"{os.uname().nodename}: {error}")
-        hint = error.hint
-    except PenrootError as e:
-        log.error(str(e))
-        hint = e.hint
-    if hint:
-        log.hint(hint)
-    sys.exit(0)  # else srun adds a line of its own
-
-
 @commands.command("choose", hidden=True)
 def choose_command() -> None:
     """Have the plugin for this machine's Slurm in use, of those that came: for the scripts of packages, and recipes."""
@@ -302,6 +278,10 @@ def main() -> None:
         sys.exit(e.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
+
+
+for feature in plugged("admin"):
+    feature.add(commands)
 
 
 if __name__ == "__main__":

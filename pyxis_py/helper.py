@@ -18,6 +18,7 @@ import sys
 from enroot_py import __version__
 from enroot_py.base import log, recording, signals
 from enroot_py.base.errors import PenrootError, RefusedError
+from enroot_py.base.features import PARTS, parts
 from pyxis_py.channel import CONTROL, SOCKET, Channel, numbers, tell, unexpected
 from pyxis_py.job import PROTOCOL, REFUSED, Job
 
@@ -64,10 +65,8 @@ def check(job: Job, channel: Channel) -> None:
 
     request, wish = submit.check(job)
     answer = [("ok", ""), *[("verbose", "")] * submit.is_verbose(job)]
-    if pinned := submit.pinned(job, request):
-        answer.append(("pinned", pinned))
-    if request.file:
-        answer.append(("environment", request.file.dumps()))
+    for at_submit in parts("at_submit"):
+        answer += at_submit(job, request)
     if wish is None:
         channel.send(answer)
         return
@@ -175,6 +174,9 @@ def _await_task() -> None:
     With a plugin of MPI that does not come before slurmstepd has started its server: 40 ms.
     """
     from pyxis_py import held, step  # noqa: F401
+
+    for name in PARTS:
+        tuple(parts(name))
 
     control = _socket.socket(fileno=CONTROL)
     asked = select.poll()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enroot_py.base.digests import Pin, is_digest
+from enroot_py.base.features import parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from enroot_py.config.edf import Environment
+    from enroot_py.config.description import Description
     from enroot_py.registry.reference import LocalImage, Reference
     from pyxis_py.options import Request
 
@@ -31,9 +32,9 @@ SWARM = "SLURM_PYXIS_SWARM"
 VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: the step says how long its container took
 REFUSED = "refused"  # instead of a digest: the registry refuses the image, and srun has printed why
 
-# What the environment file said where the step or its job was submitted: Environment.dumps().
+# What a description of the container said where the step or its job was submitted, as a feature writes it.
 CARRIED = "PYXIS_EDF"
-# What tags were where the job was submitted, and its lock file: Pins.dumps().
+# What tags were where the job was submitted, and its lock file, as a feature writes them.
 PINNED = "PYXIS_PINNED"
 
 # Of the messages between plugin and helper. One more where a message means another thing than before: a plugin that is
@@ -57,7 +58,7 @@ class Job:
         self.arguments: list[str] = []
         self.options: list[tuple[str, str]] = []
         self.environ: dict[str, str] = {}
-        self.caller: dict[str, str] = {}  # all of the submitter's, where an environment file is to be read
+        self.caller: dict[str, str] = {}  # all of the submitter's, where a description is to be read
         assigned = {"environ": self.environ, "caller": self.caller}
         for key, value in pairs:
             if key == "arg":
@@ -125,50 +126,27 @@ class Job:
         """The path of a batch script, "" in other steps. It lies where a container does not see it."""
         return self.command if self.is_batch else ""
 
-    @property
-    def carried(self) -> str:
-        return self.environ.get(CARRIED, "")
-
-    @property
-    def pinned(self) -> str:
-        return self.environ.get(PINNED, "")
-
-    @property
-    def lock(self) -> str:
-        """What a step's variables have for --container-lock: the setting of penroot."""
-        return self.environ.get("ENROOT_LOCK", "")
-
-    def environment(self, name: str, origin: str) -> Environment:
-        """What the environment file ``name`` says, for which ``origin`` asks. Raises UsageError, ConfigError."""
-        from pyxis_py import environments
-
-        read = environments.at_submit if self.verb == "check" else environments.on_node
-        return read(self, name, origin)
+    def describe(self, name: str, origin: str) -> Description:
+        """The description of a container for which ``origin`` asks. Raises UsageError, ConfigError."""
+        describe: Callable[[Job, str, str], Description] = next(parts("describe"))
+        return describe(self, name, origin)
 
     def pin(self, request: Request, image: Reference | LocalImage) -> Pin | None:
-        """The digest that a tag has for the step, if that is known. Raises UsageError, ConfigError.
+        """The digest that a tag has for the step, if that is known: a feature says it, else srun.
 
-        On a node it is what srun says, if it does, of the job and lock files too; ImageError where it has to be known.
+        Raises UsageError, ConfigError; ImageError where it has to be known.
         """
         resolved = self.resolved(image)
-        if not self._may_pin(request):
-            return Pin(resolved) if is_digest(resolved) else None
-        if image.digest:
-            return None
-        from pyxis_py import pins
-
-        return pins.told(self, request, resolved) if is_digest(resolved) else pins.known(self, request, image)
-
-    def _may_pin(self, request: Request) -> bool:
-        return request.lock is not None or request.pin is True or bool(self.lock or self.pinned)
+        for pin_of in parts("pin"):
+            if known := pin_of(self, request, image, resolved):
+                return known  # type: ignore[no-any-return]
+        return Pin(resolved) if is_digest(resolved) else None
 
     def uri(self, request: Request, image: str) -> str:
         """An image for a site's importer: a tag by its digest, where that is known. Raises as pin()."""
-        if self._may_pin(request):
-            from pyxis_py import pins
-
-            if pinned := pins.uri(self, request, image):
-                return pinned
+        for uri_of in parts("uri"):
+            if pinned := uri_of(self, request, image):
+                return str(pinned)
         return image if "://" in image else f"docker://{image}"
 
     def resolved(self, image: Reference | LocalImage) -> str:

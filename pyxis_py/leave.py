@@ -11,6 +11,7 @@ import os
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.base.features import parts
 from enroot_py.store import claims, containers, records
 from pyxis_py import settings as plugin_settings
 from pyxis_py.channel import tell
@@ -198,7 +199,6 @@ def clean_up(job: Job) -> None:
     failures = _Failures()
     trash: list[containers.Trash] = []
     places: set[str] = set()
-    keys = ""
     with failures:
         if job.context == "epilog":
             steps.forget_job(job.jobid)
@@ -207,9 +207,9 @@ def clean_up(job: Job) -> None:
     for note in notes.of_job(job.jobid):
         with failures:
             path = notes.directory(note)
-            if note == notes.of_keys(job.jobid):
-                keys = path
-                continue
+            of_job, _, step = note.partition(".")
+            if of_job == f"pyxis_{job.jobid}" and not step.isdecimal():
+                continue  # of a feature
             if path.startswith("/"):
                 data_path, container = os.path.split(path)
                 places.add(data_path)
@@ -228,12 +228,9 @@ def clean_up(job: Job) -> None:
     for data_path in places:
         with failures:
             making.sweep(data_path)
-    if keys:  # in the home directory, which may not answer
-        from enroot_py.cli import sshkeys
-
+    for clean_up_of_feature in parts("clean_up"):
         with failures:
-            sshkeys.remove(keys, str(job.jobid))
-            notes.erase(notes.of_keys(job.jobid))
+            clean_up_of_feature(job, notes)
     if failures.lines:
         raise PenrootError("\n".join(failures.lines[:_MOST]))
 

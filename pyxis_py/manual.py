@@ -8,8 +8,8 @@ import click
 
 from enroot_py.cli import manual
 from enroot_py.config.words import YES
-from pyxis_py.options import NAME_MODES, OPTIONS
-from pyxis_py.settings import SETTINGS
+from pyxis_py.options import NAME_MODES, all_options
+from pyxis_py.settings import all_settings
 
 EXAMPLES = (
     ("srun --container-image=ubuntu:24.04 grep PRETTY /etc/os-release", "A command in an image of Docker Hub."),
@@ -22,11 +22,6 @@ EXAMPLES = (
         "srun --container-image=ubuntu --container-name=work --container-remap-root --container-writable "
         "apt-get install -y git",
         "A container that stays on the node, with what is installed in it; then: srun --container-name=work git status",
-    ),
-    ("srun --environment=pytorch python train.py", "What ~/.edf/pytorch.toml says: image, mounts, variables."),
-    (
-        "srun --container-lock=./images.lock --container-image=ubuntu:24.04 ./program",
-        "The image that a team has locked the tag to.",
     ),
     (
         "srun -N16 --container-image=bcast:./mine.sqsh ./program",
@@ -56,18 +51,6 @@ are replaced by the job's variables, relative sources begin with a dot, and flag
 --mount. The source umount unmounts what the image or the site mounts at DST. The flag sqsh mounts what a squashfs file
 holds, read-only: data.sqsh:/data:sqsh.
 
-An environment file, --environment, says the same in a file that a team shares: penroot-env(1) has its keys. It is read
-where srun, sbatch or salloc is called, and what it says goes with the step, with a batch job through each requeue as it
-was then; nodes need not see it. Options of the command line go before it, and it goes before variables PYXIS_*.
-
-With --container-slurm srun, sbatch, squeue and their like of the node are in the container, in /run/penroot/slurm/bin,
-whatever its distribution; a program in it can then do with Slurm what its user can.
-
-sbatch and salloc resolve the tag of an image, and steps and requeues of their job use that digest; where the registry
-cannot be asked they warn, and each step resolves the tag. --container-pin says otherwise, or names the images of a
-script that is on the host. With a lock file, --container-lock, tags are what penroot-lock(1) has written down; a batch
-job has that file as it was, too.
-
 Variables of the job reach the tasks, but what the image sets wins; --container-env says for which it does not.
 """.replace("$$", "$")
 SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
@@ -80,7 +63,9 @@ def write(commands: click.Group, directory: str) -> list[str]:
 
 def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
     """Name and source of every page."""
-    rows = [(f"{setting.name}={setting.default}", f"{setting.doc} ({setting.kind}).") for setting in SETTINGS.values()]
+    rows = [
+        (f"{setting.name}={setting.default}", f"{setting.doc} ({setting.kind}).") for setting in all_settings().values()
+    ]
     arguments = manual.section(
         "ARGUMENTS OF THE PLUGIN",
         manual.text("In plugstack.conf(5) behind the plugin, or with install --arg; here with their defaults.")
@@ -92,7 +77,7 @@ def pages(commands: click.Group) -> Iterator[tuple[str, str]]:
 
 def _options_page() -> str:
     options, variables = [], []
-    for option in OPTIONS:
+    for option in all_options():
         example = f" For example --{option.name}={option.example}." if option.example else ""
         options.append((f"--{option.name}" + f"={option.arginfo}" * bool(option.arginfo), f"{option.usage}.{example}"))
         if option.variable:
@@ -105,6 +90,7 @@ def _options_page() -> str:
             manual.section("DESCRIPTION", manual.text(MEANING)),
             manual.section("OPTIONS", manual.entries(options)),
             manual.section("ENVIRONMENT", manual.entries(variables)),
+            *manual.sections_of_features("penroot-srun.7"),
             manual.section("EXAMPLES", manual.entries(EXAMPLES)),
             manual.section("SEE ALSO", manual.text(SEE)),
         )

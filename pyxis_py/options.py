@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from enroot_py.config.edf import Environment, FileEntry
+    from enroot_py.config.description import Description, DescriptionEntry
     from enroot_py.runtime.mountentries import MountEntry
     from enroot_py.runtime.mounting import Mount
 
@@ -39,8 +39,7 @@ class Request(Frozen):
     """
 
     origins: Mapping[str, str]
-    environment: str | None = None
-    file: Environment | None = None
+    file: Description | None = None
     image: str | None = None
     mounts: tuple[MountEntry, ...] = ()
     workdir: str | None = None
@@ -54,9 +53,11 @@ class Request(Frozen):
     writable: bool | None = None
     env: tuple[str, ...] = ()
     unshare: tuple[str, ...] = ()
-    slurm: bool | None = None
-    pin: bool | tuple[str, ...] | None = None
-    lock: str | None = None
+    of_features: Mapping[str, Any] = {}
+
+    def value(self, row: Option) -> Any:
+        """The value of an option that a feature has; None where it is not given."""
+        return self.of_features.get(row.sets)
 
     @property
     def wants_container(self) -> bool:
@@ -91,9 +92,9 @@ def _sent(image: str) -> str:
     return "" if path == image or is_registry else path
 
 
-def _image(text: str) -> str:
+def image_text(text: str) -> str:
     if path := _sent(text):
-        _image(path if path.startswith(("/", ".", "~", "$")) else f"./{path}")
+        image_text(path if path.startswith(("/", ".", "~", "$")) else f"./{path}")
     elif text.startswith(("/", ".", "~", "$")):
         _path(text)
         if _is_directory_name(text):
@@ -105,21 +106,10 @@ def _image(text: str) -> str:
     return text
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     if not text.isprintable():
         raise ValueError("a name has no control characters")
     return _path(text)
-
-
-def _pin(text: str) -> bool | tuple[str, ...]:
-    try:
-        return truth(text)
-    except ValueError:  # images
-        pass
-    images = text.split(",")
-    if not all(images):
-        raise ValueError("an image is empty", "separate images with one comma each")
-    return tuple(dict.fromkeys(_image(image) for image in images))
 
 
 def _path(text: str) -> str:
@@ -211,10 +201,12 @@ class Option:
     """One row: the option, the attribute of Request that it sets, and how.
 
     A flag has a ``value`` and no ``parse``. ``selects`` marks those that ask
-    for a container at all.
+    for a container at all, ``of_job`` those that sbatch and salloc get for the steps of a job,
+    ``annotated`` those that are an annotation com.pyxis.ATTRIBUTE of descriptions, too,
+    ``describes`` the one that names a description of the container.
     """
 
-    __slots__ = ("name", "sets", "parse", "value", "arginfo", "usage", "example", "selects", "variable")
+    __slots__ = tuple("name sets parse value arginfo usage example selects of_job annotated describes variable".split())
 
     def __init__(
         self,
@@ -227,6 +219,9 @@ class Option:
         arginfo: str = "",
         example: str = "",
         selects: bool = False,
+        of_job: bool = False,
+        annotated: bool = False,
+        describes: bool = False,
     ) -> None:
         self.name = name
         self.sets = sets
@@ -236,6 +231,9 @@ class Option:
         self.arginfo = arginfo
         self.example = example
         self.selects = selects
+        self.of_job = of_job
+        self.annotated = annotated
+        self.describes = describes
         # The no- options have none: PYXIS_CONTAINER_MOUNT_HOME=no says it.
         self.variable = "" if name.startswith("no-") else "PYXIS_" + name.upper().replace("-", "_")
 
@@ -251,7 +249,7 @@ class Option:
             hint = f"values are {', '.join(YES + NO)}"
             raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=hint) from None
 
-    def from_file(self, entry: FileEntry, text: str) -> object:
+    def from_file(self, entry: DescriptionEntry, text: str) -> object:
         """The value of a line of an environment file, whose variables ``text`` has."""
         return self.read(entry.where, text) if self.parse else (self.value is truth(text))
 
@@ -269,20 +267,11 @@ class Option:
 
 OPTIONS = (
     Option(
-        "environment",
-        "environment",
-        "environment file that says what container this is: a path with a /, or a name that is looked up in EDF_PATH",
-        parse=_file_name,
-        arginfo="NAME|FILE",
-        example="ubuntu",
-        selects=True,
-    ),
-    Option(
         "container-image",
         "image",
         "image to run in: a reference to a registry, or the path of a squashfs file on the node (begins with / or .), "
         "or with bcast: before it of one on the host of srun, which sends it to the nodes",
-        parse=_image,
+        parse=image_text,
         arginfo="[USER@][REGISTRY#]IMAGE[:TAG]|[bcast:]PATH",
         example="ubuntu:24.04",
         selects=True,
@@ -326,7 +315,7 @@ OPTIONS = (
     Option("no-container-remap-root", "remap_root", "keep the own user name in the container", value=False),
     Option("container-entrypoint", "entrypoint", "run the entrypoint of the image", value=True),
     Option("no-container-entrypoint", "entrypoint", "do not run the entrypoint of the image", value=False),
-    Option("container-entrypoint-log", "entrypoint_log", "show what the entrypoint prints", value=True),
+    Option("container-entrypoint-log", "entrypoint_log", "show what the entrypoint prints", value=True, annotated=True),
     Option("container-writable", "writable", "make the root filesystem writable", value=True),
     Option("container-readonly", "writable", "make the root filesystem read-only", value=False),
     Option(
@@ -345,27 +334,24 @@ OPTIONS = (
         arginfo="NS[,NS...]",
         example="net",
     ),
-    Option("container-slurm", "slurm", "bring srun, sbatch, squeue and their like of the node", value=True),
-    Option("no-container-slurm", "slurm", "do not bring Slurm's programs of the node", value=False),
-    Option(
-        "container-pin",
-        "pin",
-        "no: each step of a job resolves the tag; yes: where sbatch or salloc cannot resolve it for all steps, it "
-        "fails instead of warning; images: the same of these, which steps of the job name",
-        parse=_pin,
-        arginfo="no|yes|IMAGE[,IMAGE...]",
-        example="no",
-    ),
-    Option(
-        "container-lock",
-        "lock",
-        "lock file, made by penroot lock, that says which digest each tag is; one that it does not name is an error",
-        parse=_file_name,
-        arginfo="FILE",
-        example="./images.lock",
-    ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
+_ATTRIBUTES = frozenset(Request.__annotations__)
+_VARIABLES = frozenset(option.variable for option in OPTIONS)
+
+
+def all_options() -> tuple[Option, ...]:
+    """The options of the core, then those of the features."""
+    from enroot_py.base.features import plugged
+
+    return *OPTIONS, *(option for feature in plugged("options") for option in feature.OPTIONS)
+
+
+def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ...]:
+    """The options of the core, and those of features if one is given or a variable may stand for one."""
+    of_core = all(name in _BY_NAME for name in names)
+    of_core = of_core and not any(name.startswith("PYXIS_") and name not in _VARIABLES for name in environ)
+    return OPTIONS if of_core else all_options()
 
 
 def check_switched_off(said: Sequence[tuple[str, str]], command: str) -> None:
@@ -381,7 +367,7 @@ def parse(
     given: Iterable[tuple[str, str]],
     environ: Mapping[str, str],
     cwd: str = "",
-    read: Callable[[str, str], Environment] | None = None,
+    read: Callable[[str, str], Description] | None = None,
 ) -> Request:
     """The request of one step: its options, then the environment file, then PYXIS_CONTAINER_*, each for what is unsaid.
 
@@ -390,16 +376,20 @@ def parse(
     is from. Raises UsageError for a bad value and for two options that contradict each other.
     """
     asked: dict[str, tuple[Any, str]] = {}
+    given = tuple(given)
+    known = _known([name for name, _ in given], environ)
+    by_name = _BY_NAME if known is OPTIONS else {option.name: option for option in known}
     for name, text in given:
-        if name not in _BY_NAME:
+        if name not in by_name:
             raise UsageError(f"--{name}: unknown option", hint="the plugin is of another version: pyxis-py install")
-        option = _BY_NAME[name]
+        option = by_name[name]
         _add(asked, option, option.from_command_line(text), f"--{name}")
     by_options = frozenset(asked)
-    file = _file(asked, environ, read)
+    option_of_file = next((option for option in known if option.describes), None)
+    file = _file(option_of_file, asked, environ, read) if option_of_file else None
     job = environ if cwd else None
     by_file = _of_file(file, job) if file else {}
-    for option in OPTIONS:
+    for option in known:
         if option.variable and option.variable in environ and option.sets not in by_options | by_file.keys():
             _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
     asked = {**({key: file.flag(key) for key in ("entrypoint", "writable")} if file else {}), **by_file, **asked}
@@ -411,9 +401,12 @@ def parse(
         values["mounts"] = tuple(dict.fromkeys((*_mounts(file, job), *values.get("mounts", ()))))
     if cwd and "mounts" in values:
         values["mounts"] = tuple(_resolved(mount, cwd, environ, origins) for mount in values["mounts"])
-    request = Request(**values, file=file, origins=origins)
-    if file and not request.wants_container:
-        message = f"{origins['environment']}={file.name}: neither the file nor those that it is based on say an image"
+    more = {attribute: values.pop(attribute) for attribute in values.keys() - _ATTRIBUTES}
+    request = Request(**values, file=file, origins=origins, of_features=more)
+    if file and option_of_file and not request.wants_container:
+        message = (
+            f"{origins[option_of_file.sets]}={file.name}: neither the file nor those that it is based on say an image"
+        )
         raise UsageError(message, hint='add image = "ubuntu:24.04" to it, or give --container-image')
     return request
 
@@ -425,16 +418,18 @@ _IN_FILES = tuple(
 
 
 def _file(
-    asked: dict[str, tuple[Any, str]], environ: Mapping[str, str], read: Callable[[str, str], Environment] | None
-) -> Environment | None:
-    """What the environment file says that is asked for."""
-    option = _BY_NAME["environment"]
-    if "environment" not in asked and option.variable in environ:
+    option: Option,
+    asked: dict[str, tuple[Any, str]],
+    environ: Mapping[str, str],
+    read: Callable[[str, str], Description] | None,
+) -> Description | None:
+    """The description that is asked for."""
+    if option.sets not in asked and option.variable in environ:
         _add(asked, option, option.from_variable(environ[option.variable]), option.variable)
-    return read(*asked["environment"]) if read and "environment" in asked else None
+    return read(*asked[option.sets]) if read and option.sets in asked else None
 
 
-def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
+def _of_file(file: Description, job: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
     """The attributes that a file sets, each with its line. Raises UsageError, ConfigError."""
     values = {}
     for option in _IN_FILES:
@@ -444,13 +439,13 @@ def _of_file(file: Environment, job: Mapping[str, str] | None) -> dict[str, tupl
             values[option.sets] = option.from_file(entry, text), entry.where
         elif entry and option.sets == "image":
             raise UsageError(f"{entry.where}: only the job knows {text}", hint="which image that is, is asked before")
-    for key in ("entrypoint_log", "slurm"):
-        if said := file.annotation(f"com.pyxis.{key}"):
-            values[key] = said
+    for option in all_options():
+        if option.annotated and (said := file.annotation(f"com.pyxis.{option.sets}")):
+            values[option.sets] = said
     return values
 
 
-def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
+def _mounts(file: Description, job: Mapping[str, str] | None) -> Iterator[MountEntry]:
     """The mounts of a file. Raises UsageError, ConfigError."""
     for entry in file.all("mounts"):
         try:
@@ -490,5 +485,5 @@ def ignored(request: Request) -> list[str]:
     if request.wants_container:
         return []
     missing = "neither --container-image nor --container-name is given"
-    of_steps = ("pin", "lock")  # whatever is given to sbatch and salloc
-    return [f"ignoring {origin}: {missing}" for name, origin in request.origins.items() if name not in of_steps]
+    of_job = {option.sets for option in (all_options() if request.of_features else OPTIONS) if option.of_job}
+    return [f"ignoring {origin}: {missing}" for name, origin in request.origins.items() if name not in of_job]

@@ -277,9 +277,9 @@ class Notes:
         prefixes = (f"pyxis_{jobid}.", f"pyxis_{jobid}_")
         return [name for name in os.listdir(self.path) if name.startswith(prefixes)]
 
-    def of_keys(self, jobid: int) -> str:
-        """The name under which a job notes the keys by which ssh comes to it."""
-        return f"pyxis_{jobid}.ssh"
+    def of_feature(self, jobid: int, word: str) -> str:
+        """The name under which a job notes what a feature has to remove; ``word`` is no number of a step."""
+        return f"pyxis_{jobid}.{word}"
 
     def directory(self, name: str) -> str:
         """The directory that goes with a name, or ``-``. Raises PenrootError."""

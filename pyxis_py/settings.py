@@ -48,14 +48,12 @@ class PluginSettings(Rows):
     sbatch_support = Bool("1", "let sbatch and salloc have the container options")
     use_enroot_load = Bool("0", "without effect: a container is never converted from an image")
     resolve_tags = Bool("1", "let srun resolve a tag, so that all nodes of a step see one image")
-    pin_tags = Bool("1", "let sbatch and salloc resolve the tag of an image for all steps of their job")
     show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
     swarm = Bool("1", "let the nodes of a step fetch an image once, and give it to each other")
     swarm_network = Networks("", "networks, as 10.1.0.0/16,fd00::/8, over which alone")
     swarm_tls = Bool("1", "by TLS, where Python has it with a key alone: 3.13")
     swarm_keep = Size("0", "bytes of compressed layers that a node keeps to give them")
     resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
-    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
     importer = Place("", "program that imports images instead of penroot")
     use_squashfuse = Bool("0", "without effect: squashfs images are always mounted")
 
@@ -64,13 +62,15 @@ class PluginSettings(Rows):
         """Seconds: a login node may not reach the registry, and then each node resolves the tag."""
         return 0.4 * self.resolve_timeout
 
-    @property
-    def pins_tags(self) -> bool:
-        """Whether jobs get tags pinned that do not say it."""
-        return self.pin_tags and self.resolve_tags and not self.importer
-
 
 SETTINGS = {setting.name: setting for setting in vars(PluginSettings).values() if isinstance(setting, Setting)}
+
+
+def all_settings() -> dict[str, Setting]:
+    """The arguments of the core, then those of the features."""
+    from enroot_py.base.features import plugged  # rarely
+
+    return {**SETTINGS, **{row.name: row for feature in plugged("arguments") for row in feature.ARGUMENTS.values()}}
 
 
 def load(arguments: Iterable[str]) -> PluginSettings:
@@ -81,9 +81,10 @@ def load(arguments: Iterable[str]) -> PluginSettings:
     values = {name: (setting.default, "default") for name, setting in SETTINGS.items()}
     for argument in arguments:
         name, equals, text = argument.partition("=")
-        if name not in SETTINGS or not equals:
-            raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(SETTINGS))
-        setting = SETTINGS[name]
+        known = SETTINGS if name in SETTINGS else all_settings()
+        if name not in known or not equals:
+            raise ConfigError(f"plugstack.conf: unknown argument {argument!r}", hint="known are " + ", ".join(known))
+        setting = known[name]
         try:
             if setting.default and not text:
                 raise ValueError("needs a value")

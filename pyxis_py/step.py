@@ -7,6 +7,7 @@ import os
 from enroot_py import __version__
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, ImageError, MountError, PenrootError, RefusedError
+from enroot_py.base.features import parts
 from enroot_py.base.recording import Recording
 from enroot_py.config import settings as enroot_settings
 from enroot_py.runtime import namespaces, pmix, rootfs
@@ -43,7 +44,7 @@ class Step:
     def __init__(self, job: Job) -> None:
         """Raises UsageError, ConfigError."""
         self.job = job
-        self.request = options.parse(job.options, job.environ, job.cwd, job.environment)
+        self.request = options.parse(job.options, job.environ, job.cwd, job.describe)
         self.plugin = plugin_settings.load(job.arguments)
         if job.is_batch and not self.plugin.sbatch_support:
             options.check_switched_off(job.options, "sbatch")
@@ -75,13 +76,13 @@ class Step:
     def _settings(self) -> Settings:
         asked: dict[str, object] = {
             "mpi": False,  # each task has its variables from Slurm, and the step sees to its files
-            "events": self.plugin.events or None,
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,
-            "slurm": self.request.slurm,
             **{f"unshare_{kind}": True for kind in self.request.unshare},
         }
+        for settings_of in parts("settings"):
+            asked |= settings_of(self)
         changes = {name: value for name, value in asked.items() if value is not None}
         settings = enroot_settings.load(self.host).replace("option", **changes)
         file = self.request.file
@@ -92,7 +93,7 @@ class Step:
         job, request = self.job, self.request
         image = request.image if request.image and request.is_file(job.cwd) else ""
         facts: dict[str, str | int] = {"job": job.jobid, "step": job.step, "container": request.name or ""}
-        return Recording("step", self.settings.events, image=image, timed=job.is_verbose, **facts)
+        return Recording("step", self.settings, image=image, timed=job.is_verbose, **facts)
 
     @property
     def directory(self) -> str:

@@ -9,6 +9,7 @@ import os
 
 from enroot_py.base import log
 from enroot_py.base.errors import UsageError
+from enroot_py.base.features import parts
 from pyxis_py import options, settings
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Where the site may have a policy: no variable of a job says another place. In a container Slurm has one of its own.
 _SITES = ("/etc/enroot", "/run/penroot/slurm/etc/enroot")
+_OPTIONS = "PYXIS_CONTAINER_"  # before the name of a variable that stands for an option
 
 
 def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
@@ -30,7 +32,7 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     Raises UsageError, ConfigError, ImageError.
     """
     plugin = settings.load(job.arguments)
-    request = options.parse(job.options, job.environ, read=job.environment)
+    request = options.parse(job.options, job.environ, read=job.describe)
     if job.context != "srun" and not plugin.sbatch_support:
         # A step inside may use the variables; the options of sbatch itself are off.
         options.check_switched_off(job.options, job.context)
@@ -62,23 +64,10 @@ def check(job: Job) -> tuple[Request, Wish | SentFile | None]:
     if pin := job.pin(request, image):
         wish.digest = pin.digest
     if not plugin.importer:
-        may_resolve = plugin.resolve_tags or request.pin is True
+        may_resolve = plugin.resolve_tags or any(wanted(request) for wanted in parts("must_resolve"))
         wish.resolve = may_resolve and not (image.digest or pin or job.resolved(image))
         wish.swarm = plugin.swarm
     return request, wish if wish.resolve or wish.swarm or wish.digest else None
-
-
-def pinned(job: Job, request: Request) -> str:
-    """What sbatch or salloc find out for all steps of a job: see pins.at_submit(). Raises PenrootError."""
-    if job.context == "srun":
-        return ""
-    has_tag = request.is_reference(job.cwd) and request.pin is not False
-    plugin = settings.load(job.arguments)
-    if not plugin.sbatch_support or not (has_tag or request.lock is not None or request.pin):
-        return ""
-    from pyxis_py import pins
-
-    return pins.at_submit(job, request, plugin)
 
 
 def _has_policy(job: Job) -> bool:
@@ -91,11 +80,14 @@ def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
     """Raises PolicyError where the policies do not let the image in, as far as that can be known here."""
     from enroot_py.base.errors import ImageReferenceError, PolicyError
     from enroot_py.config import settings as enroot_settings
-    from enroot_py.registry import reference
-    from enroot_py.store import admission, pull
+    from enroot_py.registry import reference, tags
+    from enroot_py.store import policies
 
     assert request.image is not None
     loaded = enroot_settings.load(job.host(), in_job=False)
+    if not loaded.policies:
+        return
+    admission = policies.admission(loaded)
     path = os.path.join(job.cwd, request.image)
     try:
         if request.sent:
@@ -105,7 +97,7 @@ def _check_policy(job: Job, request: Request, *, by_importer: bool) -> None:
                 admission.check_file(os.path.realpath(path), loaded)
         else:
             image = reference.parse(request.image, job.cwd)
-            pin = job.pin(request, image) or pull.locked(image, loaded)
+            pin = job.pin(request, image) or tags.pin(image, loaded)
             admission.check_name(image, loaded, pin, by_importer=by_importer)
     except PolicyError as e:
         raise PolicyError(f"{request.origins['image']}={request.image}: {e}", hint=e.hint) from None
@@ -129,13 +121,17 @@ class Wish:
 def slips(environ: Mapping[str, str]) -> list[str]:
     """Variables that are none of ours and look as if they should be: one line each, for people."""
     known = [option.variable for option in options.OPTIONS if option.variable]
-    unknown = [name for name in environ if name.startswith("PYXIS_CONTAINER_") and name not in known]
+    unknown = [name for name in environ if name.startswith(_OPTIONS) and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
         return []
     from enroot_py.config import table, words
 
-    meant = ((name, words.nearest(name, known)) for name in unknown)
-    lines = [f"ignoring {name}: did you mean {variable}?" for name, variable in meant if variable]
+    known = [option.variable for option in options.all_options() if option.variable]
+    unknown = [name for name in unknown if name not in known]
+    # The common prefix would make any two names alike.
+    ends = [variable.removeprefix(_OPTIONS) for variable in known if variable.startswith(_OPTIONS)]
+    meant = ((name, words.nearest(name.removeprefix(_OPTIONS), ends)) for name in unknown)
+    lines = [f"ignoring {name}: did you mean {_OPTIONS}{end}?" for name, end in meant if end]
     return lines + table.slips(environ)
 
 

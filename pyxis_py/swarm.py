@@ -137,9 +137,9 @@ class ImageOffer(Offer):
         sizes = [layer.size for layer in manifest.layers]
         evidence = b""
         if loaded.policies:
-            from enroot_py.store import admission
+            from enroot_py.store import policies
 
-            evidence = admission.evidence(self._named, manifest.digest, manifest.named, loaded)
+            evidence = policies.admission(loaded).evidence(self._named, manifest.digest, manifest.named, loaded)
         tokens = authorization.tokens()
         return Documents(manifest.named, manifest.data, config, architecture(None), sizes, tokens, evidence=evidence)
 

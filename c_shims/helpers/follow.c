@@ -1,98 +1,110 @@
-/* penroot-follow: show a running container the files of the host that change while it runs.
+/* penroot-follow: stay beside a running container, show it the files of the host that change, and print a line if a FUSE
+ * server of the container is killed: the first one alone.
  *
- *   penroot-follow FILE...            for the container of the parent process, until that ends
- *   penroot-follow --child FILE...    for that of the parent's child
- *   penroot-follow --spaces FILE...   for the container whose user and mount namespace are descriptors 3 and 4, until
- *                                     standard input ends
+ *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
+ *                         for the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd of
+ *                         PID. The next ones are pipes, one for each LINE, which each server keeps open; a byte in a
+ *                         pipe means that the server has started. DIGEST is the text of FILE when the container
+ *                         started: digest.h.
+ *   penroot-follow 0 [FILE DIGEST]...
+ *                         for the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
+ *                         that is descriptor 3 closes
  *
  * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so
  * the new file is bound in its place, read-only. A container keeps a file that it may write to, and one with
  * another text than the host's had.
+ *
+ * The files are looked at every second: a user may have 128 inotify(7) instances, and many containers on a node.
  */
-#include "common.h"
-
+#include "../digest.h"
 #include "../linux.h"
 
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/inotify.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { USER = 3, MOUNTS = 4, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
+enum { END = 3, SERVERS = 4, USER = 4, MOUNTS = 5 }; /* descriptors */
+enum { MAX_SERVERS = 16, MAX_FILES = 8, ALL_FAILED = (1 << MAX_FILES) - 1 };
+enum { LOOK_MS = 1000, EXITING = 0x4 }; /* PF_EXITING of proc_pid_stat(5) */
 enum { TREE_CLONE = 0x01, FROM_EMPTY_PATH = 0x04, TO_EMPTY_PATH = 0x40 }; /* open_tree(2), move_mount(2) */
 enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2) */
 
-/* Enough to tell one text of a file from another. */
-struct digest {
-	uint64_t size, hash;
-};
+#define CLEANUP(function) __attribute__((cleanup(function)))
+#define AUTO_CLOSE CLEANUP(close_fd) int
 
 static struct {
 	const char *path;
-	struct digest shown, now; /* the host's text that the container shows, and the one on the host */
+	struct stat status;
+	struct penroot_digest shown, now; /* the host's text that the container shows, and the one on the host */
 	int tree;
 } files[MAX_FILES];
 static size_t count;
+static const char *lines[MAX_SERVERS];
+static size_t servers;
 static bool waits; /* the parent is outside of the container, and waits for a child that is in it */
 
-/* FNV-1a of a regular file; false if it cannot be read. Closes the descriptor. */
-static bool digest(int fd, struct digest *digest)
+static void close_fd(int *fd)
 {
-	AUTO_CLOSE file = fd;
-	struct stat info;
-	unsigned char block[4096];
-	ssize_t length;
-
-	if (file < 0 || fstat(file, &info) < 0 || !S_ISREG(info.st_mode))
-		return false;
-	*digest = (struct digest){.hash = 14695981039346656037U};
-	while ((length = read(file, block, sizeof(block))) > 0) {
-		digest->size += (uint64_t)length;
-		for (ssize_t i = 0; i < length; i++)
-			digest->hash = (digest->hash ^ block[i]) * 1099511628211U;
-	}
-	return length == 0;
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
 }
 
-static bool is_same(const struct digest *a, const struct digest *b)
+/* Open a path beneath the directory `root`, out of which no symlink leads. */
+static int open_in(int root, const char *path, int flags)
+{
+	path += strspn(path, "/");
+	return linux_openat2(root, *path ? path : ".", (uint64_t)(flags | O_CLOEXEC), 0, RESOLVE_IN_ROOT);
+}
+
+static bool is_same(const struct penroot_digest *a, const struct penroot_digest *b)
 {
 	return a->size == b->size && a->hash == b->hash;
 }
 
 static int open_namespace(pid_t pid, const char *name)
 {
-	AUTO_FREE path = text("/proc/%d/ns/%s", pid, name);
+	char path[64];
 
+	(void)snprintf(path, sizeof(path), "/proc/%d/ns/%s", pid, name);
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static bool is_ours(int namespace, const char *name)
 {
-	AUTO_FREE path = text("/proc/self/ns/%s", name);
+	char path[64];
 	struct stat here, there;
 
+	(void)snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
 	return stat(path, &here) < 0 || fstat(namespace, &there) < 0 || (here.st_dev == there.st_dev && here.st_ino == there.st_ino);
 }
 
 /* The child of a process that is in a PID namespace of its own; 0 while there is none. Other children are FUSE servers. */
 static pid_t child_of(pid_t pid)
 {
-	AUTO_FREE path = text("/proc/%d/task/%d/children", pid, pid);
-	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
-	AUTO_FREE children = fd < 0 ? NULL : read_all(fd, NULL);
+	char path[64], children[4096];
 
-	for (char *rest = children; rest && (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
+	(void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, children, sizeof(children) - 1);
+
+	children[length > 0 ? length : 0] = '\0';
+	for (char *rest = children; (pid = (pid_t)strtol(rest, &rest, 10)) > 0;) {
 		AUTO_CLOSE processes = open_namespace(pid, "pid");
 
 		if (processes >= 0 && !is_ours(processes, "pid"))
@@ -125,15 +137,15 @@ static int enter(pid_t pid)
 }
 
 /* Whether a container that may not write to a file sees this text in it. */
-static bool shows(int root, const char *path, const struct digest *expected)
+static bool shows(int root, const char *path, const struct penroot_digest *expected)
 {
 	int fd = open_in(root, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
 	struct statvfs mounted;
-	struct digest there;
+	struct penroot_digest there;
 
 	if (fd >= 0 && (fstatvfs(fd, &mounted) < 0 || !(mounted.f_flag & ST_RDONLY)))
 		close_fd(&fd);
-	return digest(fd, &there) && is_same(&there, expected);
+	return penroot_digest_of(fd, &there) && is_same(&there, expected);
 }
 
 /* ENOENT if the file that is seen there was deleted on the host: nothing can be mounted on that. */
@@ -148,7 +160,9 @@ static int cover(int root, const char *path, int tree)
 static void uncover(int root, const char *path)
 {
 	const char *name = strrchr(path, '/');
-	AUTO_FREE parent = text("%.*s", (int)(name - path), path);
+	char parent[PATH_MAX];
+
+	(void)snprintf(parent, sizeof(parent), "%.*s", (int)(name - path), path);
 	AUTO_CLOSE directory = open_in(root, parent, O_PATH | O_DIRECTORY);
 
 	if (directory >= 0 && fchdir(directory) == 0)
@@ -177,22 +191,15 @@ static int show(pid_t pid)
 	return failed;
 }
 
-/* Watch the directories in which the files and the files that they link to may be replaced. */
-static void watch(int inotify)
+/* Whether a path leads to another file than at the last look, or the file was written to. */
+static bool is_touched(size_t i)
 {
-	for (size_t i = 0; i < count; i++) {
-		AUTO_FREE real = realpath(files[i].path, NULL);
-		AUTO_FREE near = text("%s", files[i].path);
+	struct stat now = { 0 }, before = files[i].status;
 
-		for (size_t j = 0; j < 2; j++) {
-			char *directory = j ? real : near, *slash = directory ? strrchr(directory, '/') : NULL;
-
-			if (slash && slash > directory) {
-				*slash = '\0';
-				(void)inotify_add_watch(inotify, directory, IN_MOVED_TO | IN_CREATE | IN_CLOSE_WRITE | IN_ONLYDIR);
-			}
-		}
-	}
+	(void)stat(files[i].path, &now);
+	files[i].status = now;
+	return now.st_dev != before.st_dev || now.st_ino != before.st_ino || now.st_size != before.st_size ||
+	       now.st_ctim.tv_sec != before.st_ctim.tv_sec || now.st_ctim.tv_nsec != before.st_ctim.tv_nsec;
 }
 
 static bool has_changed(void)
@@ -200,7 +207,9 @@ static bool has_changed(void)
 	bool changed = false;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!digest(open(files[i].path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), &files[i].now))
+		if (!is_touched(i)) /* is_touched() is true at first */
+			continue;
+		if (!penroot_digest_at(files[i].path, &files[i].now))
 			files[i].now = files[i].shown; /* it is gone: the container keeps what it has */
 		changed |= !is_same(&files[i].now, &files[i].shown);
 	}
@@ -219,57 +228,95 @@ static void update(pid_t pid)
 	int failed = WIFEXITED(status) ? WEXITSTATUS(status) : ALL_FAILED;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!(failed & 1 << i)) /* else the next change in the directory tries again */
+		if (!(failed & 1 << i)) /* else the next change of the file tries again */
 			files[i].shown = files[i].now;
 	}
 }
 
-static void follow(pid_t pid, int end)
+/* Whether a process has begun to exit: it then leaves its mount namespace, and the FUSE servers end with that. */
+static bool is_exiting(pid_t pid)
 {
-	AUTO_CLOSE inotify = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-	struct pollfd ready[] = {{.fd = end, .events = POLLIN}, {.fd = inotify, .events = POLLIN}};
-	char events[4096] __attribute__((aligned(8)));
+	char path[64], status[1024];
 
-	if (inotify < 0) /* the user has as many as may be: the container keeps the old files */
-		return;
-	watch(inotify);
-	while (poll(ready, 2, -1) > 0 || errno == EINTR) {
-		if (ready[0].revents)
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	AUTO_CLOSE fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, status, sizeof(status) - 1);
+
+	status[length > 0 ? length : 0] = '\0';
+	const char *rest = strrchr(status, ')');
+	unsigned int flags = EXITING;
+
+	if (rest)
+		(void)sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags);
+	return flags & EXITING;
+}
+
+static void follow(pid_t pid)
+{
+	struct pollfd ready[1 + MAX_SERVERS] = { { .fd = END, .events = POLLIN } };
+	char started;
+	int changes;
+
+	for (size_t i = 0; i < servers; i++)
+		ready[1 + i].fd = SERVERS + (int)i; /* POLLHUP is reported in any case */
+	while ((changes = poll(ready, 1 + servers, count ? LOOK_MS : -1)) >= 0 || errno == EINTR) {
+		if (changes > 0 && ready[0].revents)
 			return;
-		while (read(inotify, events, sizeof(events)) > 0)
-			;
+		for (size_t i = 0; changes > 0 && i < servers; i++) {
+			if (!ready[1 + i].revents)
+				continue;
+			if (is_exiting(pid))
+				return;
+			ready[1 + i].fd = -1;
+			if (read(SERVERS + (int)i, &started, 1) == 1) {
+				(void)!write(STDERR_FILENO, lines[i], strlen(lines[i]));
+				servers = 0; /* the others may have ended with this one */
+			}
+		}
 		if (has_changed())
 			update(pid);
-		watch(inotify);
 	}
+}
+
+/* Read the words of the command line; return how many come before the files. */
+static int parse(int argc, char **argv, pid_t *pid)
+{
+	int at = 2;
+
+	*pid = argc > 1 ? (pid_t)strtol(argv[1], NULL, 10) : 0;
+	for (; at < argc && *argv[at] == '-'; at++) {
+		if (strcmp(argv[at], "--child") == 0)
+			waits = true;
+		else if (strcmp(argv[at], "--server") == 0 && at + 1 < argc && servers < MAX_SERVERS)
+			lines[servers++] = argv[++at];
+		else
+			errx(EXIT_FAILURE, "unknown option: %s", argv[at]);
+	}
+	return at;
 }
 
 int main(int argc, char **argv)
 {
-	bool spaces = argc > 1 && strcmp(argv[1], "--spaces") == 0;
+	pid_t pid;
+	int at = parse(argc, argv, &pid);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
-	waits = argc > 1 && strcmp(argv[1], "--child") == 0;
-	pid_t pid = spaces ? 0 : getppid();
-	int end = STDIN_FILENO;
-
-	for (int i = 1 + (spaces || waits); i < argc && count < MAX_FILES; i++) {
-		if (digest(open(argv[i], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), &files[count].shown))
-			files[count++].path = argv[i];
-	}
+	/* Nobody waits for what a container has left behind if this process keeps no pipe of the caller open. */
+	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
+		return EXIT_FAILURE;
 	/* Root in the container could trace the process that enters. setns(2) keeps this flag. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
-	(void)linux_close_range(spaces ? MOUNTS + 1 : STDERR_FILENO + 1, ~0U, 0);
-	if (!spaces) {
-		end = linux_pidfd_open(pid);
-		if (end < 0 || getppid() != pid || fork() != 0) /* no child of the program that the parent becomes */
-			return EXIT_SUCCESS;
+	if (pid)
 		(void)setpgid(0, 0);
-	}
 	for (int signal_ = 1; signal_ < NSIG; signal_++)
 		if (signal_ != SIGCHLD)
 			(void)signal(signal_, SIG_IGN);
-	if (count && chdir("/") == 0)
-		follow(pid, end);
+	for (; at + 1 < argc && count < MAX_FILES; at += 2) {
+		files[count].path = argv[at];
+		count += penroot_digest_parse(argv[at + 1], &files[count].shown);
+	}
+	if ((count || servers) && chdir("/") == 0)
+		follow(pid);
 	return EXIT_SUCCESS;
 }

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#define SESSION_KEYRING      (-3) /* KEY_SPEC_SESSION_KEYRING of keyctl(2) */
+#define SESSION_KEYRING (-3) /* KEY_SPEC_SESSION_KEYRING of keyctl(2) */
 #define KEYCTL_GET_KEYRING_ID 0
 
 /* Milliseconds: a killed process has to end, and one that root has started becomes the user. */
@@ -132,5 +132,6 @@ int take_ahead(struct step *step, struct coprocess *process)
 		return 0;
 	}
 	coprocess_free(process);
-	return end_ahead(step) ? SILENT : fail(step, "the helper process that slurmstepd has started cannot be ended: submit the job again");
+	return end_ahead(step) ? SILENT :
+				 fail(step, "the helper process that slurmstepd has started cannot be ended: submit the job again");
 }

@@ -25,8 +25,6 @@
  * the stderr of that instead. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5, CPU_LIMIT = 8192 };
 enum { LOG_SIZE = 64 << 10, LAST_WAIT = 1000 };
-/* A wait without a limit ends when the process is stopped at so many looks in a row. */
-enum { LOOK_MS = 1500, LOOKS = 6 };
 
 void coprocess_free(struct coprocess *process)
 {
@@ -43,8 +41,20 @@ int64_t in_milliseconds(int64_t milliseconds)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000 + milliseconds;
 }
 
-/* Whether a signal or a debugger has stopped the process: proc_pid_fdinfo(5), proc_pid_stat(5). */
-static bool is_stopped(const struct coprocess *process)
+/* Whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
+bool is_stopped(pid_t pid)
+{
+	char path[64], text[1024];
+	const char *at;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	if (read_file(path, text, sizeof(text)) < 0 || !(at = strrchr(text, ')')) || !at[1])
+		return false;
+	return at[2] == 'T' || at[2] == 't';
+}
+
+/* The same of a coprocess: proc_pid_fdinfo(5). */
+static bool is_coprocess_stopped(const struct coprocess *process)
 {
 	char path[64], text[1024];
 	const char *at;
@@ -52,10 +62,7 @@ static bool is_stopped(const struct coprocess *process)
 	(void)snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", process->end);
 	if (process->end < 0 || read_file(path, text, sizeof(text)) < 0 || !(at = strstr(text, "\nPid:")))
 		return false;
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", atoi(at + strlen("\nPid:")));
-	if (read_file(path, text, sizeof(text)) < 0 || !(at = strrchr(text, ')')) || !at[1])
-		return false;
-	return at[2] == 'T' || at[2] == 't';
+	return is_stopped(atoi(at + strlen("\nPid:")));
 }
 
 /* How long poll(2) waits at most. */
@@ -79,7 +86,7 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 		int left = patience(process->until);
 		ready = left ? poll(either, 2, left) : 0;
 		if (ready == 0)
-			stopped = is_stopped(process) ? stopped + 1 : 0;
+			stopped = is_coprocess_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->until == FOREVER && stopped < LOOKS));
 	/* What it has said before its end is here; nobody to whom it has left its socket says more. */
 	if (ready > 0 && either[1].revents)
@@ -182,14 +189,13 @@ static void must(int log, int rc, const char *what)
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
 	/* One line for what an installation can lack; a traceback would be of a bug. */
-	static const char start[] =
-		"import sys\n"
-		"sys.path.insert(0, sys.argv[2])\n"
-		"try:\n"
-		"    from pyxis_py.helper import main\n"
-		"except (ImportError, OSError) as e:\n"
-		"    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
-		"main()\n";
+	static const char start[] = "import sys\n"
+				    "sys.path.insert(0, sys.argv[2])\n"
+				    "try:\n"
+				    "    from pyxis_py.helper import main\n"
+				    "except (ImportError, OSError) as e:\n"
+				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
+				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
 	/* Hooks and importers find programs where slurmd does: never where the job says. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;

@@ -22,7 +22,7 @@ int make_directories(const char *path)
 {
 	char part[PATH_MAX];
 
-	for (const char *end = path; *end; ) {
+	for (const char *end = path; *end;) {
 		end += 1 + strcspn(end + 1, "/");
 		(void)snprintf(part, sizeof(part), "%.*s", (int)(end - path), path);
 		if (mkdir(part, 0755) == 0) {

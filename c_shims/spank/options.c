@@ -30,8 +30,10 @@ static int refuse_crontab(struct step *step, int option)
 {
 	const char *name = option_table[option].name;
 
-	return fail(step, "--%s: scrontab hands no options of plugins on, and the job would run outside of a container: give it to the "
-		    "srun or sbatch of the line, as in: @hourly srun --%s...", name, name);
+	return fail(step,
+		    "--%s: scrontab hands no options of plugins on, and the job would run outside of a container: give it to the "
+		    "srun or sbatch of the line, as in: @hourly srun --%s...",
+		    name, name);
 }
 
 /* The name of Slurm's variable for an option of sbatch. */
@@ -152,7 +154,9 @@ bool anything_said(struct step *step)
 bool get_only(struct step *step, const char **name, const char **image)
 {
 	for (size_t i = 0; i < step->option_count; i++) {
-		const char **value = step->options[i].option == NAME_OPTION ? name : step->options[i].option == IMAGE_OPTION ? image : NULL;
+		const char **value = step->options[i].option == NAME_OPTION  ? name :
+				     step->options[i].option == IMAGE_OPTION ? image :
+									       NULL;
 		if (!value || *value)
 			return false;
 		*value = step->options[i].value;
@@ -167,8 +171,10 @@ static int measure(struct step *step, const char *dashes, const char *name, cons
 
 	*all += size;
 	if (size > VALUE_LIMIT)
-		return fail(step, "%s%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
-			    "the directory above many", dashes, name, size, VALUE_LIMIT);
+		return fail(step,
+			    "%s%s has %zu bytes, and at most %d fit into the environment of a job: give less of it, such as a mount of "
+			    "the directory above many",
+			    dashes, name, size, VALUE_LIMIT);
 	return 0;
 }
 
@@ -197,8 +203,10 @@ int check_sizes(struct step *step)
 			return -1;
 	}
 	if (all > VALUES_LIMIT)
-		return fail(step, "the container options and PYXIS_CONTAINER_* variables have %zu bytes together, and at most %d fit into "
-			    "the environment of a job: give less of them", all, VALUES_LIMIT);
+		return fail(step,
+			    "the container options and PYXIS_CONTAINER_* variables have %zu bytes together, and at most %d fit into "
+			    "the environment of a job: give less of them",
+			    all, VALUES_LIMIT);
 	return 0;
 }
 
@@ -208,9 +216,11 @@ int check_component(struct step *step)
 	struct submission *submission = &step->submission;
 
 	if (submission->begun && step->option_count > submission->options_of_first)
-		return fail(step, "--%s: the script of a heterogeneous job runs in its first component, and only the container options of that "
-			    "count: give it before the first ':' or #SBATCH hetjob",
-			    option_table[step->options[step->option_count - 1].option].name);
+		return fail(
+			step,
+			"--%s: the script of a heterogeneous job runs in its first component, and only the container options of that "
+			"count: give it before the first ':' or #SBATCH hetjob",
+			option_table[step->options[step->option_count - 1].option].name);
 	submission->options_of_first = step->option_count;
 	return 0;
 }

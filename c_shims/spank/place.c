@@ -13,7 +13,7 @@
 
 /* Of an installation this is a directory, and a link to the one of them that is in use: enroot_py/base/versions.py. */
 #define VERSIONS "/penroot-versions"
-#define LINK     "/penroot"
+#define LINK "/penroot"
 
 enum { DIRECTORIES = 3 };
 
@@ -76,7 +76,7 @@ static void follow_link(void)
 	(void)strcpy(place, found);
 }
 
-/* In a container the plugin is where enroot_py/runtime/slurm.py has put it, for srun and its like alone: nothing that a
+/* In a container the plugin is where enroot_py/features/slurm_inside has put it, for srun and its like alone: nothing that a
  * variable could say. slurmstepd has loaded it from where it is on the node. */
 bool is_brought(void)
 {

@@ -90,8 +90,8 @@ enum plainness judge(struct step *step, const char *context)
 {
 	const char *name = NULL, *image = NULL;
 
-	if (strcmp(context, "srun") != 0 || !get_only(step, &name, &image) || (name && !is(a_name, name)) ||
-	    !variables_are_plain() || has_policy() || !words_are_plain())
+	if (strcmp(context, "srun") != 0 || !get_only(step, &name, &image) || (name && !is(a_name, name)) || !variables_are_plain() ||
+	    has_policy() || !words_are_plain())
 		return NOT_PLAIN;
 	if (!image || is(a_file, image))
 		return PLAIN;

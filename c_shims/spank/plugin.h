@@ -79,7 +79,7 @@ struct coprocess {
 	bool wary;
 };
 
-#define NO_COPROCESS   { .socket = -1, .log = -1, .pid = -1, .end = -1 }
+#define NO_COPROCESS { .socket = -1, .log = -1, .pid = -1, .end = -1 }
 #define COPROCESS_NONE ((struct coprocess)NO_COPROCESS)
 
 /* A file of this size for good: it is memory, and nobody's. */
@@ -87,6 +87,8 @@ int make_memory(const char *name, off_t size);
 
 /* A moment to wait until; FOREVER is none. */
 #define FOREVER INT64_C(0)
+/* A wait without a limit ends when the process is stopped at so many looks in a row. */
+enum { LOOK_MS = 1500, LOOKS = 6 };
 int64_t in_milliseconds(int64_t milliseconds);
 
 /* The verb of a helper that was started before there is a task, by root: it has its own session as well. */
@@ -105,6 +107,7 @@ int coprocess_start(struct coprocess *process, const char *verb, int control, co
 int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
 
 /* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
+bool is_stopped(pid_t pid);
 int coprocess_await(const struct coprocess *process, int fd, short events);
 
 /* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
@@ -167,6 +170,7 @@ struct shared {
 	bool ready;
 	bool failed;
 	atomic_bool reported; /* one task has said what is wrong */
+	atomic_bool awaited;  /* one task has said that it waits for a stopped one */
 	char why[2048];       /* lines of one that is not heard: see print_error */
 	atomic_uint entered;
 	atomic_uint ended;    /* tasks with an outer process that saves: save.c */
@@ -230,7 +234,10 @@ struct step {
 	char swarm[512];
 	uint32_t job_id, step_id, local_tasks, total_tasks;
 };
-#define NO_STEP { .lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } }
+#define NO_STEP \
+	{ \
+		.lock = -1, .control = { -1, -1 }, .ahead = { NO_COPROCESS }, .submission = { .resolving = NO_COPROCESS } \
+	}
 
 /* Of the step or job that Slurm calls us for. */
 #define get_item(step, ...) spank_get_item((step)->spank, __VA_ARGS__)

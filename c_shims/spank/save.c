@@ -65,8 +65,7 @@ static int await_end(pid_t child)
 	(void)sigfillset(&all);
 	while (waitpid(child, &status, WNOHANG) == 0) {
 		int number = sigwaitinfo(&all, &info);
-		if (number > 0 && number != SIGCHLD && info.si_code <= 0 &&
-		    (info.si_pid == 0 || getpgid(info.si_pid) != getpgrp()))
+		if (number > 0 && number != SIGCHLD && info.si_code <= 0 && (info.si_pid == 0 || getpgid(info.si_pid) != getpgrp()))
 			(void)kill(child, number);
 	}
 	return status;
@@ -78,8 +77,8 @@ static _Noreturn void await(struct step *step, pid_t child)
 	int status = await_end(child);
 	bool killed = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
 	bool is_last = atomic_fetch_add(&step->shared->ended, 1) + 1 == step->local_tasks;
-	if (is_last && !killed && atomic_load(&step->shared->entered) == step->local_tasks && save(step) < 0 &&
-	    WIFEXITED(status) && WEXITSTATUS(status) == 0)
+	if (is_last && !killed && atomic_load(&step->shared->entered) == step->local_tasks && save(step) < 0 && WIFEXITED(status) &&
+	    WEXITSTATUS(status) == 0)
 		_exit(EXIT_FAILURE);
 	end_like(status);
 }

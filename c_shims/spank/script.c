@@ -56,9 +56,12 @@ int check_script(struct step *step)
 	char *line = NULL;
 	const char *option = read_options(script, &line);
 	(void)fclose(script);
-	int rc = !option ? 0 : fail(step, "#SBATCH %s: nobody has read this line of the script, which would run outside of a container: "
-				    "sbatch reads none of --wrap, and slurmrestd none at all; give the option to sbatch itself, or "
-				    "set %s in the environment of the job", option, variable_of(option));
+	int rc = !option ? 0 :
+			   fail(step,
+				"#SBATCH %s: nobody has read this line of the script, which would run outside of a container: "
+				"sbatch reads none of --wrap, and slurmrestd none at all; give the option to sbatch itself, or "
+				"set %s in the environment of the job",
+				option, variable_of(option));
 	free(line);
 	return rc;
 }

@@ -56,8 +56,8 @@ static int read_wishes(struct step *step)
 
 	if (get_item(step, S_JOB_ENV, &variables) != ESPANK_SUCCESS || get_item(step, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return postpone(step, "cannot learn about the step");
-	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch(step) < 0) || take_variables(step) < 0 ||
-	    take_swarm(step) < 0 || step->option_lost)
+	if ((step_id == SLURM_BATCH_SCRIPT && take_options_of_sbatch(step) < 0) || take_variables(step) < 0 || take_swarm(step) < 0 ||
+	    step->option_lost)
 		return postpone(step, "cannot keep the container options: out of memory?");
 	return container_asked_for(step);
 }

@@ -124,7 +124,7 @@ int check(struct step *step, const char *context)
 	cleanup(coprocess_free) struct coprocess process = COPROCESS_NONE;
 
 	/* An srun in a container may have the plugin and no more of us. The nodes check it all again. */
-	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/helper.py", library());
+	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", library());
 	if (access(interpreter(), X_OK) < 0 || access(helper, R_OK) < 0) {
 		slurm_debug("pyxis: nothing is checked here: %s or %s: %s", interpreter(), helper, strerror(errno));
 		return 0;

@@ -9,9 +9,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 
 /* Descriptors that slurmstepd has from its start are below. */
 enum { LAUNCHER_LIMIT = 256 };
+/* A task says that it waits for a stopped one after so many looks. */
+enum { NOTICE_LOOKS = 2 };
 
 static int begin_task_request(struct step *step, struct request *request, const char *verb)
 {
@@ -84,23 +87,84 @@ static int find_container(struct step *step, struct answer *answer)
 }
 
 /* Take or give back the lock of the step, fcntl(2): it belongs to this process alone. */
-static int lock(struct step *step, short type)
+static int lock(struct step *step, int command, short type)
 {
 	struct flock all = { .l_type = type };
 
-	while (fcntl(step->lock, F_SETLKW, &all) < 0) {
+	return fcntl(step->lock, command, &all);
+}
+
+static pid_t lock_holder(const struct step *step)
+{
+	struct flock all = { .l_type = F_WRLCK };
+
+	return fcntl(step->lock, F_GETLK, &all) < 0 || all.l_type == F_UNLCK ? 0 : all.l_pid;
+}
+
+static volatile sig_atomic_t looks;
+
+static void count_look(int number)
+{
+	(void)number;
+	looks++;
+}
+
+/* Wait for the lock in fcntl(2), which SIGALRM interrupts for a look at the task that has it. -1 with the reason printed. */
+static int wait_for_lock(struct step *step)
+{
+	int seen = looks, stopped = 0;
+
+	while (lock(step, F_SETLKW, F_WRLCK) < 0) {
 		if (errno != EINTR)
-			return -1;
+			return fail(step, "cannot lock the step: %s", strerror(errno));
+		if (seen == looks)
+			continue;
+		seen = looks;
+		pid_t holder = lock_holder(step);
+		stopped = holder > 0 && is_stopped(holder) ? stopped + 1 : 0;
+		if (stopped == LOOKS)
+			return fail(step,
+				    "process %d, the task that starts the container on this node, is stopped: "
+				    "let it go on with kill -CONT, or end the step",
+				    (int)holder);
+		if (stopped == NOTICE_LOOKS && !atomic_exchange(&step->shared->awaited, true)) {
+			char text[128];
+			(void)snprintf(text, sizeof(text),
+				       "waiting for process %d, the task that starts the container on this node: it is stopped",
+				       (int)holder);
+			print_log(step, "warn", text);
+		}
 	}
 	return 0;
+}
+
+static int take_lock(struct step *step)
+{
+	const struct timeval look_every = { LOOK_MS / 1000, LOOK_MS % 1000 * 1000 };
+	const struct itimerval often = { look_every, look_every }, never = { { 0, 0 }, { 0, 0 } };
+	struct sigaction look = { .sa_handler = count_look }, before;
+	sigset_t alarm_, mask;
+
+	if (lock(step, F_SETLK, F_WRLCK) == 0)
+		return 0;
+	(void)sigemptyset(&alarm_);
+	(void)sigaddset(&alarm_, SIGALRM);
+	if (sigaction(SIGALRM, &look, &before) < 0 || sigprocmask(SIG_UNBLOCK, &alarm_, &mask) < 0 ||
+	    setitimer(ITIMER_REAL, &often, NULL) < 0)
+		return fail(step, "cannot set a timer: %s", strerror(errno));
+	int rc = wait_for_lock(step);
+	(void)setitimer(ITIMER_REAL, &never, NULL);
+	(void)sigprocmask(SIG_SETMASK, &mask, NULL);
+	(void)sigaction(SIGALRM, &before, NULL);
+	return rc;
 }
 
 static int get_container(struct step *step, struct answer *answer)
 {
 	struct shared *shared = step->shared;
 
-	if (lock(step, F_WRLCK) < 0)
-		return fail(step, "cannot lock the step: %s", strerror(errno));
+	if (take_lock(step) < 0)
+		return -1;
 	/* A task that was killed here has left it as it was: its helper goes with it, and we are next. */
 	step->starts = !shared->ready && !shared->failed;
 	if (step->starts) {
@@ -112,7 +176,7 @@ static int get_container(struct step *step, struct answer *answer)
 	}
 	bool found = !step->starts && shared->ready;
 	step->starts = false;
-	(void)lock(step, F_UNLCK);
+	(void)lock(step, F_SETLK, F_UNLCK);
 	return shared->failed ? -1 : found ? find_container(step, answer) : 0;
 }
 

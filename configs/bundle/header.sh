@@ -1,40 +1,95 @@
 #!/bin/sh
 # A container in one file, made by penroot: run it, or see --help. It needs a
 # kernel with user namespaces, /bin/sh, tar, gzip and mkdir, and sha256sum for
-# its checksum if it has one. Behind this script are a tar of small static
-# programs and a squashfs image, which they mount or unpack.
+# its checksum if it has one. Behind this script are a tar.gz of a Python with
+# its loader and libraries, which starts the container, and a squashfs image.
 set -eu
 fail() {
     printf '[ERROR] %s\n' "$1" >&2
+    [ -z "${2-}" ] || printf '[HINT] %s\n' "$2" >&2
     exit 1
 }
-checksum=@SHA256@
+checksum=@SHA256@ machine=@MACHINE@
 for program in tar gzip mkdir ${checksum:+sha256sum}; do
     command -v "$program" >/dev/null ||
         fail "$program is not installed: this bundle needs /bin/sh, tar, gzip, mkdir${checksum:+ and sha256sum}"
 done
+here=$(uname -m 2>/dev/null) || IFS= read -r here 2>/dev/null </proc/sys/kernel/arch || here=$machine
+[ "$here" = "$machine" ] || fail "this bundle is for $machine, and this host is $here" "make one there: penroot bundle IMAGE"
 case $0 in
 /*) self=$0 ;;
 *) self=$PWD/$0 ;;
 esac
 [ -r "$self" ] || fail "cannot read $self: run this file by its path"
-temp=${ENROOT_TEMP_PATH:-${TMPDIR:-/tmp}}
-[ -w "$temp/." ] || fail "cannot write to $temp: set ENROOT_TEMP_PATH to a directory of yours"
-# Whoever else can write there could put his programs in the place of ours; with the sticky bit nobody can.
-# shellcheck disable=SC3065,SC3067 # dash and busybox have both
-[ -k "$temp/." ] || [ -O "$temp/." ] || fail "others can write to $temp, which is not sticky: set ENROOT_TEMP_PATH to a directory of yours"
 IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
-work=$temp/penroot-bundle.$id
-trap 'rm -rf "$work" 2>/dev/null; exit 130' HUP INT TERM # until the guard below does it
+[ ! -d /proc/self/fd/0 ] || exec </dev/null # Python refuses a directory
+way_out='set ENROOT_TEMP_PATH to a directory of yours'
 
-mkdir -m 700 "$work" || fail "cannot create $work"
-exec 3<"$self"
-while IFS= read -r line <&3 && [ "$line" != "# The programs and the image:" ]; do :; done
-if ! gzip -dc <&3 2>/dev/null | tar -xmf - -C "$work" || ! [ -x "$work/bin/penroot-runfile" ]; then
-    command -v rm >/dev/null && rm -rf "$work"
-    fail "cannot unpack into $temp: it is full, or mounted noexec (set ENROOT_TEMP_PATH to another), or $self is damaged"
-fi
-exec 3<&-
-exec "$work/bin/penroot-runfile" guard "$work" /bin/sh "$work/driver" "$self" "$work" \
-    "@OFFSET@" "$checksum" "$@"
+# What is made is removed: here, or else by a later run. Its file "live" is open for writing while it is in use.
+work='' live=''
+clean() {
+    [ -z "$work" ] || ! command -v rm >/dev/null || rm -rf "$work" 2>/dev/null || :
+}
+trap 'clean; exit 129' HUP
+trap 'clean; exit 130' INT
+trap 'clean; exit 143' TERM
+
+# Unpack into a new directory of $1, which is $work then. If that cannot be, $why says why.
+unpack() {
+    why='' work=
+    [ -d "$1/." ] || why='is no directory'
+    [ -n "$why" ] || [ -w "$1/." ] || why='cannot be written'
+    # Whoever else can write there could put their programs in the place of ours; with the sticky bit nobody can.
+    # shellcheck disable=SC3065,SC3067 # dash and busybox have both
+    [ -n "$why" ] || [ -k "$1/." ] || [ -O "$1/." ] || why='can be written by others, and is not sticky'
+    [ -z "$why" ] || return 1
+    work=${1%/}/penroot-bundle.$id
+    if ! mkdir -m 700 "$work" 2>/dev/null || ! (: >"$work/live") 2>/dev/null; then
+        why='cannot be written'
+        return 1
+    fi
+    for live in 9 8 7 6 5 4 3 ''; do # a descriptor that the caller does not use
+        [ -e "/proc/self/fd/$live" ] || break
+    done
+    [ -z "$live" ] || eval "exec $live>\"\$work/live\""
+    if ! {
+        while IFS= read -r line && [ "$line" != "# The programs and the image:" ]; do :; done
+        exec gzip -dc
+    } <"$self" 2>/dev/null | tar -xmf - -C "$work" 2>/dev/null || ! [ -e "$work/about" ]; then
+        why="has not enough space"
+        ! (printf '%65536s' '' >"$work/space") 2>/dev/null || fail "$self is damaged, copy it again"
+        return 1
+    fi
+    run --list "$work/programs/python3" >/dev/null 2>&1 || {
+        [ $? = 126 ] && why='is mounted noexec' || why='runs no program of the bundle'
+        return 1
+    }
+}
+
+run() {
+    "$work/loaders/python3" --library-path "$work/libraries" "$@"
+}
+
+# They would be for programs of the host; the container still gets them with --env.
+for name in LD_PRELOAD LD_AUDIT; do
+    eval "[ -z \"\${$name-}\" ] || { export PENROOT_$name=\"\$$name\"; unset $name; }"
+done
+tried=
+for temp in "${ENROOT_TEMP_PATH:-${TMPDIR:-/tmp}}" /tmp /var/tmp "${XDG_RUNTIME_DIR-}" /dev/shm "${HOME-}" "${self%/*}"; do
+    case "|$temp|$tried" in "||"* | *"|$temp "*) continue ;; esac
+    unpack "$temp" && break
+    [ -z "$live" ] || eval "exec $live>&-"
+    clean
+    tried="$tried|$temp $why"
+    [ "$temp" != "${ENROOT_TEMP_PATH:-${TMPDIR-}}" ] || case ${ENROOT_TEMP_PATH:+named}$why in
+    named* | *space | *sticky) fail "cannot unpack into $temp, which $why" "$way_out" ;;
+    esac
+    work=
+done
+[ -n "$work" ] || fail "cannot unpack into any directory: ${tried#|}" "$way_out"
+[ -z "$tried" ] || printf '[WARN] %s\n' "using $temp: ${tried#|}" >&2
+exec "$work/loaders/python3" --library-path "$work/libraries" "$work/programs/python3" -ISB -X utf8 -c \
+    'import sys, gc; gc.disable(); sys.path[:0] = sys.argv[1] + "/penroot",; sys.path += sys.argv[1] + "/rest.zip",
+from enroot_py.main import main; from enroot_py.cli.bundled import run; main(run)' \
+    "$work" "$self" "@OFFSET@" "$live" "$checksum" "$@"
 # The programs and the image:

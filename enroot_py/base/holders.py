@@ -1,4 +1,4 @@
-"""Who holds a lock file: node, boot and process, where flock(2) need not reach the other nodes."""
+"""The holder of a lock file: node, boot and process. flock(2) need not reach the other nodes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Holder(Frozen):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this node, from whatever boot."""
+        """Return whether the process is one of this node, of this boot or an earlier one."""
         return self.node == os.uname().nodename
 
     @property
     def is_gone(self) -> bool:
-        """Whether a process of this node has ended, as far as /proc shows it."""
+        """Return whether a process of this node has ended."""
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
     def asleep(self) -> str:
-        """Why it does nothing for now, if it is a process of this node; else ""."""
+        """Return why a process of this node does nothing for now; "" if it runs, or is of another node."""
         return cgroups.asleep(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
 
     def dumps(self) -> bytes:

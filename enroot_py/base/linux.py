@@ -15,6 +15,10 @@ from enroot_py.base.fds import Fd
 
 FLOOR = "5.12"  # which Linux we need: its mount_setattr(2) is the newest call that nothing stands in for
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _NULL = ffi.NULL
 _ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode() of what is a string for sure
 
@@ -224,3 +228,24 @@ def withhold_descriptors() -> None:
 def renew_keyring() -> None:
     """keyctl(2), KEYCTL_JOIN_SESSION_KEYRING: replace the session keyring by a new one, if the kernel has keyrings"""
     _check(lib.penroot_renew_keyring())
+
+
+def digest(path: str) -> str:
+    """Return a word that differs if the text of a file differs; "" if it cannot be read: c_shims/digest.h"""
+    word = ffi.new("char[]", 40)  # PENROOT_DIGEST_BYTES
+    return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
+
+
+def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int, *, orphan: bool) -> int:
+    """Execute a program with ``fds``, in ascending order, from 3 on, and do not wait for it: c_shims/background.h
+
+    If the first of ``fds`` becomes readable or closed within ``delay_ms``, nothing is executed. Returns the process to
+    wait for: the program, or with ``orphan`` a process that ends at once. Call it once.
+    """
+    words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
+    memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
+    _in_use.append((words, memory))
+    return _check(lib.penroot_start_background(*memory, len(fds), delay_ms, orphan), path)
+
+
+_in_use: list[object] = []  # memory of start_background()

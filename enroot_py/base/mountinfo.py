@@ -1,4 +1,4 @@
-"""What is mounted in a mount namespace: proc_pid_mountinfo(5). On the start path."""
+"""The mounts of a mount namespace: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The modules of an installation in one file: Python takes a dozen system calls to find each module by itself.
 
-`make install` and packages keep the sources of our modules in MODULES, a zip archive, and write() compiles them to
+`make install` and packages keep the sources of our modules in MODULES, a zip archive, and packing.py compiles them to
 PACK. It begins with HEAD bytes of lines. The first line is the size and the time of the archive; a PACK of another
 archive is not used, nor is a PACK of another Python. Each other line is
 
@@ -23,7 +23,6 @@ from marshal import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -37,9 +36,7 @@ HELP = "--help"
 START = "start"
 IMAGE = "image"
 HOOKS = "hooks"
-_PIECE_BYTES = 100_000  # from 128 KiB on malloc(3) maps new memory, which the kernel has to clear
 _OURS = "enroot_py.", "pyxis_py.", "_cffi_backend"
-_IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
 
 
 class Pack:
@@ -48,7 +45,7 @@ class Pack:
     def __init__(self) -> None:
         """Raises OSError if there is no PACK of this archive."""
         self._head = _read(HEAD, 0)
-        if not self._head.startswith(_stamp()):
+        if not self._head.startswith(stamp()):
             raise FileNotFoundError(PACK)
         self._found: dict[str, Kept] = {}  # modules in C that load() found
 
@@ -130,7 +127,7 @@ def _read(length: int, offset: int) -> bytes:
         posix.close(fd)
 
 
-def _stamp() -> bytes:
+def stamp() -> bytes:
     state = posix.stat(MODULES)
     return b"%d %d\n" % (state.st_size, state.st_mtime_ns)
 
@@ -150,140 +147,23 @@ def _open() -> "Pack | None":
 
 def load(line: str) -> None:
     """Import the modules of START or IMAGE at once, if there is a PACK."""
-    if _pack:
-        _pack.load(line)
+    if current:
+        current.load(line)
 
 
 def help_text() -> str:
     """Return what ``penroot --help`` prints in 80 columns or more; "" without a PACK."""
-    return "".join(_pack.kept(HELP)) if _pack else ""
+    return "".join(current.kept(HELP)) if current else ""
 
 
 def hooks() -> "dict[str, CodeType]":
     """Return the code of our hooks, by path, except hooks whose files have changed."""
     code_of = {}
-    for file, size, changed, code in _pack.kept(HOOKS) if _pack else ():
+    for file, size, changed, code in current.kept(HOOKS) if current else ():
         state = posix.stat(path := f"{LIBRARY}/{file}")
         if (state.st_size, state.st_mtime_ns) == (size, changed):
             code_of[path] = code
     return code_of
 
 
-def write() -> None:
-    """Compile the archive to PACK, with a Python that keeps no columns: a start would load them with each line."""
-    import subprocess
-
-    code = f"import sys; sys.path.insert(0, {LIBRARY!r}); from enroot_py.base import pack; pack.rewrite()"
-    subprocess.run([sys.executable, "-ISB", "-X", "no_debug_ranges", "-c", code], stdout=subprocess.PIPE, check=True)
-
-
-def rewrite() -> None:
-    """Do the work of write(), in a process that has imported no module of ours but this one."""
-    from importlib import import_module
-    from marshal import dumps
-
-    modules = dict(_modules())
-    recorder = _Recorder(modules)
-    sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not _pack)]
-    lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
-    import_module("enroot_py.cli.start")
-    lines[START] = [*(modules[name] for name in _IN_C if name in modules), *recorder.take()]
-    import_module("enroot_py.store.squashfs")
-    import_module("enroot_py.runtime.squashfuse")
-    lines[IMAGE] = recorder.take()
-    lines[HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").STANDARD))
-    lines[HELP] = [import_module("enroot_py.cli.verbs").help_text()]
-    head, blobs, offset = _stamp(), [], HEAD
-    for name, values in lines.items():
-        pieces = [dumps(piece) for piece in _pieces(values)]
-        head += f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n".encode()
-        blobs += pieces
-        offset += sum(map(len, pieces))
-    assert len(head) < HEAD, f"HEAD must be more than {len(head)}"
-    temporary = f"{PACK}.{posix.getpid()}"
-    with open(temporary, "wb") as f:
-        f.write(head.ljust(HEAD, b"\0") + b"".join(blobs))
-    posix.rename(temporary, PACK)
-
-
-class _Recorder(Pack):
-    """Import compiled modules, and note in which order their imports end."""
-
-    def __init__(self, modules: "dict[str, Kept]") -> None:
-        self._modules = modules
-        self._imported: list[Kept] = []
-
-    def find(self, name: str) -> "Kept | None":
-        return self._modules.get(name)
-
-    def exec_module(self, module: "ModuleType") -> None:
-        super().exec_module(module)
-        self._imported.append(self._modules[module.__name__])
-
-    def take(self) -> "list[Kept]":
-        """Return the modules that were imported since the last call."""
-        imported, self._imported = self._imported, []
-        return imported
-
-
-def _modules() -> "Iterator[tuple[str, Kept]]":
-    """Return the modules in the archive and those in C, by name."""
-    from importlib.machinery import PathFinder
-    from zipfile import ZipFile
-
-    with ZipFile(MODULES) as archive:
-        for file in archive.namelist():
-            name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            yield name, (name, file, _compiled(archive.read(file), f"{MODULES}/{file}"))
-    for name, directory in _IN_C.items():
-        spec = PathFinder.find_spec(name, [LIBRARY + directory])
-        if spec and spec.origin:
-            yield name, (name, spec.origin[len(LIBRARY) + 1 :], None)
-
-
-def _hooks(directory: str) -> "Iterator[tuple[str, int, int, CodeType]]":
-    for name in sorted(posix.listdir(directory)):
-        if name.endswith(".py"):
-            with open(path := f"{directory}/{name}", "rb") as f:
-                state = posix.stat(f.fileno())
-                yield path[len(LIBRARY) + 1 :], state.st_size, state.st_mtime_ns, _compiled(f.read(), path)
-
-
-def _pieces(values: "list[Any]") -> "Iterator[list[Any]]":
-    """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the last one."""
-    from marshal import dumps
-
-    piece: list[Any] = []
-    for value in values:
-        if piece and len(dumps([*piece, value])) > _PIECE_BYTES:
-            yield piece
-            piece = []
-        piece.append(value)
-    yield piece
-
-
-def _compiled(source: bytes, path: str) -> "CodeType":
-    """Return the code of a module without annotations and docstrings: a start would load them, and nobody reads them.
-
-    A decorated function keeps its docstring, of which click makes help.
-    """
-    import __future__
-
-    import ast
-
-    tree = ast.parse(source, path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        elif isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            decorated = getattr(node, "decorator_list", [])
-            if ast.get_docstring(node, clean=False) and not decorated:
-                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
-    code: CodeType = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
-    return code
-
-
-_pack = _open()
+current = _open()

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 
-from enroot_py.base import linux, mountinfo, trusted
+from enroot_py.base import linux, trusted
 from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
@@ -86,6 +86,8 @@ def is_own(root: int, fd: int) -> bool:
     number, base_number = _mount_id(fd), _mount_id(root)
     if number == base_number:
         return True
+    from enroot_py.base import mountinfo
+
     mounted = {mount.number: mount for mount in mountinfo.read()}
     if number not in mounted or base_number not in mounted:
         return False

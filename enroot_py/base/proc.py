@@ -1,4 +1,4 @@
-"""What the kernel says of a process: proc_pid_stat(5), proc_pid_task(5)."""
+"""State and children of a process: proc_pid_stat(5), proc_pid_task(5)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stat:
 
     @property
     def started(self) -> int:
-        """Clock ticks after the boot: with the PID what no other process has."""
+        """Clock ticks from the boot to the start of the process. With the PID they identify a process."""
         return int(self._fields[19])
 
     def processor_s(self, *, with_children: bool = False) -> float:

@@ -1,31 +1,46 @@
-"""What is being done, for a record of it, where one is wanted: else nothing here costs anything. On the start path."""
+"""What is being done, for a feature that records it: else nothing here costs anything. On the start path."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.base.events import Event
+    from typing import Any, Protocol
 
-event: Event | None = None  # that which is being done now
+    class Recorded(Protocol):
+        """One thing that is done, and what is known of it."""
+
+        facts: dict[str, str | int]
+        phases: dict[str, float]
+
+        def phase(self, name: str) -> None: ...
+        def add(self, name: str, seconds: float) -> None: ...
+        def again(self) -> None: ...
+        def words(self) -> str: ...
+        def end(self, error: BaseException | None) -> None: ...
+
+
+event: Recorded | None = None  # that which is being done now
 
 
 class Recording:
-    """For a ``with``: what is done in it is one event, and recorded ``where`` the setting events says.
+    """For a ``with``: a feature may record what is done in it as one event, if the settings ask for that.
 
-    Where that is empty there is one only if it is to be ``timed``. Another one around it learns what it has found.
+    It does also if the event is to be ``timed``. Another event around it learns what it has found.
     """
 
-    def __init__(self, kind: str, where: str, *, timed: bool = False, **facts: str | int) -> None:
-        self._kind, self._where, self._facts = kind, where, facts
-        self._wanted = bool(where) or timed or event is not None
+    def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:
+        self._kind, self._settings, self._timed, self._facts = kind, settings, timed, facts
+        self._wanted = settings.is_extended or timed or event is not None
 
-    def __enter__(self) -> Event | None:
+    def __enter__(self) -> Recorded | None:
         global event
         self._around, self._event = event, None
         if self._wanted:
-            from enroot_py.base.events import Event
+            from enroot_py.base.features import plugged
 
-            self._event = event = Event(self._kind, self._where, self._facts, self._around)
+            for recorder in plugged("recorder"):
+                self._event = recorder.begin(self._kind, self._settings, self._timed, self._facts, self._around)
+            event = self._event or event
         return self._event
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

@@ -15,13 +15,13 @@ _LAST_COMPRESSION = 6  # zstd
 _ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
-def fault(fd: int) -> tuple[str, str]:
+def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     """What is wrong with a file that was just opened, and the way out; both are empty for a squashfs file.
 
-    Raises OSError.
+    It begins at ``offset``, as in a bundle. Raises OSError.
     """
     try:
-        block, size = os.read(fd, SIZE), os.fstat(fd).st_size
+        block, size = os.pread(fd, SIZE, offset) if offset else os.read(fd, SIZE), os.fstat(fd).st_size - offset
     except BlockingIOError:  # a FIFO whose writer writes nothing
         block, size = b"", 0
     if block[:4] != _MAGIC:
@@ -36,21 +36,21 @@ def fault(fd: int) -> tuple[str, str]:
     return (f"is truncated: {size} of {used} bytes", again) if used > size else ("", "")
 
 
-def compression_fault(fd: int) -> tuple[str, str]:
+def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
     """Return what is wrong with the compression of a squashfs file, and the fix; both empty if known.
 
     Raises OSError.
     """
-    compression = int.from_bytes(os.pread(fd, 2, 20), "little")
+    compression = int.from_bytes(os.pread(fd, 2, offset + 20), "little")
     if 1 <= compression <= _LAST_COMPRESSION:
         return "", ""
     return f"has the unknown compression {compression}", "write it again: mksquashfs -comp lz4"
 
 
-def is_all_root(fd: int) -> bool:
-    """Return whether root owns every file in a squashfs file, user and group. Raises OSError."""
-    block = os.pread(fd, SIZE, 0)
+def is_all_root(fd: int, offset: int = 0) -> bool:
+    """Return whether root owns every file in the squashfs file at ``offset``, user and group. Raises OSError."""
+    block = os.pread(fd, SIZE, offset)
     if int.from_bytes(block[26:28], "little") != 1:  # the number of different IDs
         return False
-    index = os.pread(fd, 8, int.from_bytes(block[48:56], "little"))
-    return os.pread(fd, len(_ONLY_ROOT), int.from_bytes(index, "little")) == _ONLY_ROOT
+    index = os.pread(fd, 8, offset + int.from_bytes(block[48:56], "little"))
+    return os.pread(fd, len(_ONLY_ROOT), offset + int.from_bytes(index, "little")) == _ONLY_ROOT

@@ -1,11 +1,9 @@
 """``penroot bundle``: an image and all that it takes to run it, in one executable file.
 
-The file is a shell script, a tar.gz of the static helper programs and the
-driver, and the squashfs image as it is. Of the host it needs sh, mkdir, tar and
-gzip, for the small tar, and sha256sum if it has a checksum; the image is mounted
-out of the file where the host has squashfuse, else unpacked by a helper that
-reads squashfs itself. So nothing is converted here, nothing stored twice, and a
-bundle starts at once where it can.
+The file is a shell script, a tar.gz of the Python that runs it (carry.py), and the squashfs image as it is. The
+script, configs/bundle/header.sh, unpacks the Python; bundled.py is what runs then. Of the host it needs sh, mkdir, tar
+and gzip, and sha256sum if it has a checksum. The image is mounted out of the file if the host has /dev/fuse, else
+unpacked.
 """
 
 from __future__ import annotations
@@ -14,34 +12,30 @@ import contextlib
 import gzip
 import hashlib
 import io
+import marshal
 import os
+import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from enroot_py import LIBRARY, __version__
-from enroot_py.base import filesystems, log, making, run, superblock
+from enroot_py import __version__
+from enroot_py.base import filesystems, log, making, run
 from enroot_py.base.errors import ImageError, PenrootError
+from enroot_py.cli import carry
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, sysconf_path
-from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import environ, etc, hooks, mounts, secrets
+from enroot_py.config.table import SETTINGS, Setting
+from enroot_py.runtime import squashfuse
 from enroot_py.store import containers, mksquashfs, squashfs, unsquashfs
 
-PROGRAMS = ("penroot-unshare", "penroot-mount", "penroot-switchroot", "penroot-runfile")
-ALIASES = {
-    "enroot-unshare": "penroot-unshare",
-    "enroot-nsenter": "penroot-unshare",
-    "enroot-mount": "penroot-mount",
-    "enroot-switchroot": "penroot-switchroot",
-}
 COMPRESSIONS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}  # squashfs_fs.h
+_KEPT = ("gzip", "lz4", "zstd")  # what each build of squashfuse and unsquashfs knows
+_CONVERTED = "zstd"
 _ALIGNMENT = 4096  # of the image in the file, so that it could be a loop device too
 _BLOCK = 1 << 20
-_DIRECTORIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
-    ("environ.d", ".env", environ.SHIPPED),
-    ("mounts.d", ".fstab", mounts.SYSTEM),
-)
+_DIRECTORIES = ("environ.d", "mounts.d", "hooks.d")
+_LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file of unsquashfs -lln: mode, owner, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +64,10 @@ class Bundle:
             raise ImageError("a bundle is a file to run", hint="name it: --output FILE")
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
+        if not squashfuse.installed("squashfuse_ll", "squashfuse"):
+            log.warn("squashfuse is not installed here: the bundle will unpack its image for each run")
         with _readable(self.image, self.settings) as source:
-            runtime = self._runtime(self._config(source))
+            runtime = self._runtime(source)
             try:
                 self._publish(source, runtime)
             except FileExistsError:
@@ -81,7 +77,7 @@ class Bundle:
 
     def _publish(self, source: str, runtime: bytes) -> None:
         """Header, runtime and image beside the bundle, then under its name. Raises OSError."""
-        start = len(_header("0" * 64 if self.checksum else ""))
+        start = len(self._header())
         offset = -(-(start + len(runtime)) // _ALIGNMENT) * _ALIGNMENT
         digest = hashlib.sha256()
         with making.File(self.path) as file:
@@ -92,90 +88,59 @@ class Bundle:
                         digest.update(block)
                     out.write(block)
                 out.seek(0)
-                out.write(_header(digest.hexdigest() if self.checksum else "", offset))
+                out.write(self._header(digest.hexdigest() if self.checksum else "", offset))
             mode = os.fstat(file.fd).st_mode
             os.fchmod(file.fd, mode | (mode & 0o444) >> 2)
             file.publish(replace=self.settings.force_override)
 
-    def _config(self, source: str) -> str:
-        """What the driver knows of this bundle, as assignments of sh(1)."""
-        values = {
+    def _about(self, source: str) -> bytes:
+        """Return what the bundle knows of itself, as bundled.py reads it."""
+        changed = [(variable, setting) for variable, setting in sorted(SETTINGS.items()) if self._takes(setting)]
+        return marshal.dumps({
             "description": self.description,
             "version": __version__,
             "compression": _compression(source),
             "target": os.path.basename(self.path).removesuffix(".run") if self.target is None else self.target,
-            "size": str(-(-_unpacked_size(source, self.image) // 1024)),
-            **secrets.secret_lists(),
-        }
-        script = etc.read_rc(unsquashfs.read(self.image, "etc/rc"), unsquashfs.read(self.image, "etc/rc.local"))
-        if script is not None:  # no shell is needed to know what it runs
-            values["image_run"] = "y"
-            values["image_workdir"] = script.workdir
-            values["image_entrypoint"] = " ".join(map(etc.quote, script.entrypoint))
-            values["image_command"] = " ".join(map(etc.quote, script.command))
-        return "".join(f"{key}={etc.quote(value)}\n" for key, value in values.items())
+            "size": _unpacked_size(source, self.image),
+            "start": len(self._header()),
+            "settings": {variable: self.settings.text(setting) for variable, setting in changed},
+        })  # fmt: skip
 
-    def _runtime(self, config: str) -> bytes:
-        """The tar.gz of programs, driver and configuration."""
+    def _takes(self, setting: Setting) -> bool:
+        """Whether a setting goes along: one that the user or the site has made, if it is no place on this node."""
+        return self.everything and self.settings.origin(setting) != "default" and setting.kind != "path"
+
+    def _runtime(self, source: str) -> bytes:
+        """Return the tar.gz of Python, modules, programs and configuration. Raises PenrootError."""
         out = io.BytesIO()
+        configuration = sorted(self._configuration())
+        site_hooks = [path for _, path in configuration if path.endswith(".py")]
         with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for program in PROGRAMS:
-                with open(find(program), "rb") as f:
-                    _add(tar, f"bin/{program}", f.read(), 0o755)
-            for alias, program in sorted(ALIASES.items()):
-                entry = _entry(f"bin/{alias}", 0o777)
-                entry.type, entry.linkname = tarfile.SYMTYPE, program
-                tar.addfile(entry)
-            for part in ("driver", "inside"):
-                with open(find(f"{part}.sh"), "rb") as f:
-                    _add(tar, part, f.read(), 0o644)
-            with open(hooks.STANDARD + "/common.sh", "rb") as f:
-                _add(tar, "lib/common.sh", f.read(), 0o644)
-            order, scripts = self._hooks()
-            config += f"order={etc.quote(' '.join(map(etc.quote, order)))}\n"
-            _add(tar, "config", config.encode("utf-8", "surrogateescape"), 0o644)
-            for name, data in sorted(scripts.items()):
-                _add(tar, name, data, 0o755)
-            for name, data, mode in sorted(self._configuration()):
-                _add(tar, name, data, mode)
-        return gzip.compress(out.getvalue(), mtime=0)
+            _add(tar, (carry.ABOUT, self._about(source), 0o644))
+            for file in carry.files(site_hooks):
+                _add(tar, file)
+            for name, path in configuration:
+                data = files.content(path) or b""
+                _add(tar, (name, data, 0o755 if os.access(path, os.X_OK) else 0o644))
+        return gzip.compress(out.getvalue(), 6, mtime=0)
 
-    def _hooks(self) -> tuple[list[str], dict[str, bytes]]:
-        """What runs, in order: hooks of its driver by name, and scripts by path beneath etc; and the scripts."""
-        order: list[str] = []
-        scripts: dict[str, bytes] = {}
-        settings = self.settings if self.everything else self.settings.replace("bundle", config_path=os.devnull)
-        for hook in hooks.arrange(hooks.STANDARD, settings, os.environ):
-            ours = hook.path == f"{hooks.STANDARD}/{hook.name}.py"
-            script = hook.path if hook.is_script else "" if ours else hook.original
-            if script:
-                place = "user" if script.startswith(settings.config_path + "/") else "system"
-                order.append(f"{place}/hooks.d/{os.path.basename(script)}")
-                with open(script, "rb") as f:
-                    scripts["etc/" + order[-1]] = f.read()
-            elif hook.path:
-                if not ours:
-                    log.warn(f"hook {hook.path} is left out: a bundle runs where there is no Python")
-                order.append(hook.name)
-        return order, scripts
+    def _configuration(self) -> Iterator[tuple[str, str]]:
+        """Yield name and path of each file of environ.d, mounts.d and hooks.d that goes along."""
+        places = {"system": sysconf_path(), **({"user": self.settings.config_path} if self.everything else {})}
+        for place, directory in places.items():
+            for kind in _DIRECTORIES:
+                for name in files.names(f"{directory}/{kind}"):
+                    if not name.startswith("."):
+                        yield f"etc/{place}/{kind}/{name}", f"{directory}/{kind}/{name}"
 
-    def _configuration(self) -> Iterator[tuple[str, bytes, int]]:
-        """Name, content and mode of each file of environ.d, mounts.d and hooks.d that goes along."""
-        places = [("system", sysconf_path(), True)]
-        if self.everything:
-            places.append(("user", self.settings.config_path, False))
-            lines = []
-            for variable, setting in sorted(SETTINGS.items()):
-                if self.settings.origin(setting) != "default" and setting.kind != "path":
-                    value = etc.quote(self.settings.text(setting))
-                    lines.append(f'[ -n "${{{variable}+set}}" ] || export {variable}={value}\n')
-            yield "etc/settings", "".join(lines).encode("utf-8", "surrogateescape"), 0o644
-        for place, directory, first in places:
-            for kind, suffix, shipped in _DIRECTORIES:
-                ours = shipped if first else {}
-                for origin, text in files.fragments((f"{directory}/{kind}",), suffix, ours):
-                    name = f"etc/{place}/{kind}/{os.path.basename(origin)}"
-                    yield name, text.encode("utf-8", "surrogateescape"), 0o644
+    def _header(self, checksum: str = "", offset: int = 0) -> bytes:
+        """Return the script at the beginning; of the same length whatever it says. Raises PenrootError."""
+        if not (path := carry.find("header.sh")):
+            raise PenrootError("header.sh is not installed: no bundle can be made", hint="install penroot again")
+        with open(path) as f:
+            text = f.read()
+        text = text.replace("@SHA256@", checksum or "0" * 64 * self.checksum).replace("@OFFSET@", f"{offset:014}")
+        return text.replace("@MACHINE@", os.uname().machine).encode()
 
 
 def _blocks(first: bytes, image: str) -> Iterator[bytes]:
@@ -185,38 +150,14 @@ def _blocks(first: bytes, image: str) -> Iterator[bytes]:
             yield block
 
 
-def _header(checksum: str, offset: int = 0) -> bytes:
-    """The script at the beginning; of the same length whatever the number is."""
-    with open(find("header.sh")) as f:
-        return f.read().replace("@OFFSET@", f"{offset:014}").replace("@SHA256@", checksum).encode()
-
-
-def find(name: str) -> str:
-    """A static helper or a part of the driver: beside an installation, or in a source tree. Raises PenrootError."""
-    for directory in (
-        LIBRARY + "/libexec",
-        LIBRARY + "/c_shims/helpers/build",
-        LIBRARY + "/configs/bundle",
-    ):
-        if os.path.isfile(f"{directory}/{name}"):
-            return f"{directory}/{name}"
-    raise PenrootError(
-        f"the helper program {name} is not installed",
-        hint="make install PREFIX=... builds it; a plain pip install has none",
-    )
-
-
 @contextlib.contextmanager
 def _readable(image: str, settings: Settings) -> Iterator[str]:
-    """An image that the helper can unpack and squashfuse can serve: the same file, or a copy in zstd owned by root."""
-    known = run.Program([find("penroot-runfile"), "compressions"]).run().split()
-    with open(image, "rb") as file:
-        all_root = superblock.is_all_root(file.fileno())
-    if _compression(image) in known and all_root:
+    """Give an image that each squashfuse can serve: the same file, or a copy in another compression."""
+    compression = _compression(image)
+    if compression in _KEPT:
         yield image
         return
-    why = f"from {_compression(image)} to {known[-1]}, for hosts without squashfuse"
-    log.info(f"converting {image}{' ' + why if all_root else ': root must own all files'}")
+    log.info(f"converting {image} from {compression} to {_CONVERTED}, for every host")
     making.sweep(settings.temp_path)
     with contextlib.ExitStack() as stack:
         try:
@@ -224,7 +165,7 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
             unpacked, converted = scratch + "/rootfs", scratch + "/image.sqsh"
             os.mkdir(unpacked)
             unsquashfs.unpack(image, unpacked, settings)
-            inner = settings.replace("bundle", squash_options=f"-comp {known[-1]} -b 256K")
+            inner = settings.replace("bundle", squash_options=f"-comp {_CONVERTED} -b 256K")
             mksquashfs.write((unpacked,), converted, inner)
         except OSError as e:
             hint = filesystems.way_out(e, settings.temp_path, "ENROOT_TEMP_PATH")
@@ -233,14 +174,10 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
 
 
 def _unpacked_size(source: str, image: str) -> int:
-    """Bytes of what is in ``source``, which is the ``image`` or a copy of it. Raises ImageError."""
-    try:
-        return int(run.Program([find("penroot-runfile"), "size", source, "0"], error=ImageError).run())
-    except ImageError as e:
-        why = str(e).partition(" failed: ")[2]
-        if "is damaged" not in why:
-            raise
-        raise ImageError(why.replace("the image", f"the image {image}", 1), hint="import or copy it again") from e
+    """Return the bytes of all files in ``source``, which is the ``image`` or a copy of it. Raises ImageError."""
+    command = [run.find("unsquashfs", package="squashfs-tools"), "-lln", source]
+    listing = unsquashfs.run_tool(command, image)
+    return sum(int(line[1]) for line in map(_LISTED.match, listing.splitlines()) if line)
 
 
 def _compression(image: str) -> str:
@@ -249,14 +186,13 @@ def _compression(image: str) -> str:
     return COMPRESSIONS.get(int.from_bytes(block[20:22], "little"), "unknown")
 
 
-def _entry(name: str, mode: int) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.mode = mode
+def _add(tar: tarfile.TarFile, file: carry.File) -> None:
+    name, data, mode = file
+    entry = tarfile.TarInfo(name.rstrip("/"))
+    entry.mode, entry.size = mode, len(data)
     entry.mtime = int(os.environ.get("SOURCE_DATE_EPOCH") or 0)
-    return entry
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
-    entry = _entry(name, mode)
-    entry.size = len(data)
+    if name.endswith("/"):
+        entry.type = tarfile.DIRTYPE
+    elif not mode:
+        entry.type, entry.linkname, entry.mode, entry.size = tarfile.SYMTYPE, data.decode(), 0o777, 0
     tar.addfile(entry, io.BytesIO(data))

@@ -67,20 +67,6 @@ def cache_prune(keep: str, older: float, dry_run: bool) -> None:
 
 
 @synopsis
-@cache.command("metrics", context_settings=CONTEXT)
-@click.option("-o", "--output", metavar="FILE", help="Write them to FILE by rename, for node_exporter.")
-def cache_metrics(output: str | None) -> None:
-    """Print what the store holds and what the records count, in Prometheus' text format."""
-    from enroot_py.cli import metrics
-
-    content = metrics.text(settings.load())
-    if output is None:
-        click.echo(content, nl=False)
-    else:
-        metrics.write(output, content)
-
-
-@synopsis
 @cache.command("verify", context_settings=CONTEXT)
 @click.option("--repair", is_flag=True, help="Fetch what is damaged again.")
 def cache_verify(repair: bool) -> None:

@@ -7,8 +7,10 @@ from typing import TypeVar
 import click
 
 from enroot_py.base.errors import UsageError
+from enroot_py.config.settings import Settings
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
+_CHANGES = "penroot.changes"
 # What verbs of docker and podman are called here.
 _ELSEWHERE = {
     "images": "cache list",
@@ -44,6 +46,19 @@ def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
     if value == "" or isinstance(value, tuple) and "" in value:
         raise click.BadParameter("it is empty")
     return value
+
+
+def change(ctx: click.Context, origin: str, **changes: object) -> None:
+    """Let a feature's option of a verb change the settings with which the verb runs."""
+    ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
+
+
+def changed(settings: Settings) -> Settings:
+    """The settings with what options of features change."""
+    ctx = click.get_current_context(silent=True)
+    for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
+        settings = settings.replace(origin, **changes)
+    return settings
 
 
 def shown_json(value: object) -> bytes:

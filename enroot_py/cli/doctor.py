@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enroot_py.base import filesystems, linux, log, mountinfo, trees, trusted, workers
 from enroot_py.base.errors import ImageError, PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.base.features import plugged
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import isolated, pods, rootfs, squashfuse
 from enroot_py.store import format
@@ -41,7 +42,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield from cache_path(settings)
     yield from acls(settings)
     yield from inodes(dict.fromkeys((settings.data_path, settings.cache_path)))
-    yield from policies(settings)
+    yield from of_features(settings)
 
 
 def machine() -> Iterator[Finding]:
@@ -54,17 +55,10 @@ def machine() -> Iterator[Finding]:
     yield from fuse()
 
 
-def policies(settings: Settings) -> Iterator[Finding]:
-    """Whether what says which images are let in can be read, with its keys: with a slip in it none is."""
-    for path in settings.policies:
-        from enroot_py.registry import policy, signatures
-
-        try:
-            loaded = policy.load(path)
-            count = len([signatures.Key(source) for source in loaded.key_sources] if loaded else ())
-            yield Finding("ok", f"{path} says which images are let in, by {log.many(count, 'key')}")
-        except PenrootError as e:
-            yield Finding("bad", f"no image is let in: {e}", e.hint)
+def of_features(settings: Settings) -> Iterator[Finding]:
+    """What features find."""
+    for feature in plugged("doctor"):
+        yield from feature.findings(settings)
 
 
 def report(results: Iterable[Finding]) -> bool:

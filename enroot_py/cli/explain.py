@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.config.settings import Settings
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import all_settings
 from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
@@ -25,7 +25,7 @@ def explain(
     Nothing outside is changed: a directory that would be written to is covered by an overlay.
     """
     write = sys.stdout.write
-    for setting in SETTINGS.values():
+    for setting in all_settings().values():
         if settings.origin(setting) != "default":
             write(f"setting  {setting.variable}={settings.text(setting)}  ({settings.origin(setting)})\n")
     for path in settings.policies:

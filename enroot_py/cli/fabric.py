@@ -48,8 +48,7 @@ def report(options: start.Options) -> None:
 
     Raises ContainerError where it would not start, and PenrootError.
     """
-    if options.environment:
-        start.read_environment(options, "start")
+    start.read_description(options, "start")
     settings = start.read_settings(options, batch=False)
     host = {**settings.passed_on, **os.environ, **(options.file.host if options.file else {})}
     asked = {want.part: want for want in fabric.wanted(settings, host)}

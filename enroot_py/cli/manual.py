@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import click
 
 from enroot_py import __version__
-from enroot_py.base import events
+from enroot_py.base.features import plugged
 from enroot_py.cli import start
-from enroot_py.config import edffile
-from enroot_py.config.table import SETTINGS, UNUSED
+from enroot_py.config.table import UNUSED, all_settings
 from enroot_py.config.words import COMMANDS
 
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -26,13 +25,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "create": (("penroot create --name box ubuntu+latest.sqsh", "The container box, unpacked from the image."),),
     "load": (("penroot load --name box docker://ubuntu", "The container box, from the registry without an image."),),
     "digest": (("penroot digest docker://ubuntu:24.04", "What to pin: docker://ubuntu@sha256:..."),),
-    "inspect": (
-        ("penroot inspect docker://ubuntu", "Layers, platform and configuration, without unpacking it."),
-        (
-            "penroot inspect --signatures docker://registry.example.org#approved/box:1",
-            "Who has signed it, and what each rule of policy.json makes of that.",
-        ),
-    ),
+    "inspect": (("penroot inspect docker://ubuntu", "Layers, platform and configuration, without unpacking it."),),
     "start": (
         ("penroot start ubuntu", "What the image runs, as the caller, read-only."),
         ("penroot start --root --rw ubuntu apt-get install -y git", "Root inside, and changes are kept."),
@@ -40,20 +33,9 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "What a squashfs file holds, read-only."),
         ("penroot start --explain ubuntu", "What would be done, and why."),
     ),
-    "env": (
-        ("penroot env render ubuntu", "What ~/.edf/ubuntu.toml says with all that it is based on, and from where."),
-        ("penroot env validate ./*.toml", "Whether files may say what they say."),
-        ("penroot start --environment ubuntu ls", "A command in what it describes; so does srun --environment=ubuntu."),
-    ),
     "fabric": (
         ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
         ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
-    ),
-    "lock": (
-        ("penroot lock images.lock ubuntu:24.04", "Which digest the tag has now, kept in the file."),
-        ("penroot lock images.lock", "All that are in the file, as they are now."),
-        ("penroot lock --check images.lock", "Which of them have moved; the status is 1 if any has."),
-        ("penroot start --lock images.lock docker://ubuntu:24.04", "By the file; so does srun --container-lock."),
     ),
     "login": (("penroot login -u jane registry.example.org < token", "The token, tried there and kept."),),
     "logout": (("penroot logout docker.io", "Docker Hub's login, forgotten."),),
@@ -69,10 +51,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
     "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
 }
-EVENTS = """\
-Where the setting events names a place, each line there is a JSON object with those of these keys that are known. A file
-belongs to the caller or to root; the lines of journald and syslog are of the facility user and the priority info.
-"""
 FILES = (
     ("/etc/enroot/enroot.conf, /etc/enroot/enroot.conf.d/*.conf", "Settings of the system, as enroot reads them."),
     ("/etc/enroot/penroot.yaml, /etc/enroot/penroot.yaml.d/*.yaml", "The same in the clean form: penroot.yaml(5)."),
@@ -92,19 +70,11 @@ FILES = (
         "~/.docker/config.json",
         "Logins of penroot login and docker login; REGISTRY_AUTH_FILE names another file.",
     ),
-    ("~/.edf/*.toml", "Environment files, which penroot-env(1) describes."),
     ("~/.local/share/enroot/", "Containers."),
     ("~/.cache/enroot/", "The store of layers and images."),
 )
-_FILES_OF_ENVIRONMENTS = """\
-An environment file is TOML, as CSCS has it. It is named by a path with a /, or by its name in a directory of EDF_PATH,
-without which that is ~/.edf. ${NAME} and ${NAME:-TEXT} are replaced by variables of the caller, in env by those of the
-image first; $$ is a dollar. Options of the command line go before what a file says, and that before its bases.
-"""
-_KEYS = [(example, f"{meaning[0].upper()}{meaning[1:]}.") for _, example, meaning in edffile.KEYS.values()]
 VARIABLES = (
     ("ENROOT_*", "Settings, see penroot.yaml(5). A name that is nearly one of these is reported in a warning."),
-    ("EDF_PATH", "Directories of environment files, separated by colons, if not ~/.edf."),
     ("PENROOT_DEBUG", "With 1, say more, and of an error where in the program it arose."),
 )
 STATUS = (
@@ -133,7 +103,7 @@ def example() -> str:
     out = [
         "# Settings of penroot: see penroot.yaml(5). Copy to /etc/enroot/penroot.yaml, and change what should differ.\n"
     ]
-    for setting in SETTINGS.values():
+    for setting in all_settings().values():
         out.append(f"\n# {setting.doc} ({setting.kind})\n#{setting.name}: {json.dumps(setting.default)}\n")
     out.append("\n# variables for hooks and clients: MELLANOX_*, NVIDIA_*, SSL_CERT_*, proxies\n#environment: {}\n")
     return "".join(out)
@@ -142,10 +112,13 @@ def example() -> str:
 def pages(root: click.Group) -> Iterator[tuple[str, str]]:
     """Name and source of every page."""
     yield "penroot.1", _main_page(root)
+    examples = dict(EXAMPLES)
+    for feature in plugged("manual"):
+        examples |= getattr(feature, "EXAMPLES", {})
     for verb, command in sorted(root.commands.items()):
         if not command.hidden:
-            more = [section("KEYS OF A FILE", text(_FILES_OF_ENVIRONMENTS) + entries(_KEYS))] if verb == "env" else []
-            more += [section("EXAMPLES", entries(EXAMPLES[verb]))] if verb in EXAMPLES else []
+            more = sections_of_features(f"penroot-{verb}.1")
+            more += [section("EXAMPLES", entries(examples[verb]))] if verb in examples else []
             see = "penroot(1), penroot.yaml(5)"
             yield f"penroot-{verb}.1", command_page(f"penroot {verb}", command, see, *more)
     yield "penroot.yaml.5", _settings_page()
@@ -164,6 +137,7 @@ def _main_page(root: click.Group) -> str:
             section("EXIT STATUS", entries(STATUS)),
             section("ENVIRONMENT", entries(VARIABLES)),
             section("FILES", entries(FILES)),
+            *sections_of_features("penroot.1"),
             section("SEE ALSO", text(see)),
         )
     )
@@ -209,7 +183,7 @@ def _options(command: click.Command, context: click.Context) -> list[tuple[str, 
 
 def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[tuple[str, str]]]:
     """Usage, description and options out of the help text of start."""
-    help_text, _, table = start.HELP.partition("\n Options:\n")
+    help_text, _, table = start.help_text().partition("\n Options:\n")
     usage = [f"penroot {start.SYNOPSIS[words.split()[-1]]}"]
     options: list[tuple[str, str]] = []
     for line in table.splitlines():
@@ -224,7 +198,7 @@ def _of_start(words: str, command: click.Command) -> tuple[list[str], str, list[
 
 def _settings_page() -> str:
     rows = []
-    for variable, setting in SETTINGS.items():
+    for variable, setting in all_settings().items():
         default = f'"{setting.default}"' if setting.default else "empty"
         rows.append((f"{setting.name} ({setting.kind})", f"{setting.doc}. Default: {default}. Variable: {variable}."))
     example = "data_path: /local/${USER}/containers\ncache_limit: 200G\nmount_home: yes\n"
@@ -249,12 +223,22 @@ def _settings_page() -> str:
                 ),
             ),
             section("SETTINGS", entries(rows)),
-            section("EVENTS", text(EVENTS) + entries(events.FIELDS.items())),
+            *sections_of_features("penroot.yaml.5"),
             section("ACCEPTED WITHOUT EFFECT", entries(UNUSED.items())),
             section("EXAMPLE", f".nf\n{_escape(example)}.fi\n"),
             section("SEE ALSO", text("penroot(1)")),
         )
     )
+
+
+def sections_of_features(page: str) -> list[str]:
+    """What features say on a page."""
+    return [
+        section(heading, text(paragraphs) + entries(rows))
+        for feature in plugged("manual")
+        for where, heading, paragraphs, rows in feature.SECTIONS
+        if where == page
+    ]
 
 
 def title(name: str, number: int, what: str) -> str:

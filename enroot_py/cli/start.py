@@ -13,6 +13,7 @@ from enroot_py import called_as
 from enroot_py.base import log, recording
 from enroot_py.base.errors import UsageError
 from enroot_py.base.fds import Fd
+from enroot_py.base.frozen import Frozen
 from enroot_py.base.recording import Recording
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, load
@@ -26,7 +27,27 @@ from enroot_py.store import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from enroot_py.cli.startfile import StartFile
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn, Protocol
+
+    from enroot_py.runtime.mounting import Mount
+
+    class StartDescription(Protocol):
+        """What one start is described by. Methods raise PenrootError."""
+
+        @property
+        def mounts(self) -> tuple[Mount, ...]: ...
+
+        host: dict[str, str]
+
+        @property
+        def identity(self) -> str: ...
+        @property
+        def target(self) -> str: ...
+        def settings(self, settings: Settings) -> Settings: ...
+        def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]: ...
+        def fit(self, container: Container, command: tuple[str, ...]) -> Container: ...
+
 
 SYNOPSIS = {
     "start": "start [options] [--] NAME|IMAGE [COMMAND] [ARG...]",
@@ -43,17 +64,12 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
    -c, --conf CONFIG        run a configuration script before the container starts
        --device DEVICE      give a device: a name of CDI such as nvidia.com/gpu=0, or a path in /dev
    -e, --env KEY[=VALUE]    set a variable, or take it from the caller
-       --environment NAME|FILE
-                            an environment file, which may say the image: then all words are the command
-       --join               share the container of equal starts by the same process, as ranks of MPI do
-       --lock FILE          take the digest of a reference from this lock file
    -m, --mount FSTAB        mount SOURCE:TARGET[:OPTIONS], as /a:/b:ro, or SOURCE:TARGET:TYPE[:OPTIONS]
        --rc SCRIPT          run this script instead of the image's /etc/rc
    -r, --root               be root inside the container
    -w, --rw                 make the root filesystem writable
        --pid, --net, --ipc, --uts
                             give the container namespaces of its own
-       --slurm              bring srun, sbatch, squeue and their like from this node
        --explain            show what would be mounted, set, hooked and run, and why
    -h, --help               this text
 """
@@ -61,7 +77,34 @@ which with a line #ENROOT_ROOTFS=NAME|IMAGE.
 
 def usage(verb: str) -> str:
     """The help text of ``start`` or ``batch``."""
-    return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{HELP}"
+    return f"Usage: {called_as()} {SYNOPSIS[verb]}\n\n{help_text()}"
+
+
+def help_text() -> str:
+    """What ``start`` and ``batch`` do, and their options with those of features."""
+    words = ((f"       {row.name} {row.metavar}".ljust(27), row.help) for row in feature_flags().values())
+    more = "".join(f"{word} {text}\n" if len(word) == 27 else f"{word}\n{'':28}{text}\n" for word, text in words)
+    return HELP.replace("       --explain ", f"{more}       --explain ")
+
+
+class FeatureFlag(Frozen):
+    """An option of ``start`` that a feature has; a flag has no metavar.
+
+    ``change`` gets the settings and the value. ``describe`` gets the value, and returns a description of the start.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    change: Callable[[Settings, str], Settings] | None = None
+    describe: Callable[[str], StartDescription] | None = None
+
+
+def feature_flags() -> dict[str, FeatureFlag]:
+    """The options of features."""
+    from enroot_py.base.features import plugged
+
+    return {row.name: row for feature in plugged("flags") for row in feature.FLAGS}
 
 
 class Options:
@@ -70,9 +113,8 @@ class Options:
     __slots__ = (
         "devices",
         "env",
-        "environment",
+        "of_features",
         "file",
-        "lock",
         "mounts",
         "conf",
         "rc",
@@ -85,9 +127,8 @@ class Options:
     def __init__(self) -> None:
         self.devices: list[str] = []
         self.env: list[str] = []
-        self.environment: list[str] = []
-        self.file: StartFile | None = None
-        self.lock: list[str] = []
+        self.file: StartDescription | None = None
+        self.of_features: list[tuple[FeatureFlag, str]] = []
         self.mounts: list[str] = []
         self.conf: list[str] = []
         self.rc: list[str] = []
@@ -100,21 +141,17 @@ class Options:
 FLAGS = {
     "-r": "remap_root",
     "--root": "remap_root",
-    "--join": "join",
     "-w": "rootfs_writable",
     "--rw": "rootfs_writable",
     "--pid": "unshare_pid",
     "--net": "unshare_net",
     "--ipc": "unshare_ipc",
     "--uts": "unshare_uts",
-    "--slurm": "slurm",
 }
 VALUES = {
     "--device": "devices",
     "-e": "env",
     "--env": "env",
-    "--environment": "environment",
-    "--lock": "lock",
     "-m": "mounts",
     "--mount": "mounts",
     "-c": "conf",
@@ -149,35 +186,56 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
         if name in FLAGS and not equals:
             options.changes[FLAGS[name]] = True
         elif name in VALUES:
-            if not equals and rest:
-                value = rest.pop(0)
-            if not value:
-                raise mistake(verb, f"option {name} needs a value")
-            getattr(options, VALUES[name]).append(value)
+            getattr(options, VALUES[name]).append(_value(verb, name, value, [] if equals else rest))
         elif word == "--explain":
             options.explain = True
         else:
-            meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, "--explain", "--help")])
-            raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
+            row = _feature_flag(verb, word, name)
+            text = _value(verb, name, value, [] if equals else rest) if row.metavar else ""
+            options.of_features.append((row, text))
     if rest:
         options.target, options.command = rest[0], tuple(rest[1:])
-    elif not options.environment or verb == "batch":  # its image may be in the file
+    elif verb == "batch" or not described_by(options):  # its image may be in the description
         raise mistake(verb, f"{verb} needs {'a configuration script' if verb == 'batch' else _TARGET}")
     return options
 
 
-def read_environment(options: Options, verb: str) -> None:
-    """Read the environment file of a start: where it says the image, all words are the command. Raises PenrootError."""
-    if verb == "batch":
-        raise mistake(verb, "batch takes no --environment", "its script says what to start")
-    from enroot_py.cli import startfile
+def _value(verb: str, name: str, value: str, rest: list[str]) -> str:
+    """The value of an option, perhaps the first of the ``rest``, which is taken. Raises UsageError."""
+    value = rest.pop(0) if rest else value
+    if not value:
+        raise mistake(verb, f"option {name} needs a value")
+    return value
 
-    options.file = startfile.StartFile(startfile.read(options.environment[-1]))
+
+def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
+    """The option of a feature. Raises UsageError."""
+    rows = feature_flags()
+    row = rows.get(name)
+    if row is None or not row.metavar and word != name:
+        meant = nearest(name[2:], [known[2:] for known in (*FLAGS, *VALUES, *rows, "--explain", "--help")])
+        raise mistake(verb, f"unknown option: {word}", _ELSEWHERE.get(name, meant and f"did you mean --{meant}?"))
+    return row
+
+
+def described_by(options: Options) -> tuple[FeatureFlag, str] | None:
+    """The option that describes the start, and its value; the last one counts."""
+    return next(((row, value) for row, value in reversed(options.of_features) if row.describe), None)
+
+
+def read_description(options: Options, verb: str) -> None:
+    """Read the description of a start: where it says the image, all words are the command. Raises PenrootError."""
+    row, value = described_by(options) or (None, "")
+    if row is None or row.describe is None:
+        return
+    if verb == "batch":
+        raise mistake(verb, f"batch takes no {row.name}", "its script says what to start")
+    options.file = row.describe(value)
     if options.file.target:
         words = (options.target, *options.command) if options.target else ()
         options.target, options.command = options.file.target, words
     elif not options.target:
-        raise mistake(verb, f"start needs {_TARGET}", f"{options.environment[-1]} says none")
+        raise mistake(verb, f"start needs {_TARGET}", f"{value} says none")
 
 
 def mistake(verb: str, message: str, hint: str = "") -> UsageError:
@@ -192,8 +250,8 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options is None:
         sys.stdout.write(usage(verb))
         return
-    if options.environment:
-        read_environment(options, verb)
+    if options.of_features:
+        read_description(options, verb)
     settings = read_settings(options, batch=batch)
     superuser = namespaces.privileged(settings)  # asked now: inside, root of a user namespace looks like root
     if options.explain:
@@ -207,13 +265,18 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
             "ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, by which the MPI launcher reaches this rank",
             hint="set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is no rank",
         )
-    with Recording("start", settings.events):
+    with Recording("start", settings):
         container = enter_shared(settings, options) if joins(settings) else enter_own(settings, options)
+    execute(container, settings, options.command, superuser=superuser)
+
+
+def execute(container: Container, settings: Settings, command: tuple[str, ...], *, superuser: bool) -> NoReturn:
+    """Give up what the program must not have, and become it. Raises CommandError, ContainerError, NamespaceError."""
     if settings.close_descriptors:
         close_descriptors(container.environ)
     if not superuser:
         namespaces.confine(remap_root=settings.remap_root)
-    container.execute(options.command)
+    container.execute(command)
 
 
 def enter_own(settings: Settings, options: Options) -> Container:
@@ -243,8 +306,8 @@ def read_settings(options: Options, *, batch: bool) -> Settings:
         log.warn(line)
     if options.file:
         settings = options.file.settings(settings)
-    if options.lock:
-        settings = settings.replace("--lock", lock=os.path.abspath(options.lock[-1]))
+    for row, value in options.of_features:
+        settings = row.change(settings, value) if row.change else settings
     if options.changes:
         settings = settings.replace("command line", **options.changes)
     return settings.with_devices(options.devices, "command line")
@@ -288,12 +351,8 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Whether this start shares a container. Raises UsageError."""
-    if settings.join == "auto":
-        return settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
-    if settings.join == "yes" and settings.unshare_pid:
-        raise UsageError("--join and --pid exclude each other", hint="processes of one's own end with the first")
-    return settings.join == "yes"
+    """Whether this start shares a container. One with processes of its own would end with the first rank."""
+    return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 
 def enter_shared(settings: Settings, options: Options) -> Container:

@@ -13,15 +13,13 @@ import enroot_py
 from enroot_py import ENROOT_VERSION, __version__, called_as
 from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
-from enroot_py.cli import locks
+from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, shown_json, synopsis, there, usage
-from enroot_py.cli.env import env
+from enroot_py.cli.commands import CONTEXT, Commands, changed, shown_json, synopsis, there, usage
 from enroot_py.cli.logins import login, logout
-from enroot_py.cli.ssh import ssh_config, ssh_key, ssh_proxy
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
-from enroot_py.config.table import SETTINGS, slips
+from enroot_py.config.table import all_settings, slips
 from enroot_py.runtime import hooks
 from enroot_py.store import containers
 
@@ -89,14 +87,10 @@ def command(function: Callable[..., None]) -> click.Command:
 _force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
 
 
-_lock = click.option("--lock", callback=there, metavar="FILE", help="Lock file that says which digest a tag is.")
-
-
-def loaded(*, force: bool = False, lock: str | None = None) -> Settings:
-    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE and --lock over ENROOT_LOCK."""
-    options = settings.load()
-    options = options.replace("--force", force_override=True) if force else options
-    return options.replace("--lock", lock=os.path.abspath(lock)) if lock else options
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE, and options of features over theirs."""
+    options = changed(settings.load())
+    return options.replace("--force", force_override=True) if force else options
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -112,9 +106,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
 @_force
-@_lock
 @click.argument("uri")
-def import_(arch: str | None, output: str | None, ensure: bool, force: bool, lock: str | None, uri: str) -> None:
+def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
 
     URI is docker://[USER[:PASSWORD]@][REGISTRY#]IMAGE[:TAG][@DIGEST], oci:DIR[:TAG],
@@ -122,19 +115,18 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, loc
     """
     from enroot_py.cli import images
 
-    images.import_(uri, output, loaded(force=force, lock=lock), arch, ensure=ensure)
+    images.import_(uri, output, loaded(force=force), arch, ensure=ensure)
 
 
 @command
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
-@_lock
 @click.argument("image")
-def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
+def create(name: str | None, force: bool, image: str) -> None:
     """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
     from enroot_py.registry import reference
 
-    options = loaded(force=force, lock=lock)
+    options = loaded(force=force)
     if reference.is_uri(image):
         _create_from(image, name, options, None)
         return
@@ -149,11 +141,10 @@ def create(name: str | None, force: bool, lock: str | None, image: str) -> None:
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
 @_force
-@_lock
 @click.argument("uri")
-def load(arch: str | None, name: str | None, force: bool, lock: str | None, uri: str) -> None:
+def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
     """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
-    _create_from(uri, name, loaded(force=force, lock=lock), arch)
+    _create_from(uri, name, loaded(force=force), arch)
 
 
 def _create_from(uri: str, name: str | None, options: Settings, arch: str | None) -> None:
@@ -179,22 +170,15 @@ def digest(arch: str | None, uri: str) -> None:
 
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
-@click.option("--signatures", is_flag=True, help="Show who has signed an image of a registry, and which rules want it.")
 @click.argument("image")
-def inspect(arch: str | None, signatures: bool, image: str) -> None:
+def inspect(arch: str | None, image: str) -> None:
     """Show an image as JSON: digests, layers with their sizes, config. Nothing is unpacked.
 
     IMAGE is a URI as import takes it, the name of a container, or a squashfs file.
     """
     from enroot_py.cli import images
 
-    if signatures:
-        from enroot_py.cli import signed
-
-        shown = signed.inspect(image, loaded(), arch)
-    else:
-        shown = images.inspect(image, loaded(), arch)
-    click.echo(shown_json(shown))
+    click.echo(shown_json(images.inspect(image, loaded(), arch)))
 
 
 @command
@@ -314,18 +298,14 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
         click.Option([*names, attribute], is_flag=attribute in flags) for attribute, names in spellings.items()
     ]
     options.append(click.Option(["--explain"], is_flag=True))
+    options += [click.Option([row.name], is_flag=not row.metavar) for row in start.feature_flags().values()]
     rest = click.Argument(["words"], nargs=-1)
     return click.Command(name, callback=never, params=[*options, argument, rest], help=text)
 
 
 penroot.add_command(cache)
-penroot.add_command(env)
-penroot.add_command(locks.lock)
 penroot.add_command(login)
 penroot.add_command(logout)
-penroot.add_command(ssh_config)
-penroot.add_command(ssh_key)
-penroot.add_command(ssh_proxy)
 penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
@@ -375,10 +355,10 @@ def info() -> None:
 
 def _info_of_enroot(options: Settings) -> None:
     """The same in enroot's form, which scripts read: what is off is not there."""
-    site = settings.sysconf_path()
+    site, known = settings.sysconf_path(), all_settings()
     variables = {
         **{variable: text for variable, text, _ in options.everything() if variable.startswith("ENROOT_")},
-        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in SETTINGS},
+        **{key: text for key, text in os.environ.items() if key.startswith("ENROOT_") and key not in known},
         "ENROOT_LIBRARY_PATH": hooks.STANDARD,
         "ENROOT_SYSCONF_PATH": site,
         "ENROOT_VERSION": ENROOT_VERSION,
@@ -387,7 +367,7 @@ def _info_of_enroot(options: Settings) -> None:
     click.echo(f"Config file: {site}/enroot.conf")
     click.echo("\nEnvironment variables:")
     for variable, text in sorted(variables.items()):
-        setting = SETTINGS.get(variable)
+        setting = known.get(variable)
         if setting is None or not setting.kind.startswith("bool") or setting.parse(text):
             click.echo(f"  {variable}={text}")
 
@@ -416,7 +396,8 @@ def fabric(environment: str | None, name: str | None) -> None:
     from enroot_py.cli import start
 
     options = start.Options()
-    options.environment = [environment] if environment else []
+    describing = (row for row in start.feature_flags().values() if row.describe)
+    options.of_features = [(row, environment) for row in describing if environment]
     options.target = name or ""
     report.report(options)
 
@@ -441,3 +422,7 @@ def help_(ctx: click.Context, verb: str | None) -> None:
     else:
         assert ctx.parent is not None
         click.echo(ctx.parent.get_help())
+
+
+for feature in plugged("verbs"):
+    feature.add(penroot)

@@ -116,6 +116,11 @@ def _too_large(path: str) -> ConfigError:
     return ConfigError(f"{path} is larger than {_LARGEST >> 20} MiB", hint=_TEXT)
 
 
+def path_in(cwd: str, name: str) -> str:
+    """The path that a name has in a directory."""
+    return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
+
+
 def script(path: str) -> bytes:
     """A file that the user has named: regular, or a pipe of a shell's own, as of ``<(command)``. Raises OSError."""
     fd = os.open(path, _READ)

@@ -14,10 +14,10 @@ from enroot_py import LIBRARY
 from enroot_py.base import trusted
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import files
-from enroot_py.config.table import SETTINGS, UNUSED, Setting, Table, check_key
+from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# Where a container has what srun and its like need, and penroot too: runtime/slurm.py, c_shims/brought.h.
+# Where a container has what srun and its like need, and penroot too: features/slurm_inside, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
@@ -38,7 +38,12 @@ class Settings(Table):
     ) -> None:
         super().__init__(values)
         self._passed_on = passed_on or {}
-        self.policies = policies  # files that say which images are let in: registry/policy.py
+        self.policies = policies  # files that say which images are let in: store/policies.py
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether anything sets a setting of a feature."""
+        return len(self._values) > len(SETTINGS)
 
     @property
     def passed_on(self) -> dict[str, str]:
@@ -47,8 +52,8 @@ class Settings(Table):
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
         """Variable, value and origin of each setting, then of what is passed on to hooks."""
-        for variable, setting in SETTINGS.items():
-            yield variable, *self._values[setting.name]
+        for variable, setting in all_settings().items():
+            yield variable, *self._values.get(setting.name, (setting.default, "default"))
         for variable, (text, origin) in self._passed_on.items():
             yield variable, text, origin
 
@@ -89,7 +94,9 @@ def load(
     places = list(_places(environ, base))
     in_files = dict(_in_files(places, environ, base, in_job))
     values = {}
-    for variable, setting in SETTINGS.items():
+    others = (key for key in (*environ, *in_files, *(directives or ())) if key.startswith("ENROOT_"))
+    known = SETTINGS if all(key in SETTINGS or key in FIXED or key in UNUSED for key in others) else all_settings()
+    for variable, setting in known.items():
         if directives and variable in directives:
             value = directives[variable]
         elif environ.get(variable):  # an empty one is an unset one, as for enroot
@@ -98,8 +105,10 @@ def load(
             value = in_files[variable]
         elif "$" in setting.default:
             value = expand(setting.default, base), "default"
-        else:  # a test has parsed it
+        elif variable in SETTINGS:  # a test has parsed it
             values[setting.name] = setting.default, "default"
+            continue
+        else:  # of a feature: see FeatureTable
             continue
         _check(setting, *value)
         values[setting.name] = value
@@ -112,7 +121,7 @@ def load(
     if private == "auto":  # root could open the host's disks; with allow_superuser, root asks for that
         superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
         values["restrict_dev"] = "yes" if os.geteuid() == 0 and not superuser else "no", f"auto, {origin}"
-    passed_on = {key: value for key, value in in_files.items() if key not in SETTINGS and key not in UNUSED}
+    passed_on = {key: value for key, value in in_files.items() if key not in known and key not in UNUSED}
     return Settings(values, passed_on, _policies(places, environ))
 
 

@@ -20,13 +20,17 @@ _LONGEST = 1024  # bytes of a path: what lies beneath has to fit into PATH_MAX
 
 
 class Setting:
-    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written."""
+    """One row of a table: an attribute of its settings, with a default and a meaning, that knows how it is written.
+
+    An ``annotated`` one is an annotation com.pyxis.NAME of environment files, too.
+    """
 
     kind = "str"
 
-    def __init__(self, default: str, doc: str) -> None:
+    def __init__(self, default: str, doc: str, *, annotated: bool = False) -> None:
         self.default = default
         self.doc = doc
+        self.annotated = annotated
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -194,14 +198,14 @@ class Rows:
         self._values = values  # by name: text and origin
 
     def text(self, setting: Setting) -> str:
-        return self._values[setting.name][0]
+        return self._values.get(setting.name, (setting.default,))[0]
 
     def origin(self, setting: Setting) -> str:
-        return self._values[setting.name][1]
+        return self._values.get(setting.name, ("", "default"))[1]
 
 
 class Table(Rows):
-    """A row for each setting."""
+    """A row for each setting of the core."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "where a start keeps its working mounts")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "configuration and credentials of the user")
@@ -224,7 +228,6 @@ class Table(Rows):
     squash_options = Text("-comp lz4", "options given to mksquashfs")
     max_processors = Int("0", "worker processes and mksquashfs threads; 0: the CPUs of the affinity mask")
     max_connections = Int("10", "parallel downloads")
-    lock = Place("", "lock file that says which digest each tag is, and which tags there are: penroot-lock(1)")
     connect_timeout = Int("30", "seconds to wait for a connection")
     transfer_timeout = Int("0", "seconds that one download may take; 0: no limit")
     transfer_retries = Int("3", "how often a failed transfer is tried again")
@@ -272,23 +275,37 @@ class Table(Rows):
     mpi = Bool("yes", "let ranks of mpirun and srun find each other: their launcher's variables and session directory")
     join = Choice(
         "auto",
-        "share one container with equal starts by the same process while they run; auto: ranks of MPI do",
-        *("auto", "yes", "no"),
+        "share one container among the MPI ranks of a launcher on a node while they run; no: each has its own",
+        *("auto", "no"),
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
-    slurm = Bool("no", "give containers the node's srun, sbatch, squeue and their like, in whatever distribution")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
     bundle_all = Bool("no", "let bundles take the user's configuration along")
     bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
-    events = Place(
-        "",
-        "where pulls, creations, starts and steps are recorded, a line of JSON each; in a directory that is UID.jsonl",
-        *("journald", "syslog"),
-    )
     force_override = Bool("no", "overwrite what exists")
 
 
-SETTINGS: dict[str, Setting] = {s.variable: s for s in vars(Table).values() if isinstance(s, Setting)}
+class FeatureTable(Rows):
+    """A row for each setting of a feature; a base class."""
+
+    def __init__(self, settings: Rows) -> None:
+        super().__init__(settings._values)
+
+
+def rows(table: type[Rows]) -> dict[str, Setting]:
+    """The settings of a table, by their variables."""
+    return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
+
+
+SETTINGS = rows(Table)  # of the core
+
+
+def all_settings() -> dict[str, Setting]:
+    """The settings of the core, then those of the features."""
+    from enroot_py.base.features import plugged
+
+    return {**SETTINGS, **{variable: row for each in plugged("settings") for variable, row in each.SETTINGS.items()}}
+
 
 # Settings of enroot that penroot does not need. They are no error: sites' files have them.
 UNUSED = {
@@ -298,7 +315,7 @@ UNUSED = {
 # Variables that no file sets.
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Where penroot itself is: a file that it finds there cannot move it.
-_FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
+FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
 # Keys of enroot.conf that are not settings of ours but reach hooks and clients.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
@@ -309,9 +326,9 @@ def check_key(key: str, origin: str) -> None:
 
     Other ENROOT_* are the site's own, for its hooks.
     """
-    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES:
+    if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES or key in all_settings():
         return
-    if key in _FIXED:
+    if key in FIXED:
         raise ConfigError(f"{origin}: {key} cannot be set in a file", hint="set it in the environment")
     if not key.startswith("ENROOT_") or not key.removeprefix("ENROOT_").replace("_", "A").isalnum():
         raise ConfigError(f"{origin}: unknown key {key!r}", hint="keys are ENROOT_*, MELLANOX_*, NVIDIA_*, proxies")
@@ -321,13 +338,17 @@ def check_key(key: str, origin: str) -> None:
 
 def slips(environ: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is nearly one of ours."""
-    known = (*SETTINGS, *_MORE, *_FIXED)
+    known = (*SETTINGS, *_MORE, *FIXED)
     unknown = [key for key in environ if key.startswith(("ENROOT_", "PENROOT_")) and key not in known]
+    if unknown:
+        of_features = all_settings()
+        unknown = [key for key in unknown if key not in of_features]
     return [f"ignoring {key}: did you mean {meant}?" for key in unknown if (meant := _meant(key))]
 
 
 def _meant(key: str) -> str:
     """The variable that ``key`` may be a slip of, or ""."""
     prefix, _, word = key.partition("_")
-    name = nearest(word, [name.partition("_")[2] for name in (*SETTINGS, *_MORE) if name.startswith(prefix)])
+    known = (*all_settings(), *_MORE)
+    name = nearest(word, [name.partition("_")[2] for name in known if name.startswith(prefix)])
     return f"{prefix}_{name}" if name else ""

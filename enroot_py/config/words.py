@@ -195,21 +195,28 @@ def _user_name() -> str:
         return str(_ids()[0])
 
 
+def true_or_false(text: str) -> bool | None:
+    """Return the value of ``true`` or ``false``, the words of TOML; None for "". Raises ValueError for other words."""
+    word = text.strip().lower()
+    if word not in ("true", "false", ""):
+        raise ValueError(word)
+    return word == "true" if word else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that ``word`` may be a slip of, up to two letters apart, or one in a short word; "" for none."""
-    beyond = 3 if len(word) > 4 else 2
+    """Return the known word that ``word`` may be a typo of; "" for none."""
     letters = set(word)
-    # A letter that is changed makes a difference of two to the sets, and counting those costs next to nothing.
-    alike = (name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5)
-    best = min(((_distance(word, name), name) for name in alike), default=(3, ""))
-    return best[1] if best[0] < beyond else ""
+    # A letter that is changed makes a difference of two to the sets. Counting them is quick, importing difflib is not.
+    alike = [name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5]
+    if not alike:
+        return ""
+    import difflib
 
+    matcher = difflib.SequenceMatcher(b=word)
 
-def _distance(a: str, b: str) -> int:
-    """Letters to insert, remove or replace (Levenshtein)."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        previous, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
-    return row[-1]
+    def difference(name: str) -> float:
+        matcher.set_seq1(name)
+        return 1 - matcher.ratio()
+
+    least, name = min((difference(name), name) for name in alike)
+    return name if least <= (0.25 if len(word) > 2 else 0.5) else ""  # a letter of four, or of two

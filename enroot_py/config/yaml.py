@@ -21,10 +21,11 @@ from collections.abc import Iterator
 import yaml
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.table import SETTINGS, check_key
+from enroot_py.config.table import all_settings, check_key
 from enroot_py.config.words import nearest
 
-_NAMES = {setting.name: variable for variable, setting in SETTINGS.items()}
+_SETTINGS = all_settings()
+_NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
 _SEPARATORS = {"devices": ","}
 
 
@@ -46,10 +47,10 @@ def _settings(path: str, root: yaml.Node) -> Iterator[tuple[str, int, str]]:
         if name == "environment":
             for variable, text in _pairs(path, value):
                 origin = f"{path}:{variable.start_mark.line + 1}"
-                if variable.value in SETTINGS:
+                if variable.value in _SETTINGS:
                     raise ConfigError(
                         f"{origin}: {variable.value} is a setting",
-                        hint=f"write {SETTINGS[variable.value].name} outside of environment",
+                        hint=f"write {_SETTINGS[variable.value].name} outside of environment",
                     )
                 check_key(variable.value, origin)
                 yield variable.value, variable.start_mark.line + 1, _scalar(path, text)

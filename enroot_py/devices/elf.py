@@ -16,7 +16,7 @@ from struct import unpack_from
 from enroot_py.base.frozen import Frozen
 
 _NATIVE = 1 if sys.byteorder == "little" else 2
-_ET_DYN, _PT_LOAD, _PT_DYNAMIC = 3, 1, 2
+_ET_DYN, _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 3, 1, 2, 3
 _NEEDED, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 6, 10, 14, 15, 29
 _GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _BASE = 1  # VER_FLG_BASE: the entry that has the name of the file
@@ -189,3 +189,23 @@ class _ElfFile:
         names = (unpack_from("=I", entries, place)[0] for place in range(0, len(entries) - 23, 24))
         listed = (self._name(name) for name in names if self.strings.startswith(prefix, name))
         return list(islice(listed, _ENTRIES))
+
+
+def interpreter(path: str) -> str:
+    """Return the loader that a 64-bit program names: elf(5), PT_INTERP. Returns "" for any other file."""
+    try:
+        with open(path, "rb") as f:
+            head = f.read(64)
+            if head[:5] != b"\x7fELF\x02" or len(head) < 64:
+                return ""
+            start, size, count = (*unpack_from("Q", head, 32), *unpack_from("HH", head, 54))
+            f.seek(start)
+            table = f.read(size * count)
+            for at in range(0, size * count, size):
+                kind, _, offset, _, _, length = unpack_from("IIQQQQ", table, at)
+                if kind == _PT_INTERP:
+                    f.seek(offset)
+                    return os.fsdecode(f.read(length).rstrip(b"\0"))
+    except (OSError, StructError, ValueError):
+        pass  # it is not for this user, or cut
+    return ""

@@ -13,8 +13,8 @@ from enroot_py.base import log, trusted
 from enroot_py.base.errors import HookError
 from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
-from enroot_py.config.edf import truth
 from enroot_py.config.table import SETTINGS
+from enroot_py.config.words import true_or_false
 from enroot_py.devices import elf, ldcache
 from enroot_py.devices.edits import Host, shown
 from enroot_py.devices.elf import Elf, NotElf
@@ -100,7 +100,7 @@ def wanted(settings: Settings, host: Mapping[str, str]) -> list[Want]:
 def _flag(said: Mapping[str, str], name: str) -> bool | None:
     """What an annotation says, or None where there is none. Raises HookError."""
     try:
-        return truth(said.get(name, ""))
+        return true_or_false(said.get(name, ""))
     except ValueError as e:
         message = f"the annotation {name}={shown(str(e))} is no truth value"
         raise HookError(message, hint=f'{name} = "true"') from None

@@ -14,9 +14,10 @@ import time
 
 from enroot_py import __version__
 from enroot_py.base import errors, log
-from enroot_py.base.digests import is_digest
+from enroot_py.base.digests import Pin, is_digest
+from enroot_py.base.features import plugged
 from enroot_py.registry import site
-from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, is_local
+from enroot_py.registry.reference import DOCKER_HUB, MANIFEST_TYPES, LocalImage, is_local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,13 +219,20 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
     raise error
 
 
+def pin(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
+    """The digest that the settings pin a tag to; None where they pin none. Raises ConfigError."""
+    if not settings.is_extended or isinstance(reference, LocalImage) or reference.digest:
+        return None
+    for feature in plugged("pin"):
+        if known := feature.pin(reference, settings):
+            return known  # type: ignore[no-any-return]
+    return None
+
+
 def resolve(reference: Reference, settings: Settings, heard: Callable[[bool], None] = lambda asks: None) -> str:
     """The digest of a tag, or "" where its registry does not tell; ``heard``: see hurry(). Raises PenrootError."""
-    if settings.lock:
-        from enroot_py.registry import lockfile
-
-        pin = lockfile.read(settings.lock).pin(reference)
-        return pin.digest if pin else reference.digest
+    if known := pin(reference, settings):
+        return known.digest
     host = reference.registry
     if host != DOCKER_HUB and not site.rules(host, settings).mirrors:  # Docker's wants a token
         # Nothing secret is sent, and what speaks TLS says so: then the real client asks.

@@ -15,8 +15,7 @@ from enroot_py.base.fds import Fd
 from enroot_py.base.frozen import Frozen
 from enroot_py.config import files
 from enroot_py.config.settings import Settings, directories
-from enroot_py.config.table import SETTINGS
-from enroot_py.runtime import environ, etc, hooks, mounting, mounts, namespaces, rootfs
+from enroot_py.runtime import environ, etc, hooks, hostfiles, mounting, mounts, namespaces, rootfs
 from enroot_py.runtime.execute import Container, withhold
 
 TYPE_CHECKING = False
@@ -97,9 +96,9 @@ def enter(start: Start) -> Container:
     if own & linux.CLONE_NEWPID:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the process that waits sees what becomes of a server
     scratch = rootfs.make_scratch(settings)
-    first = hooks.look_outside(settings, start.host)
+    first = hooks.look_outside(settings, start.host) or not start.is_served
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else None
-    sysfs, follower = caller_sysfs(own), follow_host_files(start, own)
+    sysfs, follower = caller_sysfs(own), start_follower(start, [*(site.mounts if site else ()), *start.mounts], own)
     server, mount = serve(start, scratch)
     site = site or Site(start, uid, gid, start.source.mount_point(scratch))  # while the server of an image starts
     serve_data(start, [*site.mounts, *start.mounts], scratch)
@@ -133,7 +132,7 @@ def enter(start: Start) -> Container:
     image = image_scripts.exec()
     make_workdir(root, image, start.mounts)
     umask = log_in(start, context, umask)
-    bring_slurm(context, variables)
+    finish_features(context, variables)
     if start.source.lends:
         start.source.shared = rootfs.lend(site.mount_point)
     if not settings.rootfs_writable:
@@ -146,16 +145,23 @@ def enter(start: Start) -> Container:
     return Container(variables, image, login_shell=settings.login_shell)
 
 
-def follow_host_files(start: Start, own: int) -> int:
-    """Show later changes of /etc/resolv.conf and its like, if another process runs beside the container anyway.
+def start_follower(start: Start, fstab: Iterable[Mount], own: int) -> int:
+    """Let a process show the container later changes of host files, and report FUSE servers that are killed.
 
-    Returns the process to reap, or 0. A step has its helper, and a writable container has copies.
+    Returns the process to reap, or 0. A step has its helper. A writable container has copies of the host files. With
+    a PID namespace, the process that waits for the container reports its servers.
     """
-    if start.in_step or start.settings.rootfs_writable or not (start.is_served or own & linux.CLONE_NEWPID):
+    waits, servers = bool(own & linux.CLONE_NEWPID), {}
+    if start.in_step:
         return 0
-    from enroot_py.runtime import hostfiles
-
-    return hostfiles.follow(child=bool(own & linux.CLONE_NEWPID))
+    if not waits:
+        if start.is_served:
+            servers.update(dict.fromkeys([hostfiles.ROOT] * start.is_overlaid, "fuse-overlayfs"))
+            servers.update(dict.fromkeys([start.source.image] * bool(start.source.image), "squashfuse"))
+        servers.update((mount.source, "squashfuse") for mount in fstab if mount.fstype == mounting.SQUASHFS)
+    if start.settings.rootfs_writable and not servers:
+        return 0
+    return hostfiles.follow(child=waits, changes=not start.settings.rootfs_writable, servers=servers)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
@@ -168,8 +174,6 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
     if not (writable or all_files or targets):
         return system
-    from enroot_py.runtime import hostfiles
-
     return hostfiles.copied(system, hostfiles.FILES if writable or all_files else targets, scratch, writable=writable)
 
 
@@ -183,7 +187,7 @@ def serve(start: Start, scratch: str) -> tuple[Server | None, int]:
     if source.image:
         from enroot_py.runtime.squashfuse import Server
 
-        server = Server(source.image, superuser=start.superuser)
+        server = Server(source.image, superuser=start.superuser, offset=source.offset)
     if not start.is_overlaid:
         return server, -1
     from enroot_py.runtime import fuseoverlay
@@ -375,14 +379,15 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
     return umask
 
 
-def bring_slurm(context: hooks.Context, variables: Variables) -> None:
-    """Slurm's programs of the node, where they are asked for; last, so that no mount of the caller covers them."""
-    if context.settings.slurm:
-        from enroot_py.runtime import slurm
+def finish_features(context: hooks.Context, variables: Variables) -> None:
+    """Let features bring what no mount of the caller may cover."""
+    if not context.settings.is_extended:
+        return
+    from enroot_py.base.features import plugged
 
-        origin = context.settings.origin(SETTINGS["ENROOT_SLURM"])
-        slurm.bring(context, origin)
-        variables.note(origin)
+    for feature in plugged("start"):
+        if origin := feature.finish(context):
+            variables.note(origin)
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:

@@ -14,7 +14,7 @@ from _signal import SIG_IGN, SIG_SETMASK, pthread_sigmask, signal
 
 from enroot_py.base import linux, signals
 from enroot_py.base.errors import ContainerError
-from enroot_py.runtime import mounting, rootfs, squashfuse
+from enroot_py.runtime import hostfiles, mounting, rootfs, squashfuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def mount(source: Source, server: Server | None, scratch: str, *, writable: bool
         if failure:
             hint = "see whether it mounts these directories: " + ":".join(lowerdirs)
             raise ContainerError(f"{program} {failure}", hint=hint)
+        hostfiles.note_start(hostfiles.lifelines.get(hostfiles.ROOT, -1))
         return mount.keep()
 
 
@@ -106,10 +107,14 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
     if fuse != 3:
         os.dup2(fuse, 3)
     os.set_inheritable(3, True)
+    first = 4
+    if (lifeline := hostfiles.lifelines.get(hostfiles.ROOT, -1)) >= 0:
+        os.set_inheritable(os.dup2(lifeline, first), True)
+        first += 1
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    linux.close_range(4, _FIRST - 1, 0)
+    linux.close_range(first, _FIRST - 1, 0)
     linux.close_range(numbers[-1] + 1, 0xFFFFFFFF, 0)
     os.chdir("/")
     paths = [f"/proc/self/fd/{number}" for number in numbers]

@@ -1,14 +1,11 @@
-"""Host files in a container: copy them, or follow their changes.
-
-Not on the start path of a read-only container over layers, which has the files bound and no process beside it.
-"""
+"""Host files in a container: copy them, or follow their changes. On the start path."""
 
 from __future__ import annotations
 
 import os
 
 from enroot_py import LIBRARY
-from enroot_py.base import signals
+from enroot_py.base import linux, log
 from enroot_py.base.fds import Fd
 from enroot_py.runtime.mounting import Mount
 
@@ -17,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+ROOT = "the root file system"  # what fuse-overlayfs serves
+_MAX_SERVERS = 16  # of follow.c
+_DELAY_MS = 200  # a container that ends earlier needs no process, whose start takes 4 % of its time
 _PROGRAM = "penroot-follow"
+_PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 
 
 def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, writable: bool) -> list[Mount]:
@@ -46,12 +47,46 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
     return mounts
 
 
-def follow(*, child: bool) -> int:
-    """Let a process show the container of this process, or of a child, the files that replace FILES.
+def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
+    """Start the process that stays beside the container of this process, or of a child, until this process ends.
 
-    It ends with this process. To be called before any namespace is entered. Returns the process to wait for, or 0.
+    With ``changes``, it shows the container what replaces FILES. It prints a line if one of the FUSE ``servers`` is
+    killed: a mapping from what a server serves to its program. Call this before any namespace is entered. Returns the
+    process to wait for, or 0 if none can be started, as nothing depends on it.
     """
-    return _spawn(["--child"] * child, [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)])
+    options, fds = ["--child"] * child, []
+    try:
+        fds.append(os.pidfd_open(os.getpid()))
+        for served, program in [*servers.items()][:_MAX_SERVERS]:
+            end, lifelines[served] = os.pipe()
+            fds.append(end)
+            options += ["--server", f"[WARN] {log.printable(killed(program, served))}\n"]
+        options += _digests() if changes else []
+        delay_ms = 0 if servers or child else _DELAY_MS
+        return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms, orphan=True)
+    except OSError:  # no descriptor or process left
+        return 0
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+lifelines: dict[str, int] = {}  # pipes that only the server of a file, and this process, keep open
+
+
+def note_start(lifeline: int) -> None:
+    """Let the death of a server be reported, if a process waits for that at the other end of its ``lifeline``."""
+    try:
+        if lifeline >= 0:
+            os.write(lifeline, b"+")
+    except BrokenPipeError:
+        return
+
+
+def killed(program: str, served: str, how: str = "") -> str:
+    """Say that a FUSE server was killed."""
+    what = f"{program}, which served {served}, was killed{how} while the container ran"
+    return f"{what}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
@@ -60,20 +95,16 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
         return  # root that keeps its privileges
     import fcntl
 
-    # Out of the way of the numbers that the program expects.
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (lifetime, spaces["user"], spaces["mnt"])]
+    fds: list[int] = []
     try:
-        _spawn(["--spaces"], [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(high, (0, 3, 4), strict=True)])
+        for fd in (lifetime, spaces["user"], spaces["mnt"]):
+            fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
+        linux.start_background(_PATH, (_PROGRAM, "0", *_digests()), fds, 0, orphan=False)
     finally:
-        for fd in high:
+        for fd in fds:
             os.close(fd)
 
 
-def _spawn(options: list[str], actions: list[tuple[object, ...]]) -> int:
-    """Start the program with /dev/null as its output; return 0 if it cannot be started, as nothing depends on it."""
-    path = f"{LIBRARY}/libexec/{_PROGRAM}"
-    actions += [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
-    try:
-        return os.posix_spawn(path, [_PROGRAM, *options, *FILES], {}, file_actions=actions, setsigmask=signals.UNHEARD)
-    except OSError:  # not installed, or no process left
-        return 0
+def _digests() -> list[str]:
+    """Return the readable FILES, each before the digest of its text."""
+    return [word for path in FILES if (digest := linux.digest(path)) for word in (path, digest)]

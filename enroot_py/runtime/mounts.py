@@ -11,7 +11,6 @@ from __future__ import annotations
 from _collections_abc import Iterable, Iterator, Mapping
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.base.mountinfo import unescape
 from enroot_py.config.words import expand
 from enroot_py.runtime.mounting import BIND, IGNORED, KNOWN, SEPARATORS, TRUSTED, Mount, escape
 
@@ -49,7 +48,11 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
     try:
         # Not what else counts as a space in Unicode: a path may hold it.
         words = filter(None, line.replace("\t", " ").split(" "))
-        fields = [unescape(expand(word, literal)) for word in words]
+        fields = [expand(word, literal) for word in words]
+        if any("\\" in field for field in fields):
+            from enroot_py.base.mountinfo import unescape
+
+            fields = list(map(unescape, fields))
     except ValueError as e:
         raise ConfigError(f"{origin}: {e}") from None
     if "\0" in "".join(fields):

@@ -65,7 +65,6 @@ class Record:
         self._path = f"{self._directory}/ranks-{launcher}-{_started(launcher)}-{digest}"
         self._members: list[tuple[int, int, list[str]]] = []
         self._new_keyring = settings.unshare_keyring
-        self._alone = settings.join == "auto" and any(self._rank)
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             why = "" if locks.flock(self._fd) else _await_rank(self._fd)
@@ -82,7 +81,7 @@ class Record:
         except (EOFError, ValueError, TypeError):
             return None  # nobody has made one, or was killed while it said so
         self._members = [member for member in self._members if _started(member[0]) == member[1]]
-        if self._alone and any(rank == self._rank for _, _, rank in self._members):
+        if any(rank == self._rank for _, _, rank in self._members):
             self._members = []
             os.close(self._fd)
             self._fd = -1  # this rank has one, and wants another

@@ -34,6 +34,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """What a root file system is made of: directories from top to bottom, or one squashfs image.
 
+    The image begins at ``offset`` of its file, as in a bundle.
     ``changes`` is the directory of a container that keeps its changes, in ``upper`` there;
     without one a writable container keeps them in memory. ``shared`` is the detached mount
     of the same container where it runs already, or -1. If the container ``lends`` its root file
@@ -41,7 +42,7 @@ class Source:
     as its source, by which a container without a directory of its own is known.
     """
 
-    __slots__ = ("name", "lowerdirs", "image", "directory", "changes", "shared", "lends", "label")
+    __slots__ = ("name", "lowerdirs", "image", "offset", "directory", "changes", "shared", "lends", "label")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Source:
         self.name = name
         self.lowerdirs = lowerdirs
         self.image = image
+        self.offset = 0
         self.directory = directory
         self.changes = changes
         self.shared = -1

@@ -16,9 +16,9 @@ from enroot_py.base import linux, log, signals
 from enroot_py.base.errors import ConfigError, HookError
 from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
-from enroot_py.config.table import SETTINGS, check_key
+from enroot_py.config.table import all_settings, check_key
 from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
-from enroot_py.runtime import environ, etc, hooks, mounts
+from enroot_py.runtime import environ, etc, hooks, mounts, namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Scripts:
         exported = {key: value for key, _, value in (record.partition("=") for record in records)}
         # Functions, and what is no name to a shell.
         exported.update((key, value) for key, value in before.items() if not environ.is_name(key))
-        for variable, setting in SETTINGS.items():
+        for variable, setting in all_settings().items():
             text = exported.get(variable, "")
             if text != before.get(variable, "") and (text or setting.kind.startswith("bool")):
                 try:
@@ -205,7 +205,7 @@ def _writable(variables: Mapping[str, str]) -> dict[str, str]:
 def _environ(context: hooks.Context, out: str) -> dict[str, str]:
     """The environment of a hook: the caller's, the settings, and where to look and to write."""
     exported = dict(context.host)
-    for variable, setting in SETTINGS.items():
+    for variable, setting in all_settings().items():
         text = context.settings.text(setting)
         if setting.kind.startswith("bool"):
             # A hook asks [ -n "${ENROOT_X-}" ], so that "no" must be nothing.
@@ -247,7 +247,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         if stderr >= 0:
             os.dup2(stderr, 2)
         signals.restore()
-        keep_capabilities()
+        namespaces.keep_capabilities()
         try:
             os.execve(argv[0], argv, variables)
         except OSError as e:
@@ -258,15 +258,6 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
     finally:
         os._exit(127)
-
-
-def keep_capabilities() -> None:
-    """Let a program that this process executes have its capabilities, capabilities(7) "ambient"."""
-    permitted = linux.capget_permitted()
-    linux.capset(permitted, permitted, permitted)
-    for capability in range(permitted.bit_length()):
-        if permitted >> capability & 1:
-            linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)
 
 
 def _read(path: str) -> str:

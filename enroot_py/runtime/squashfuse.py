@@ -6,10 +6,10 @@ import errno
 import os
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, pthread_sigmask, sigtimedwait
 
-from enroot_py.base import errors, linux, log, paths, proc, signals, superblock
+from enroot_py.base import carried, errors, linux, log, paths, proc, signals, superblock
 from enroot_py.base.errors import ImageError, NamespaceError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounting, rootfs
+from enroot_py.runtime import hostfiles, mounting, rootfs
 
 _TICK_S = 0.1
 _STOPPED_S = 3  # a server that is stopped for longer as it starts is given up
@@ -44,9 +44,10 @@ class Server:
     the caller goes on.
     """
 
-    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False) -> None:
+    def __init__(self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0) -> None:
         """Start it. Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
+        The image begins at ``offset`` of its file.
         ``opened`` is the descriptor of a data file, whose modes only a ``superuser`` has to obey. The files keep
         their owners for a superuser. Everybody else owns all files, as in an image that was unpacked.
         """
@@ -57,14 +58,16 @@ class Server:
         if opened < 0:
             _served = image
             errors.of_image = why
-        program = _program(image, opened, keeps_owners=superuser)
+        self._lifeline = hostfiles.lifelines.get(image, -1)
+        program = _program(image, opened, keeps_owners=superuser, offset=offset)
         device = open_device(INSTEAD)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_RDONLY
         with device as fuse:
             options = mount_options(fuse, checks_modes=superuser or opened < 0)
             self._mount = mounting.mount_filesystem("fuse.squashfuse", "squashfuse", options, attributes)
             try:
-                self._starter = _spawn([*program, image if opened < 0 else "/dev/fd/4", "/dev/fd/3"], fuse, opened)
+                command = [*program, image if opened < 0 else f"/dev/fd/{opened}", f"/dev/fd/{fuse}"]
+                self._starter = _spawn(command, {fuse, opened, self._lifeline})
             except OSError as e:
                 from enroot_py.base import filesystems
 
@@ -105,6 +108,8 @@ class Server:
 
                 hint = filesystems.OF_PROCESS[errno.EMFILE]
             self.failure = ImageError(f"cannot mount {self.image}: squashfuse failed", hint=hint)
+        else:
+            hostfiles.note_start(self._lifeline)
 
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Have it decompress a program that will run, while this process goes on.
@@ -155,11 +160,8 @@ def report_killed(image: str = "") -> None:
         name = proc.Stat(ended.si_pid).comm
         _, status = os.waitpid(ended.si_pid, 0)
         if os.WIFSIGNALED(status) and name in ("squashfuse", "squashfuse_ll", "fuse-overlayfs"):
-            what = image or _served or "the root file system"
-            log.warn(
-                f"{name}, which served {what}, was killed by signal {os.WTERMSIG(status)} while the container ran: "
-                "its programs could read no more files (out of memory? see --mem and dmesg)"
-            )
+            how = f" by signal {os.WTERMSIG(status)}"
+            log.warn(hostfiles.killed(name, image or _served or hostfiles.ROOT, how))
 
 
 def _fault() -> int | None:
@@ -228,27 +230,25 @@ def wait_for(starter: int) -> int:
         pthread_sigmask(SIG_SETMASK, before)
 
 
-def _spawn(command: list[str], fuse: int, file: int) -> int:
-    """Start a FUSE server that becomes a daemon; the process to wait for. ``fuse`` is its 3, and a ``file`` its 4.
+def _spawn(command: list[str], fds: set[int]) -> int:
+    """Start a FUSE server that becomes a daemon, with ``fds``, of which -1 is none; return the process to wait for.
 
     Not by fork(2), which costs a Python process a millisecond.
     """
-    # First the one whose number the other will get.
-    kept = sorted([(fuse, 3)] + [(file, 4)] * (file >= 0), key=lambda pair: pair[0] != 3)
-    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in kept]
-    actions += [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
+    actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     # The server must not keep a pipe of the caller open. POSIX_SPAWN_CLOSE fails for descriptors above the limit of
     # open files, posix_spawn(3).
-    inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 + len(kept) and _is_inheritable(fd)]
-    for fd in inherited:
-        os.set_inheritable(fd, False)
+    changed = [(fd, True) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_inheritable(fd)]
+    changed += [(fd, False) for fd in fds if fd >= 0]
+    for fd, inheritable in changed:
+        os.set_inheritable(fd, not inheritable)
     try:
         # Signals that end or stop the container must not reach its server.
         return os.posix_spawn(command[0], command, _ENVIRON, file_actions=actions, setsigmask=signals.UNHEARD)
     finally:
-        for fd in inherited:
-            os.set_inheritable(fd, True)
+        for fd, inheritable in changed:
+            os.set_inheritable(fd, inheritable)
 
 
 def _is_inheritable(fd: int) -> bool:
@@ -258,24 +258,26 @@ def _is_inheritable(fd: int) -> bool:
         return False
 
 
-def _program(image: str, opened: int, *, keeps_owners: bool) -> list[str]:
+def _program(image: str, opened: int, *, keeps_owners: bool, offset: int) -> list[str]:
     """Return the FUSE server for ``image`` with its options. Raises ImageError if none is installed.
 
     A user namespace of one user has no number for other owners: they would be nobody, whose directories overlayfs
     does not change, path_resolution(7).
     """
-    own: list[str] = []
+    own = ["-o", f"offset={offset}"] if offset else []
+    owner: list[str] = []
     if not keeps_owners:
         try:
             with Fd(os.open(image, os.O_RDONLY | os.O_CLOEXEC) if opened < 0 else os.dup(opened)) as file:
-                if not superblock.is_all_root(file):
-                    own = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
+                if not superblock.is_all_root(file, offset):
+                    owner = ["-o", f"uid={os.geteuid()},gid={os.getegid()}"]
         except OSError as e:
             raise ImageError(f"cannot read {image}: {e.strerror}") from e
     quick = installed("squashfuse_ll")
-    program = quick if not own or _takes_owner(quick) else installed("squashfuse")
+    program = quick if not owner or _takes_owner(quick) else installed("squashfuse")
     if program := program or installed("squashfuse"):
-        return [program, *own, *_KEEP_NAMES] if own and program != quick else [program, *own]
+        command = [*(carried.command(os.path.basename(program)) or [program]), *own, *owner]
+        return [*command, *_KEEP_NAMES] if owner and program != quick else command
     unpack = f"the image: penroot create {image}" if opened < 0 else f"it: unsquashfs {image}"
     raise ImageError(
         f"cannot mount {image}: squashfuse is not installed on {os.uname().nodename}",
@@ -294,6 +296,8 @@ def _takes_owner(program: str) -> bool:
 def installed(*names: str) -> str:
     """The first of these FUSE servers that there is, not by the PATH of a user; "" for none."""
     for name in names:
+        if command := carried.command(name):
+            return command[-1]
         for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
             if os.access(f"{directory}/{name}", os.X_OK):
                 return f"{directory}/{name}"

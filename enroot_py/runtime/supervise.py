@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import os
-from _signal import SIG_BLOCK, SIG_SETMASK, SIGCHLD, SIGKILL, SIGSTOP, pthread_sigmask, sigwaitinfo
+from _signal import (
+    SIG_BLOCK,
+    SIG_DFL,
+    SIG_SETMASK,
+    SIG_UNBLOCK,
+    SIGCHLD,
+    SIGKILL,
+    SIGSTOP,
+    pthread_sigmask,
+    signal,
+    sigwaitinfo,
+)
 
 from enroot_py.base import linux, signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _SI_KERNEL = 0x80  # sigaction(2)
 _LOOKS = 200  # at a program that runs, a millisecond each
@@ -49,6 +64,17 @@ def wait(child: int) -> int:
         caught = sigwaitinfo(signals.CATCHABLE)
         if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # not the kernel's: somebody has sent it
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
+
+
+def end(status: int) -> NoReturn:
+    """End as a child that wait() has seen end, by the same signal if it was one."""
+    if status > 128:
+        number = status - 128
+        if number in signals.CATCHABLE:
+            signal(number, SIG_DFL)
+            pthread_sigmask(SIG_UNBLOCK, (number,))
+        os.kill(os.getpid(), number)
+    os._exit(status)
 
 
 def _forward(child: int, number: int, *, from_kernel: bool) -> None:

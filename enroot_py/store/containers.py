@@ -11,7 +11,7 @@ import errno
 import os
 from _collections_abc import Callable
 
-from enroot_py.base import mountinfo, pack, trusted
+from enroot_py.base import pack, trusted
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.recording import Recording
 from enroot_py.config.settings import Settings
@@ -65,9 +65,9 @@ def admit_file(path: str, settings: Settings) -> str:
     """The real path of a squashfs file. Raises PolicyError where a policy does not let it in."""
     real = os.path.realpath(path)
     if settings.policies:
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        admission.check_file(real, settings)
+        policies.admission(settings).check_file(real, settings)
     return real
 
 
@@ -75,9 +75,9 @@ def admit_imported(uri: str, settings: Settings) -> None:
     """Raises PolicyError where a policy rejects an image that the site's own importer is about to bring."""
     if settings.policies:
         from enroot_py.registry import reference
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        admission.check_name(reference.parse(uri), settings, None, by_importer=True)
+        policies.admission(settings).check_name(reference.parse(uri), settings, None, by_importer=True)
 
 
 def of_image(name: str, image: Image) -> Source:
@@ -101,9 +101,9 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
             raise _not_ours(path) if records.text(f"{path}/{records.MARK}") else _damaged(path)
         if os.path.isdir(path):
             if settings.policies:
-                from enroot_py.store import admission
+                from enroot_py.store import policies
 
-                admission.check_directory(path, settings)
+                policies.admission(settings).check_directory(path, settings)
             return Source(name, directory=path)
         raise ContainerError(
             f"no such container: {shown(name)} in {settings.data_path}",
@@ -114,9 +114,9 @@ def open_container(name: str, settings: Settings, or_else: str = "") -> Source:
 
         fuseoverlay.settle(path)
     if settings.policies:
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        record = dict(admission.admitted(record, settings))
+        record = dict(policies.admission(settings).admitted(record, settings))
     if "squashfs" in record:
         return Source(name, image=record["squashfs"], changes=path)
     if "image" not in record:
@@ -221,7 +221,7 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
     from enroot_py.store.store import Store
 
     store = Store(layout.root_of(image))
-    with Recording("create", settings.events, container=name, image=uri, digest=layout.digest_of(image)):
+    with Recording("create", settings, container=name, image=uri, digest=layout.digest_of(image)):
         return _make(name, f"image {image}\nuri {uri}\n", settings, store.note_container, force=force)
 
 
@@ -265,7 +265,7 @@ def unpack(name: str, image: str, settings: Settings, *, force: bool = False) ->
 
     squashfs.check(image)
     real = admit_file(image, settings)
-    recorded = Recording("create", settings.events, container=name, image=image)
+    recorded = Recording("create", settings, container=name, image=image)
     with recorded, _New(name, settings, force=force) as temporary:
         unsquashfs.unpack(real, temporary, settings)
         if os.path.lexists(f"{temporary}/{records.MARK}"):
@@ -450,6 +450,8 @@ def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = Non
 
 def _mounted_beneath(directory: str) -> str:
     """A mount point in a directory, in this mount namespace: what is there is none of the directory's."""
+    from enroot_py.base import mountinfo
+
     path = os.path.realpath(directory)
     places = (mount.target for mount in mountinfo.read())
     return next((place for place in places if place == path or place.startswith(path + "/")), "")

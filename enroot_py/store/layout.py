@@ -7,7 +7,7 @@ Beneath its root, which only its owner can enter::
     images/DIGEST/head/fs,…         topmost tree: the files that make it an enroot image; index and sums beside it
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack, where images are one file, and its SHA-256: onefile.py
-    images/DIGEST/signatures/HASH   what an image of a repository was verified by, to do so again: admission.py
+    images/DIGEST/signatures/HASH   what an image of a repository was verified by, to do so again: features/trust
     images/DIGEST/file              of the copy of a squashfs file: where that is; see unpacked.py, received.py
     */DIGEST/boot                   while it may not be on the disk yet, then ``checked``: crash.py
     refs/NAME+ARCH                  what a name meant last: store.Name

@@ -3,7 +3,7 @@
 What it meant last is known of the store's refs. A digest goes on meaning that; of a tag the registry is asked for the
 digest that it has now. Where the image is stored it is used. Else its source (a registry, its mirrors, a file or an
 engine) is asked for the manifest, and fetch.py brings what the store lacks. What the reference means is remembered.
-Where there is a policy, admission.py says before all that, and before anything is unpacked, whether the image may be.
+Where there is a policy, policies.py asks before all that, and before anything is unpacked, whether the image may be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enroot_py.base import log, recording
 from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ImageError, PenrootError, RegistryError, Unreachable
 from enroot_py.base.recording import Recording
+from enroot_py.registry import tags
 from enroot_py.registry.platforms import architecture
 from enroot_py.registry.reference import ENGINES, LocalImage, Reference
 from enroot_py.store import layout
@@ -21,10 +22,11 @@ from enroot_py.store.store import Image, Name, Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from enroot_py.config.settings import Settings
     from enroot_py.registry.manifests import Manifest
     from enroot_py.registry.sources import ImageSource
-    from enroot_py.store.admission import Admission
     from enroot_py.swarm.guest import Invitation
     from enroot_py.swarm.source import SwarmSource
 
@@ -45,7 +47,7 @@ def pull(
     it means by now; without one a lock file of the settings says it. With an ``invitation`` nodes give
     the image to each other. The image is held: see Image.hold. Raises RegistryError, ImageError, ConfigError.
     """
-    with Recording("pull", settings.events, image=str(reference)):
+    with Recording("pull", settings, image=str(reference)):
         way = Pull(reference, settings, arch, pin, invitation)
         while True:
             image = way.image()
@@ -58,7 +60,7 @@ def digest(reference: Reference | LocalImage, settings: Settings, arch: str | No
     """The digest of the image that pull() would give, without pulling it. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
-    wanted = _pinned(reference, locked(reference, settings))
+    wanted = _pinned(reference, tags.pin(reference, settings))
     return open_source(wanted, settings).manifest(arch).digest
 
 
@@ -76,14 +78,14 @@ class Pull:
         self._reference = reference
         self._settings = settings
         self._arch = arch
-        self._pin = pin or locked(reference, settings)
+        self._pin = pin or tags.pin(reference, settings)
         self._wanted = _pinned(reference, self._pin)
         self._invitation = invitation
-        self._admission: Admission | None = None
+        self._admission: Any = None
         if settings.policies:
-            from enroot_py.store.admission import Admission
+            from enroot_py.store import policies
 
-            self._admission = Admission(reference, settings)
+            self._admission = policies.admission(settings).Admission(reference, settings)
         self._store = Store(settings.cache_path, create=True)
 
     def image(self) -> Image:
@@ -152,8 +154,6 @@ class Pull:
             return False
         if isinstance(self._reference, LocalImage):
             return self._reference.scheme in ENGINES and self._source().digest() == self._known.given
-        from enroot_py.registry import tags
-
         return tags.now(self._reference, self._known.base, self._settings) == self._known.given
 
     def _source(self, *, hurried: bool = False) -> ImageSource:
@@ -229,15 +229,6 @@ class Pull:
             hint = "leave out --arch, or name another image"
             raise ImageError(f"{self._reference} is for {its}, and for nothing else", hint=hint)
         log.warn(f"{self._reference} is for {its}, this machine is {wanted}")
-
-
-def locked(reference: Reference | LocalImage, settings: Settings) -> Pin | None:
-    """What the lock file of the settings says, if there is one. Raises ConfigError."""
-    if not settings.lock or isinstance(reference, LocalImage) or reference.digest:
-        return None
-    from enroot_py.registry import lockfile
-
-    return lockfile.read(settings.lock).pin(reference)
 
 
 def _pinned(reference: Reference | LocalImage, pin: Pin | None) -> Reference | LocalImage:

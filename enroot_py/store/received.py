@@ -30,9 +30,9 @@ def receive(name: str, digest: str, invitation: Invitation, settings: Settings) 
     Raises ImageError, RegistryError.
     """
     if settings.policies:
-        from enroot_py.store import admission
+        from enroot_py.store import policies
 
-        admission.check_file(name, settings)
+        policies.admission(settings).check_file(name, settings)
     arrival = _Arrival(name, digest, invitation, settings)
     while True:
         image = arrival.image()

@@ -8,13 +8,13 @@ from enroot_py.base import superblock
 from enroot_py.base.errors import ImageError
 
 
-def check(path: str) -> None:
+def check(path: str, offset: int = 0) -> None:
     """Look at the superblock. Raises ImageError for a file that is no squashfs image, or not all of one."""
     try:
         with open(path, "rb", buffering=0, opener=_open_at_once) as f:
-            wrong, way_out = superblock.fault(f.fileno())
+            wrong, way_out = superblock.fault(f.fileno(), offset)
             if not wrong:
-                wrong, way_out = superblock.compression_fault(f.fileno())
+                wrong, way_out = superblock.compression_fault(f.fileno(), offset)
     except OSError as e:
         missing = isinstance(e, (FileNotFoundError, NotADirectoryError))
         hint = f"it must exist on the node {os.uname().nodename}" if missing else "give a squashfs file of your own"

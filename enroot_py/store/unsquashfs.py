@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from enroot_py.base import filesystems, memory, run, workers
+from enroot_py.base import carried, filesystems, memory, run, workers
 from enroot_py.base.errors import ImageError
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import namespaces
@@ -44,17 +44,21 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (_TEXT, _TEXT))
 
 
-def unpack(path: str, directory: str, settings: Settings | None = None) -> None:
+def unpack(path: str, directory: str, settings: Settings | None = None, *, offset: int = 0) -> None:
     """Unpack an image into ``directory``, empty if it exists. Raises ImageError; OSError where it is full.
+
+    The image begins at ``offset`` of its file, as in a bundle, which carries the program.
 
     Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are left out. Root owns all
     files, unless ``settings`` let root keep its privileges in containers: other IDs are nobody's in a user namespace.
     """
-    check(path)
+    check(path, offset)
     _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
-    command = [run.find("unsquashfs", package="squashfs-tools"), "-no-progress", "-quiet", "-user-xattrs"]
+    program, environ = carried.command("unsquashfs"), {"PATH": "/usr/bin:/bin"}  # its libraries, no LD_PRELOAD
+    command = program or [run.find("unsquashfs", package="squashfs-tools")]
+    command += ["-no-progress", "-quiet", "-user-xattrs", *(["-offset", str(offset)] if offset else ())]
     command += ["-da", _QUEUE, "-fr", _QUEUE, "-processors", str(threads), "-force", "-dest", directory, path]
-    run_tool(command, path, tolerate=_are_devices, warnings=True)
+    run_tool(command, path, tolerate=_are_devices, warnings=True, environ=environ if program else None)
     _settle(directory, take=os.geteuid() == 0 and not (settings and namespaces.privileged(settings)))
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
 _LONGER = 20.0  # seconds until it has asked the registry
 _STUCK = 180.0  # seconds without a byte
+_NOTICE_AFTER_S = 4.0
 _LOOK = 0.01  # seconds between two looks at what has come
 
 
@@ -103,6 +104,7 @@ class Guest(ABC):
         tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
         tracker.most = LONG
         why = "it does not answer"
+        notice = time.monotonic() + _NOTICE_AFTER_S
         until = time.monotonic() + _PATIENCE
         answer: dict[str, object] = {}
 
@@ -121,6 +123,10 @@ class Guest(ABC):
             tracker.say({"is": "Come", "lacks": lacks})
 
         def tick(now: float) -> None:
+            nonlocal notice
+            if lacks and now >= notice:
+                notice = math.inf
+                log.info(f"waiting for the tracker {tracker.host}, which asks the registry for the image")
             loop.running = loop.running and now < until
 
         tracker.heard, tracker.gone, tracker.ready, loop.tick = heard, gone, ready, tick
@@ -181,6 +187,7 @@ class Incoming:
         self._spool, self._number = spool, number
         self._at = 0
         self._seen, self._since = -1, 0.0  # bytes of all blobs, and since when there are no more
+        self._noticed = False
         self._other = instead
         self._instead: Blob | None = None
         self._end = select.poll()  # of the process that is the peer
@@ -222,4 +229,12 @@ class Incoming:
         seen, now = self._spool.all_there(), time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
+        if now > self._since + _NOTICE_AFTER_S and not self._noticed and self._is_first():
+            self._noticed = True
+            log.info(f"waiting for other nodes: no byte of the image for {_NOTICE_AFTER_S:.0f} s")
         return now > self._since + _STUCK
+
+    def _is_first(self) -> bool:
+        """Whether this is the first blob that lacks bytes: each has a process, and one of them reports."""
+        spool = self._spool
+        return self._number == min(n for n in (self._number, *spool.lacking) if spool.there(n) < spool.sizes[n])

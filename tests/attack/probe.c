@@ -107,18 +107,18 @@ static const struct {
 	const char *name;
 	long (*call)(int fd, unsigned long request, char *c);
 } calls[] = {
-	{"native", ioctl_native},
-	{"high", ioctl_high},
+	{ "native", ioctl_native },
+	{ "high", ioctl_high },
 #ifdef __x86_64__
-	{"x32", ioctl_x32},
-	{"i386", ioctl_i386},
+	{ "x32", ioctl_x32 },
+	{ "i386", ioctl_i386 },
 #endif
 };
 
 /* Each call in a child: a kernel without the calls of i386 kills it. "open" unless the error is EPERM. */
 static void terminal(void)
 {
-	static const unsigned long requests[] = {TIOCSTI, TIOCLINUX};
+	static const unsigned long requests[] = { TIOCSTI, TIOCLINUX };
 	int fd = open("/dev/tty", O_RDWR | O_NONBLOCK);
 
 	if (fd < 0)

@@ -12,18 +12,18 @@ import pytest
 
 from pyxis_py import cli
 from pyxis_py.header import c_header
+from tests.installation import LIBRARY
 from tests.slurm.lab import Lab
 from tests.slurm.steps import HELPER, IMAGE, ON_N1, end, expect, on_node, refused, sbatch, sh, srun
 
 
 @pytest.fixture
 def sanitized(lab: Lab, tmp_path: pathlib.Path) -> Iterator[Lab]:
-    library = f"{os.environ.get('PENROOT_PREFIX', '/opt/penroot')}/lib/penroot"
-    plugin = f"{library}/sanitized-{os.getpid()}.so"
+    plugin = f"{LIBRARY}/sanitized-{os.getpid()}.so"
     (tmp_path / "options.h").write_text(c_header())
     sources = cli.source_directory()
     includes = (tmp_path, sources, os.path.dirname(sources), cli.find_slurm(None))
-    defines = ('-DPENROOT_PYTHON="/usr/bin/python3"', f'-DPENROOT_LIB="{library}"')
+    defines = ('-DPENROOT_PYTHON="/usr/bin/python3"', f'-DPENROOT_LIB="{LIBRARY}"')
     sanitizers = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     files = cli.sources_in(sources)
     subprocess.run(

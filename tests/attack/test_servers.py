@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import User, require
+from tests.kernel.conftest import User, require, squashed
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, sh, srun
 
@@ -36,6 +36,12 @@ def rootfs(rootfs: pathlib.Path, spy: pathlib.Path, user: User) -> pathlib.Path:
     shutil.copy(spy, rootfs / "bin/spy")
     user.own(user.data)
     return rootfs
+
+
+@pytest.fixture
+def image(user: User, rootfs: pathlib.Path) -> pathlib.Path:
+    """The squashfs image of a container with the spy."""
+    return squashed(user, rootfs)
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_no_variable_takes_the_policy_of_the_site_away(user: User, registry: Ser
         {"ENROOT_SYSCONF_PATH": "", "HOME": "/none", "XDG_CONFIG_HOME": str(own)},
     ):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)
-        assert "is rejected by /etc/enroot/policy.json:1 (default)" in done.stderr and done.stdout == ""
+        assert "is rejected by /etc/enroot/policy.json: default[0] (default)" in done.stderr and done.stdout == ""
     lower.chmod(0o700)  # whether there is a policy, he cannot see
     for env in ({}, {"ENROOT_SYSCONF_PATH": str(own)}):
         done = user.penroot("start", image, "cat", "/number", status=1, env=env, prefix=namespace)

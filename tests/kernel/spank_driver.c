@@ -115,14 +115,30 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 	va_start(arguments, item);
 	void *to = va_arg(arguments, void *);
 	switch (item) {
-	case S_JOB_UID: *(uid_t *)to = uid; break;
-	case S_JOB_GID: *(gid_t *)to = uid; break;
-	case S_JOB_ID: *(uint32_t *)to = 7; break;
-	case S_JOB_STEPID: *(uint32_t *)to = step_id; break;
-	case S_JOB_LOCAL_TASK_COUNT: *(uint32_t *)to = tasks ? tasks : 1; break;
-	case S_JOB_TOTAL_TASK_COUNT: *(uint32_t *)to = tasks; break;
-	case S_TASK_EXIT_STATUS: *(int *)to = exit_status; break;
-	case S_JOB_ENV: *(char ***)to = job_env; break;
+	case S_JOB_UID:
+		*(uid_t *)to = uid;
+		break;
+	case S_JOB_GID:
+		*(gid_t *)to = uid;
+		break;
+	case S_JOB_ID:
+		*(uint32_t *)to = 7;
+		break;
+	case S_JOB_STEPID:
+		*(uint32_t *)to = step_id;
+		break;
+	case S_JOB_LOCAL_TASK_COUNT:
+		*(uint32_t *)to = tasks ? tasks : 1;
+		break;
+	case S_JOB_TOTAL_TASK_COUNT:
+		*(uint32_t *)to = tasks;
+		break;
+	case S_TASK_EXIT_STATUS:
+		*(int *)to = exit_status;
+		break;
+	case S_JOB_ENV:
+		*(char ***)to = job_env;
+		break;
 	case S_JOB_ARGV:
 		*(int *)to = 1;
 		*va_arg(arguments, char ***) = script;
@@ -135,24 +151,31 @@ spank_err_t spank_get_item(spank_t sp, spank_item_t item, ...)
 		*(gid_t **)to = groups;
 		*va_arg(arguments, int *) = sizeof(groups) / sizeof(groups[0]);
 		break;
-	case S_TASK_PID: *(pid_t *)to = task_pid; break;
-	case S_TASK_ID: *(int *)to = task_id; break;
-	case S_TASK_GLOBAL_ID: *(uint32_t *)to = 100 + (uint32_t)task_id; break;
-	default: rc = ESPANK_BAD_ARG;
+	case S_TASK_PID:
+		*(pid_t *)to = task_pid;
+		break;
+	case S_TASK_ID:
+		*(int *)to = task_id;
+		break;
+	case S_TASK_GLOBAL_ID:
+		*(uint32_t *)to = 100 + (uint32_t)task_id;
+		break;
+	default:
+		rc = ESPANK_BAD_ARG;
 	}
 	va_end(arguments);
 	return task_id < 0 && (item == S_TASK_ID || item == S_TASK_GLOBAL_ID) ? ESPANK_NOT_TASK : rc;
 }
 
-#define PRINTER(name, prefix)                          \
-	void name(const char *format, ...)             \
-	{                                              \
-		va_list arguments;                     \
-		char line[8192];                       \
-		va_start(arguments, format);           \
+#define PRINTER(name, prefix) \
+	void name(const char *format, ...) \
+	{ \
+		va_list arguments; \
+		char line[8192]; \
+		va_start(arguments, format); \
 		vsnprintf(line, sizeof(line), format, arguments); \
-		va_end(arguments);                     \
-		dprintf(2, prefix "%s\n", line);       \
+		va_end(arguments); \
+		dprintf(2, prefix "%s\n", line); \
 	}
 
 PRINTER(slurm_error, "error: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import random
 import shlex
 import shutil
 import signal
@@ -15,9 +16,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import bashhooks
-from tests.installation import LIBRARY
+from tests import bashhooks, fakehost
 from tests.kernel.conftest import UID, User, require, squashed
+from tests.kernel.test_devices import become
 from tests.waiting import until
 
 RC = """\
@@ -37,12 +38,13 @@ fi
 
 
 NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
+WITHOUT_FUSE = ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/fuse; exec "$@"', "sh")
+LARGEST_BYTES = 12 << 20  # of a bundle without its image
 
 
 @pytest.fixture
 def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
     """A bundle of the busybox image, and a temporary directory of its user's own."""
-    require(os.path.exists(f"{LIBRARY}/libexec/penroot-runfile"), "the helpers are not installed")
     (user.home / "tmp").mkdir()
     user.environ["TMPDIR"] = str(user.home / "tmp")
     user.own(user.home)
@@ -63,14 +65,23 @@ def few_tools(user: User) -> str:
 
 @pytest.fixture(params=["squashfuse", "extracted"])
 def path(request: pytest.FixtureRequest, user: User) -> str:
-    """PATH of a host with squashfuse, and of one with what a bundle needs."""
+    """PATH of a host with everything, and of one with what a bundle needs alone, and without /dev/fuse."""
     return "/usr/bin:/bin" if request.param == "squashfuse" else few_tools(user)
+
+
+def host(path: str) -> tuple[str, ...]:
+    """What a command runs by, so that its host is that of a PATH."""
+    if not path.endswith("/tools"):
+        return ()
+    require(os.geteuid() == 0, "only root can cover /dev/fuse")
+    return WITHOUT_FUSE
 
 
 def run(
     user: User, bundle: pathlib.Path, *arguments: str, path: str = "/usr/bin:/bin", **options: object
 ) -> subprocess.CompletedProcess[str]:
     """Run a bundle where PATH is ``path``."""
+    options.setdefault("prefix", host(path))
     return user.run("/usr/bin/env", f"PATH={path}", str(bundle), *arguments, **options)  # type: ignore[arg-type]
 
 
@@ -85,7 +96,7 @@ def leftovers(user: User) -> list[str]:
     return found
 
 
-@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "penroot-runfile")
+@pytest.mark.parity("bundle IMAGE", "what is unpacked is removed", "the head of a bundle")
 def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path: str) -> None:
     script = 'id -u; pwd; echo "$FROM_IMAGE $TERM $PATH"; grep -c . /proc/self/mountinfo; touch /x 2>&1; exit 7'
     done = run(user, bundle, "sh", "-c", script, path=path, status=7)
@@ -254,6 +265,7 @@ def test_target_is_substituted_at_run_time(user: User, bundle: pathlib.Path) -> 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
     with running(user, bundle, path) as process:
+        assert bool(os.listdir(user.home / "tmp")) == path.endswith("/tools")
         inside = children(process.pid)
         process.send_signal(number)
         assert process.wait(timeout=300) == -number
@@ -262,11 +274,13 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
 
 
 @pytest.mark.parity("what is unpacked is removed")
-def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path, path: str) -> None:
+def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path) -> None:
+    path = few_tools(user)
     with running(user, bundle, path) as process:
         (work,) = os.listdir(user.home / "tmp")
-        # The guard last: nobody is there to watch. So does the end of a job's cgroup.
-        everyone = [pid for pid in every_pid() if work in cmdline(pid) or pid in children(process.pid)]
+        # Nobody is there to watch. So does the end of a job's cgroup.
+        inside = (process.pid, *children(process.pid))
+        everyone = [pid for pid in every_pid() if work in cmdline(pid) or pid in inside]
         for pid in everyone:
             os.kill(pid, signal.SIGSTOP)
         for pid in everyone:
@@ -285,7 +299,10 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
 @contextlib.contextmanager
 def running(user: User, bundle: pathlib.Path, path: str) -> Iterator[subprocess.Popen[str]]:
     """A bundle whose command runs until it is killed."""
-    command = user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600")
+    command = [
+        *host(path),
+        *user.command("/usr/bin/env", f"PATH={path}", str(bundle), "sh", "-c", "echo up; sleep 600"),
+    ]
     process = subprocess.Popen(command, env=user.environ, cwd=user.home, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
@@ -434,6 +451,113 @@ def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> No
     assert "ENROOT_TEMP_PATH" in done.stderr
 
 
+def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as the user in a mount namespace of its own, after what ``mounts`` does in it as root."""
+    require(os.geteuid() == 0, "mounting file systems needs root")
+    environ = {key: value for key, value in user.environ.items() if key not in ("TMPDIR", "XDG_RUNTIME_DIR")}
+    script = f"{mounts}\nexec {shlex.join(user.command(*command))}"
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", script],
+        env={**environ, **env},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parity("free space is checked")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("noexec,mode=1777", "is mounted noexec"),
+        ("ro,mode=1777", "cannot be written"),
+        ("size=1m,mode=1777", "has not enough space"),
+        ("mode=777", "can be written by others, and is not sticky"),
+    ],
+)
+def test_bundle_passes_over_an_unusable_tmp(user: User, bundle: pathlib.Path, options: str, why: str) -> None:
+    mounts = f"mount -t tmpfs -o {options} tmpfs /tmp"
+    done = in_own_mounts(user, mounts, [str(bundle), "sh", "-c", "echo fine"])
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+    assert f"[WARN] using /var/tmp: /tmp {why}\n" in done.stderr
+
+
+def test_bundle_names_all_directories_it_tried(user: User, bundle: pathlib.Path) -> None:
+    place = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/run"))
+    place.chmod(0o755)
+    shutil.copy(bundle, place / "box.run")
+    mounts = "for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o noexec,mode=1777 tmpfs $d; done"
+    try:
+        done = in_own_mounts(user, mounts, [str(place / "box.run"), "true"], HOME="/")
+    finally:
+        shutil.rmtree(place)
+    assert done.returncode == 1
+    for place in ("/tmp", "/var/tmp", "/dev/shm"):
+        assert f"{place} is mounted noexec" in done.stderr
+    assert "[HINT] set ENROOT_TEMP_PATH to a directory of yours" in done.stderr
+
+
+def test_bundle_of_another_architecture_says_so(user: User, bundle: pathlib.Path) -> None:
+    other = user.home / "other.run"
+    machine = os.uname().machine
+    other.write_bytes(bundle.read_bytes().replace(f"machine={machine}".encode(), b"machine=s390x", 1))
+    other.chmod(0o755)
+    for path in ("/usr/bin:/bin", few_tools(user)):  # with uname, and without
+        said = user.run("env", f"PATH={path}", str(other), "true", status=1).stderr
+        assert said.startswith(f"[ERROR] this bundle is for s390x, and this host is {machine}\n")
+
+
+def test_bundle_is_little_larger_than_its_image(bundle: pathlib.Path, image: pathlib.Path) -> None:
+    assert bundle.stat().st_size - image.stat().st_size < LARGEST_BYTES
+
+
+def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) -> None:
+    """Its Python has its own loader. The container still gets what the caller asks for."""
+    own = {"LD_PRELOAD": "/nowhere/lib.so", "LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}
+    script = 'echo "$LD_PRELOAD $PYTHONHOME"'
+    done = user.run(str(bundle), "-e", "LD_PRELOAD", "-e", "PYTHONHOME", "sh", "-c", script, env=own)
+    assert done.stdout == "/nowhere/lib.so /nowhere\n"
+
+
+def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
+    script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
+    kept, count = user.run("sh", "-c", script).stdout.split()
+    assert (kept, int(count)) == ("kept", 5)  # and the one that lists them
+
+
+def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
+    tmp = user.home / "tmp"
+    for _ in range(8):
+        process = subprocess.Popen(user.command(str(bundle), "true"), env=user.environ, start_new_session=True)
+        time.sleep(rng.uniform(0, 0.4))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    time.sleep(0.2)  # tar may end a little later
+    run(user, bundle, "true")
+    assert [name for name in os.listdir(tmp) if os.listdir(tmp / name)] == []
+
+
+def test_failed_start_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
+    """Before, and after the mounts of the container."""
+    for options in (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere")):
+        run(user, bundle, *options, "true", status=1)
+        assert os.listdir(user.home / "tmp") == []
+    run(user, bundle, "/nowhere", status=127)
+    assert os.listdir(user.home / "tmp") == []
+
+
+def test_python_hooks_of_the_site_go_along(user: User, image: pathlib.Path) -> None:
+    hook = user.home / "etc/hooks.d/50-site.py"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(
+        "import colorsys\n\ndef run(context):\n    context.environ['SITE'] = str(colorsys.rgb_to_hsv(0, 0, 1)[2])\n"
+    )
+    user.penroot("bundle", str(image))
+    assert user.run("./box.run", "sh", "-c", "echo $SITE").stdout == "1\n"
+
+
 @pytest.mark.parity("no Python, no squashfs tools, no C library needed")
 def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
     tools = pathlib.Path(few_tools(user))
@@ -506,7 +630,7 @@ def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
 
     def on_terminal(options: str) -> str:
         command = f"env PATH={tools} ./big.run {options} echo done"
-        return user.run("script", "-qec", command, "/dev/null").stdout
+        return user.run("script", "-qec", command, "/dev/null", prefix=host(tools)).stdout
 
     assert "Extracting 100%" in on_terminal("")
     for option in ("-q", "--quiet"):
@@ -569,7 +693,7 @@ def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> Non
     assert os.getxattr(user.home / "box/bin/busybox", "user.note") == b"kept"
 
 
-@pytest.mark.parity("cgroups of the step; GPUs and HCAs by the host's tools")
+@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
     """As penroot start shows it."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
@@ -595,34 +719,27 @@ def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parity("cgroups of the step; GPUs and HCAs by the host's tools")
-def test_devices_of_the_host(user: User, bundle: pathlib.Path) -> None:
-    """nvidia-container-cli, where the host has GPUs, as enroot's hook calls it; HCAs also in a small /dev."""
-    host = user.home / "host"
-    for name in ("dev/nvidiactl", "dev/infiniband/uverbs0"):
-        (host / name).parent.mkdir(parents=True, exist_ok=True)
-        (host / name).write_text("")
-    (user.home / "bin").mkdir()
+@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
+def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
+    """The hooks for GPUs and HCAs are those of a start, and the site's mounts.d goes along."""
+    host = become(user, fakehost.dgx_a100(user.home / "dgx"))
+    user.own(user.home)
+    user.penroot("bundle", str(image))
+    bundle = user.home / "box.run"
+    script = 'find /dev /sys/class/infiniband | sort; ls -l /usr/bin/nvidia-smi; echo "$NVIDIA_VISIBLE_DEVICES"'
+    own = {"NVIDIA_VISIBLE_DEVICES": "0,3", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "HOME": str(user.home)}
+    own |= {"MELLANOX_VISIBLE_DEVICES": "all", "ENROOT_RESTRICT_DEV": "y"}
+    in_bundle = run(user, bundle, "sh", "-c", script, env=own).stdout
+    assert "nvidia1\n" in in_bundle and "uverbs0\n" in in_bundle and "nvidia0\n" not in in_bundle
+    assert in_bundle == user.start(str(image), "sh", "-c", script, env=own)
     tool = user.home / "bin/nvidia-container-cli"
+    tool.parent.mkdir()
     tool.write_text('#!/bin/sh\necho "$*" > "$(eval echo \\$$#)/gpus"\n')
     tool.chmod(0o755)
-    user.own(user.home)
-    own = {
-        "PENROOT_HOST_ROOT": str(host),
-        "NVIDIA_VISIBLE_DEVICES": "0,1",
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,video",
-    }
-    path = f"{user.home}/bin:/usr/bin:/bin"
-    said = run(user, bundle, "cat", "/gpus", path=path, env=own).stdout.split()
-    assert said[:3] == ["--user", "configure", "--no-cgroups"]
-    assert {"--device=0,1", "--compute", "--video"} <= set(said)
-    assert "--utility" not in said
-    assert said[-1].endswith("/root") or said[-1].startswith("/")
-    done = run(user, bundle, "true", env=own)
-    assert "nvidia-container-cli is not installed" in done.stderr
-    assert run(user, bundle, "true", path=path, env={**own, "NVIDIA_VISIBLE_DEVICES": "void"}).stderr == ""
-    own = {"PENROOT_HOST_ROOT": str(host), "ENROOT_RESTRICT_DEV": "y", "MELLANOX_VISIBLE_DEVICES": "all"}
-    assert run(user, bundle, "ls", "/dev/infiniband", env=own).stdout == "uverbs0\n"
+    by_tool = {**own, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"}
+    said = run(user, bundle, "cat", "/gpus", path=f"{tool.parent}:/usr/bin:/bin", env=by_tool).stdout.split()
+    assert said[:3] == ["--user", f"--root={host.root}", "configure"]
+    assert "nvidia-container-cli is not installed" in run(user, bundle, "true", env=by_tool, status=1).stderr
     run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
 
 

@@ -87,10 +87,11 @@ def test_a_container_where_the_file_says_no_image(files: Files, rootfs: pathlib.
 
 
 def test_ranks_share_a_container_of_one_file_and_not_of_another(files: Files) -> None:
-    script = "files() { penroot start --join --environment $1 readlink /proc/self/ns/mnt; }; files a; files a; files b"
+    script = "files() { PMI_RANK=$2 penroot start --environment $1 readlink /proc/self/ns/mnt; }; "
+    script += "files a 1; files a 2; files b 3"
     files.write("a", f'image = "{files.image}"\nentrypoint = false\n')
     files.write("b", f'image = "{files.image}"\nentrypoint = false\n[env]\nB = "1"\n')
-    keep = "penroot start --join --environment a sleep 100 & sleep_pid=$!; "
+    keep = "PMI_RANK=0 penroot start --environment a sleep 100 & sleep_pid=$!; "
     wait = "until penroot list -f | grep -q sleep; do sleep 0.05; done; "
     out = files.user.run("sh", "-c", f"{keep}{wait}{script}; kill $sleep_pid").stdout.split()
     assert out[0] == out[1] != out[2]

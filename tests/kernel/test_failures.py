@@ -26,7 +26,6 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "unknown option": ("$P start --nothing box", "unknown option"),
         "option without value": ("$P start box -m; $P start --mount", "needs a value"),
         "rc is missing": ("$P start --rc none box true", "--rc none"),
-        "join with pid": ("ENROOT_JOIN=yes $P start --pid box true", "--join and --pid"),
         "unknown verb": ("$P strat box", "strat"),
         "exec without command": ("$P exec", "PID"),
     },

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import subprocess
+import time
 
 import pytest
 
@@ -46,7 +47,15 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
 @pytest.mark.parametrize("how", [RENAME, IN_PLACE], ids=["renamed", "in place"])
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 @pytest.mark.parametrize(
-    "arguments", [("box.sqsh",), ("--root", "box.sqsh"), ("--pid", "box"), ("--root", "--pid", "box.sqsh")]
+    "arguments",
+    [
+        ("box",),
+        ("--root", "box"),
+        ("box.sqsh",),
+        ("--root", "box.sqsh"),
+        ("--pid", "box"),
+        ("--root", "--pid", "box.sqsh"),
+    ],
 )
 def test_container_sees_host_files_that_change(
     user: User, image: pathlib.Path, how: str, link: bool, arguments: tuple[str, ...]
@@ -68,15 +77,36 @@ def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathl
     assert out[-1] == "mine", out
 
 
-def test_nothing_follows_a_container_that_has_ended(user: User, image: pathlib.Path) -> None:
-    user.start("box.sqsh", "true")
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+@pytest.mark.parametrize("command", [("true",), ("sleep", "0.5")], ids=" ".join)
+def test_nothing_follows_a_container_that_has_ended(
+    user: User, image: pathlib.Path, target: str, command: tuple[str, ...]
+) -> None:
+    user.start(target, *command)
     alive = ["pgrep", "-u", str(user.uid), "-r", "S,R,D", "penroot-follow"]
     until(lambda: subprocess.run(alive, check=False).returncode == 1, "the end of penroot-follow", 20)
 
 
-def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.Path) -> None:
-    assert user.start("box.sqsh", "cat", "/proc/self/task/self/children", status=1) == ""
-    assert user.start("box.sqsh", "sh", "-c", "read x < /proc/$$/task/$$/children; echo [$x]") == "[]\n"
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_program_has_no_child_that_it_does_not_know(user: User, image: pathlib.Path, target: str) -> None:
+    script = "echo $(cat /proc/$$/task/$$/children); sleep 0.5; echo $(cat /proc/$$/task/$$/children)"
+    for line in user.start(target, "sh", "-c", script).splitlines():
+        assert len(line.split()) == 1, "the program that reads the file is the only child"
+
+
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_reader_of_output_waits_for_the_program_alone(user: User, image: pathlib.Path, target: str) -> None:
+    """A process beside the container must keep no pipe of the caller open."""
+    script = "sleep 20 > /dev/null 2>&1 & echo up"
+    began = time.monotonic()
+    assert user.penroot("start", target, "sh", "-c", script).stdout == "up\n"
+    assert time.monotonic() - began < 10
+
+
+def test_start_with_few_processes_or_descriptors_has_no_follower(user: User, image: pathlib.Path) -> None:
+    for limit, target in (("-n 9", "box"), ("-n 12", "box.sqsh")):
+        done = user.run("bash", "-c", f'ulimit {limit}; exec "$@"', "bash", "penroot", "start", target, "echo", "up")
+        assert (done.stdout, done.stderr) == ("up\n", "")
 
 
 @pytest.mark.security("C10")

@@ -794,9 +794,9 @@ def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server
         user.penroot("cache", "prune")
 
 
-def test_token_that_ends_without_a_challenge_is_renewed(user: User, registry: Server, big: Image) -> None:
+def test_token_that_ends_without_a_challenge_is_renewed(user: User, registry: Server, big: Transfer) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
-    fault = Fault(f"/blobs/{images.digest(big.layers[0].blob)}", 1, 401)
+    fault = Fault(big.blob, 1, 401)
     with faulty(registry.host, fault, login=Login({"me": "secret"})) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert front.login is not None and len(front.login.tokens) == 2
@@ -1081,14 +1081,11 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
 @contextlib.contextmanager
 def stopped(user: User) -> Iterator[None]:
     """Suspend all processes that this user has, as Slurm does with those of a job."""
-    found = subprocess.run(["pgrep", "-u", str(user.uid)], capture_output=True, text=True, check=True)
-    for pid in found.stdout.split():
-        os.kill(int(pid), signal.SIGSTOP)
+    subprocess.run(["pkill", "-STOP", "-u", str(user.uid)], check=True)
     try:
         yield
     finally:
-        for pid in found.stdout.split():
-            os.kill(int(pid), signal.SIGCONT)
+        subprocess.run(["pkill", "-CONT", "-u", str(user.uid)], check=False)
 
 
 def wait_for_work(user: User) -> None:

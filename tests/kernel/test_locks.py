@@ -306,4 +306,4 @@ def test_a_start_without_a_lock_imports_nothing_of_it(locks: Locks) -> None:
     )
     program = f"import sys; sys.path.insert(0, '{LIBRARY}'); {code}"
     modules = locks.user.run("python3", "-IS", "-c", program).stdout.splitlines()[-1].split()
-    assert "enroot_py.store.pull" in modules and "enroot_py.registry.lockfile" not in modules
+    assert "enroot_py.store.pull" in modules and "enroot_py.features.pins.lockfile" not in modules

@@ -245,7 +245,7 @@ print(json.dumps([found, end(ranks[0])]))
     assert launch(user, script, READ, ENROOT_JOIN=join) == [result, 0]
 
 
-@pytest.mark.parity("start --join", "ENROOT_JOIN")
+@pytest.mark.parity("ENROOT_JOIN")
 def test_who_shares_a_container(user: User, rootfs: pathlib.Path) -> None:
     script = """
 asked = {
@@ -256,8 +256,6 @@ asked = {
     "mount": start(2, "--mount", "/etc:/etc", "box", *WHERE),
     "gpu": start(3, "box", *WHERE, NVIDIA_VISIBLE_DEVICES="void"),
     "no rank": start(None, "box", *WHERE),
-    "option": start(None, "--join", "box", *WHERE),
-    "again": start(None, "--join", "box", *WHERE),
 }
 where = {name: line(rank) for name, rank in asked.items()}
 print(json.dumps([where, [end(rank) for rank in asked.values()]]))
@@ -265,9 +263,8 @@ print(json.dumps([where, [end(rank) for rank in asked.values()]]))
     where, ends = launch(user, script)
     assert isinstance(where, dict)
     assert ends == [0] * len(where)
-    assert where["option"] == where["again"]
     assert where["rank"] == where["another"]  # whatever their variables are, but for which they give
-    alone = ("first", "rank", "same rank", "mount", "gpu", "no rank", "option")
+    alone = ("first", "rank", "same rank", "mount", "gpu", "no rank")
     assert len({where[name] for name in alone}) == len(alone)
 
 
@@ -284,8 +281,5 @@ print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.a
     assert len(list((user.home / "run").glob("ranks-*"))) == 2
 
 
-@pytest.mark.parity("start --join")
 def test_a_container_of_its_own_processes_is_not_shared(user: User, rootfs: pathlib.Path) -> None:
-    done = user.penroot("start", "--join", "--pid", "box", "true", status=1)
-    assert "--join and --pid exclude each other" in done.stderr
     assert user.start("--pid", "box", "echo", "mine", env=RANK) == "mine\n"

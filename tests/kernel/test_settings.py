@@ -14,7 +14,6 @@ import pytest
 from tests import images
 from tests.fakeregistry import Fault, Login, faulty
 from tests.images import Image, Layer, entry
-from tests.installation import LIBRARY
 from tests.kernel.conftest import PREFIX, UID, User, mounts_under, require
 from tests.kernel.registry import serve
 
@@ -71,7 +70,6 @@ def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path
 @pytest.mark.parity("ENROOT_TEMP_PATH")
 def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
     """An image that a bundle cannot unpack is converted there, and nothing stays."""
-    require((pathlib.Path(LIBRARY) / "libexec/penroot-runfile").exists(), "the helpers are not installed")
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(image)
@@ -109,7 +107,6 @@ def test_force_by_variable(user: User, image: pathlib.Path) -> None:
 
 @pytest.mark.parity("bundle --output", "bundle --force", "ENROOT_BUNDLE_ALL")
 def test_bundle_settings(user: User, image: pathlib.Path) -> None:
-    require((pathlib.Path(LIBRARY) / "libexec/penroot-runfile").exists(), "the helpers are not installed")
     user.penroot("bundle", "-o", "plain.run", str(image))
     assert "Checksum: " not in user.run("./plain.run", "--info").stdout
     own = {"ENROOT_BUNDLE_CHECKSUM": "y", "ENROOT_BUNDLE_ALL": "y", "ENROOT_REMAP_ROOT": "y"}

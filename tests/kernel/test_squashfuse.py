@@ -164,6 +164,55 @@ def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path,
     assert "squashfuse" not in user.penroot("start", *options, str(image), "true").stderr
 
 
+def killed_while_running(user: User, server: str, *words: str, **env: str) -> tuple[int, str]:
+    """Kill the FUSE servers of a container, let its program go on; return its status and stderr."""
+    command = user.command("penroot", "start", *words, "sh", "-c", "echo up; read line; ls /usr /mnt; exit 3")
+    run = subprocess.Popen(
+        command, env={**user.environ, **env}, cwd=user.home, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert run.stdout is not None and run.stderr is not None and run.stdout.readline() == "up\n"
+    subprocess.run(["pkill", "-KILL", "-u", str(user.uid), server], check=True)
+    line = run.stderr.readline()
+    _, err = run.communicate("go\n", timeout=60)
+    return run.returncode, line + err
+
+
+@pytest.mark.parametrize("options", [(), ("--root",), ("--rw",)], ids=" ".join)
+def test_start_names_killed_squashfuse(user: User, image: pathlib.Path, options: tuple[str, ...]) -> None:
+    status, err = killed_while_running(user, "squashfuse", *options, str(image))
+    assert status > 0
+    assert err.count(f"[WARN] squashfuse, which served {image}, was killed while the container ran") == 1
+    assert err.count("which served") == 1
+
+
+def test_start_names_killed_server_of_data(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
+    status, err = killed_while_running(user, "squashfuse", "--mount", f"{image}:/mnt:sqsh", "box")
+    assert status == 3
+    assert err.count(f"squashfuse, which served {image}, was killed while the container ran") == 1
+
+
+@pytest.mark.parametrize("target", ["box", "box.sqsh"])
+def test_start_names_killed_fuse_overlayfs(user: User, image: pathlib.Path, target: str) -> None:
+    require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
+    status, err = killed_while_running(user, "fuse-overlayfs", target, ENROOT_NATIVE_OVERLAYFS="no")
+    assert status > 0
+    assert (
+        err.count("[WARN] fuse-overlayfs, which served the root file system, was killed while the container ran") == 1
+    )
+    assert err.count("which served") == 1
+
+
+def test_server_that_ends_with_its_container_is_not_named(user: User, image: pathlib.Path) -> None:
+    (user.home / "bad.sqsh").write_bytes(b"hsqs" + bytes(4096))
+    user.own(user.home / "bad.sqsh")
+    fstab = f"{user.home}/bad.sqsh /mnt sqsh nofail 0 0"
+    for words in ((), ("--rw",), ("--mount", fstab), ("--mount", f"{image}:/mnt:sqsh")):
+        for command in (("true",), ("sh", "-c", "sleep 0.3; kill -KILL $$")):
+            done = user.penroot("start", *words, str(image), *command, status=-9 * (len(command) > 1))
+            assert "which served" not in done.stderr
+
+
 def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
     command = user.command("penroot", "start", str(image), "sh", "-c", "echo up; read line")
     with subprocess.Popen(

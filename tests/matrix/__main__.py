@@ -57,6 +57,9 @@ def main() -> int:
     return 1 if unprepared or any(outcome.ours for outcome in outcomes) else 0
 
 
+INSTALL = "make install .venv/done PREFIX=/opt/penroot EXTRAS=ssh,signatures"
+
+
 def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Outcome]:
     """What each tier came to on one release. Raises MatrixError."""
     log = logs / f"{release}.log"
@@ -69,7 +72,7 @@ def test(release: str, given: argparse.Namespace, logs: Path) -> list[report.Out
         if "demo" in given.tier:
             outcomes.append(demo(root, slurm, logs / f"{release}-demo.log"))  # which installs
         else:
-            root.must("make install PREFIX=/opt/penroot", logs / f"{release}.log")
+            root.must(INSTALL, logs / f"{release}.log")
         return outcomes + lanes(root, slurm, given, logs)
 
 
@@ -77,7 +80,7 @@ def test_in_machine(release: str, given: argparse.Namespace, logs: Path) -> list
     """What each tier came to in a virtual machine of one release. Raises MatrixError."""
     log = logs / f"{release}.log"
     with prepared(release, log, say, kind="vm", packages=vm.PACKAGES) as root:
-        root.must("make install PREFIX=/opt/penroot", log)
+        root.must(INSTALL, log)
         # What takes long where the processor is emulated, and needs a network.
         root.must(".venv/bin/python -c 'from tests.slurm.lab import images; images.build()'", log)
         slurm = slurm_version(root, logs)
@@ -101,7 +104,7 @@ def slurm_version(root: Root, logs: Path) -> str:
 
 def demo(root: Root, slurm: str, log: Path) -> report.Outcome:
     began = time.monotonic()
-    status = root.run("make demo PREFIX=/opt/penroot", log)
+    status = root.run("make demo PREFIX=/opt/penroot EXTRAS=ssh,signatures", log)
     seconds = time.monotonic() - began
     if status == 0:
         return report.Outcome(root.release, slurm, "demo", seconds, passed=1)

@@ -101,10 +101,10 @@ def test_what_comes_later_and_a_newer_version_while_it_is_used(packages: Path, t
             program = f"#!/bin/sh\necho slurm {slurm}.1\n"
             said = dnf(debian, f"install {stand_in(debian, 'slurm', slurm, file='/usr/sbin/slurmd', text=program)}")
             assert f"[INFO] the plugin is that for Slurm {slurm}\n" in said
-        (compiled,) = version.glob("enroot_py/__pycache__/pack.*")
+        (compiled,) = version.glob("modules.cpython*")
         compiled.unlink()
         dnf(debian, f"reinstall {python}")
-        assert list(debian.path.glob("usr/lib/penroot/enroot_py/__pycache__/pack.*"))
+        assert list(debian.path.glob("usr/lib/penroot/modules.cpython*"))
         dnf(debian, f"install {stand_in(debian, 'apparmor', '4', file='/etc/apparmor.d/abi/4.0')}")
         assert "profile penroot /usr/bin/penroot " in (debian.path / "etc/apparmor.d/penroot").read_text()
 

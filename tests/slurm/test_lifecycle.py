@@ -159,6 +159,29 @@ def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Po
     assert eight.returncode != 0
 
 
+def test_tasks_name_a_stopped_first_task_and_give_up(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}")
+    began = time.monotonic()
+    until(lambda: len(on_node(lab, WAITING).split()) <= 1, "the others have given up", 40)
+    assert 6 < time.monotonic() - began < 30
+    on_node(lab, f"kill -KILL {first}")
+    _, err = end(eight)
+    assert eight.returncode != 0
+    assert (
+        err.count(f"waiting for process {first}, the task that starts the container on this node: it is stopped") == 1
+    )
+    assert err.count(f"process {first}, the task that starts the container on this node, is stopped") == 1
+
+
+def test_tasks_wait_for_a_first_task_that_goes_on(lab: Lab, eight: subprocess.Popen[str]) -> None:
+    first = on_node(lab, FIRST).strip()
+    on_node(lab, f"kill -STOP {first}; sleep 5; kill -CONT {first}")
+    open_gate(lab)
+    out, err = end(eight)
+    assert (eight.returncode, out.count("done")) == (0, 8), err
+
+
 @pytest.mark.parity("killed helpers, tasks and servers")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_what_is_killed_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:

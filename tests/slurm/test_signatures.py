@@ -72,7 +72,7 @@ def test_what_is_not_signed_is_refused_before_it_is_queued(lab: Lab, registry: S
             option = f"--container-image={shown.host}#test/{name}:1"
             said = refused(lab, option, "true")
             assert f"{option}: {shown.host}/test/{name}:1 (" in said
-            assert f"is not signed as {POLICY}:3 (default) wants: {why}" in said
+            assert f"is not signed as {POLICY}: default[0] (default) wants: {why}" in said
             assert "queued" not in said and "srun: job" not in said
             lab.run("cat > job.sh", input="#!/bin/sh\necho ran > ran\n")
             done = sbatch(lab, option, "job.sh", check=False)
@@ -137,7 +137,7 @@ def test_files_by_their_place(lab: Lab) -> None:
     write(lab, REJECT, docker={"registry:5000": [ACCEPT]})
     lab.run(["penroot", "import", "-o", "x.sqsh", f"docker://{MINIMAL}"])
     for name in ("./x.sqsh", "bcast:./x.sqsh"):
-        assert f"is rejected by {POLICY}:3 (default)" in refused(lab, f"--container-image={name}", "true")
+        assert f"is rejected by {POLICY}: default[0] (default)" in refused(lab, f"--container-image={name}", "true")
     write(lab, REJECT, squashfs={"/home/alice": [ACCEPT]})
     assert srun(lab, "--container-image=./x.sqsh", "echo", "ran") == "ran\n"
     assert "is rejected" in refused(lab, "--container-image=bcast:./x.sqsh", "true")
@@ -152,7 +152,7 @@ def test_named_container_is_verified_at_each_use(lab: Lab) -> None:
     srun(lab, f"--container-image={MINIMAL}", "--container-name=kept", "true")
     write(lab, REJECT)
     said = refused(lab, "--container-name=kept", "true")
-    assert f"registry:5000/minimal:1 is rejected by {POLICY}:3 (default)" in said
+    assert f"registry:5000/minimal:1 is rejected by {POLICY}: default[0] (default)" in said
     lab.run(["penroot", "remove", "-f", "pyxis_kept"], node="n1")
 
 
@@ -166,7 +166,7 @@ def test_the_users_own_policy_is_asked_before_anything_is_queued(lab: Lab) -> No
             before = jobs(lab)
             done = lab.run([command, f"--container-image={MINIMAL}", *words], check=False)
             assert done.returncode != 0, done.stderr
-            assert "is rejected by /home/alice/.config/enroot/policy.json:1 (default)" in done.stderr
+            assert "is rejected by /home/alice/.config/enroot/policy.json: default[0] (default)" in done.stderr
             assert jobs(lab) == before
     finally:
         write(lab, WANTED)
@@ -188,7 +188,7 @@ def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
     elsewhere = {"ENROOT_SYSCONF_PATH": "/home/alice", "ENROOT_CONFIG_PATH": "/home/alice", "HOME": "/home/alice"}
     assert f"by {POLICY}" in refused(lab, f"--container-image={MINIMAL}", "true", env=elsewhere)
     done = lab.run(["penroot", "start", f"docker://{MINIMAL}", "true"], env=elsewhere, check=False)
-    assert done.returncode == 1 and f"is rejected by {POLICY}:3 (default)" in done.stderr
+    assert done.returncode == 1 and f"is rejected by {POLICY}: default[0] (default)" in done.stderr
 
 
 @pytest.mark.parity("squashfs files, bcast:")

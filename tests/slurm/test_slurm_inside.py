@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py.runtime.slurmnode import PROGRAMS
+from enroot_py.features.slurm_inside.slurmnode import PROGRAMS
 from tests import otherimages
 from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, assert_nothing_left, clear, end, expect, refused, sh, srun

@@ -72,7 +72,7 @@ set -eu
 new=$(mktemp -d {SITE}/lib/penroot-versions/$1-XXXXXX)
 chmod 755 "$new"
 cp -a {SITE}/built-$1/. "$new"
-run "$new" 'from enroot_py.base import pack; pack.write()'
+run "$new" 'from enroot_py.base import packing; packing.write()'
 run "$new" 'from enroot_py.base import versions; versions.use()'
 """
 

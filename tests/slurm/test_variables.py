@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyxis_py.options import OPTIONS
+from pyxis_py.options import all_options
 from tests.slurm.lab import Lab
 from tests.slurm.steps import MINIMAL, clear, sbatch, sh, srun
 from tests.slurm.test_entrypoint import ENTRY
@@ -41,7 +41,7 @@ def image(lab: Lab) -> Iterator[None]:
 
 
 def test_every_option_has_its_variable_here() -> None:
-    assert {option.variable for option in OPTIONS if option.variable} == {*EFFECTS, *SEEN_FROM_OUTSIDE}
+    assert {option.variable for option in all_options() if option.variable} == {*EFFECTS, *SEEN_FROM_OUTSIDE}
 
 
 @pytest.mark.parity(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS
+from enroot_py.config.table import all_settings
 from pyxis_py import settings as plugin_settings
 from tests.docs import MADE, ROOT, anchors, escaped, manual
 from tests.docs.proofs import marks
@@ -87,14 +87,14 @@ def test_settings_for_clusters_are_settings() -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", CLUSTERS, re.M | re.S)
     assert sum(len(yaml.parse("clusters.md", block.encode())) for block in blocks) > 8
     arguments = set(re.findall(r"`(\w+=[\w./]+)`", CLUSTERS))
-    ours = {argument for argument in arguments if argument.partition("=")[0] in plugin_settings.SETTINGS}
+    ours = {argument for argument in arguments if argument.partition("=")[0] in plugin_settings.all_settings()}
     assert len(ours) > 5
     plugin_settings.load(sorted(ours))
 
 
 def test_places_of_the_settings_are_those_of_the_table() -> None:
     for row in re.findall(r"^\|.*?\| `(\w+_path)` \|.*\| (.*?) \|$", CLUSTERS, re.M):
-        default = SETTINGS[f"ENROOT_{row[0].upper()}"].default
+        default = all_settings()[f"ENROOT_{row[0].upper()}"].default
         shown = default.replace("${XDG_CACHE_HOME}", "~/.cache").replace("${XDG_DATA_HOME}", "~/.local/share")
         shown = shown.replace("${XDG_CONFIG_HOME}", "~/.config").strip("${}").partition("}")[0]
         assert f"`{shown}`" in row[1]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
-from enroot_py.cli import environments
-from enroot_py.config import edf, edffile
-from enroot_py.config.edf import Environment
+from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import shown as environments
+from enroot_py.features.environments.edf import Environment
 
 SHELL = {"USER": "jane", "SCRATCH": "/scratch/jane", "ODD": "/a b:c,d$e"}
 

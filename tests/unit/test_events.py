@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from enroot_py.base import events, recording
+from enroot_py.base import recording
 from enroot_py.base.errors import ImageError
 from enroot_py.base.recording import Recording
-from enroot_py.cli import metrics
-from enroot_py.cli.metrics import METRICS
+from enroot_py.config.settings import Settings, load
+from enroot_py.features.records import events, metrics
+from enroot_py.features.records.metrics import METRICS
 from tests.unit.test_fuzz import retyped
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -31,6 +32,11 @@ def warned() -> Iterator[None]:
     assert recording.event is None
 
 
+def to(where: str) -> Settings:
+    """Settings that send records to a place."""
+    return load({"HOME": "/", "ENROOT_EVENTS": where})
+
+
 def lines(path: pathlib.Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -38,7 +44,7 @@ def lines(path: pathlib.Path) -> list[dict[str, object]]:
 @pytest.mark.parity("a schema that is documented")
 def test_a_record_has_the_documented_keys_and_no_other(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "events"
-    with Recording("pull", str(file), image="reg/image:1", job=7, step="7.0"):
+    with Recording("pull", to(str(file)), image="reg/image:1", job=7, step="7.0"):
         recording.fact(digest="sha256:1", cache="miss", layers=2, bytes=10)
         recording.phase("resolve")
         recording.phase("fetch")
@@ -54,7 +60,7 @@ def test_a_record_has_the_documented_keys_and_no_other(tmp_path: pathlib.Path) -
 
 
 def test_nothing_is_recorded_where_no_setting_says_so() -> None:
-    with Recording("pull", "") as event:
+    with Recording("pull", to("")) as event:
         recording.phase("resolve")
         recording.fact(cache="hit")
     assert event is None
@@ -62,9 +68,9 @@ def test_nothing_is_recorded_where_no_setting_says_so() -> None:
 
 def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "events"
-    with pytest.raises(ImageError), Recording("start", str(file)):
+    with pytest.raises(ImageError), Recording("start", to(str(file))):
         raise ImageError("the image is damaged\nin two lines")
-    with pytest.raises(ZeroDivisionError), Recording("start", str(file)):
+    with pytest.raises(ZeroDivisionError), Recording("start", to(str(file))):
         raise ZeroDivisionError
     assert [(record["result"], record["error"]) for record in lines(file)] == [
         ("error", "the image is damaged"),
@@ -75,7 +81,7 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: pathlib.Path) -> None:
 def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> None:
     """A start's record has what its pull found, and a pull's has the step."""
     file = tmp_path / "events"
-    with Recording("step", str(file), job=3, step="3.1"), Recording("pull", str(file), image="a"):
+    with Recording("step", to(str(file)), job=3, step="3.1"), Recording("pull", to(str(file)), image="a"):
         recording.fact(digest="sha256:2")
     pull, step = lines(file)
     assert (pull["job"], pull["step"], pull["cache"]) == (3, "3.1", "hit")
@@ -86,7 +92,7 @@ def test_records_of_start_and_pull_name_each_other(tmp_path: pathlib.Path) -> No
 def test_words_from_elsewhere_cannot_make_a_line(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "events"
     hostile = 'x"}\n{"event": "pull", "uid": 0}\u2028\udcff\x1b[2J' + "y" * 5000
-    with Recording("pull", str(file), image=hostile):
+    with Recording("pull", to(str(file)), image=hostile):
         pass
     assert file.read_text().count("\n") == 1 and file.read_text().isascii()
     (record,) = lines(file)
@@ -100,13 +106,13 @@ def test_the_job_of_a_command_line_is_that_of_its_environment(
     for job, step in ("12", "0"), ("12", "batch"), ("x", "1"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
-        with Recording("pull", str(file)):
+        with Recording("pull", to(str(file))):
             pass
     assert [(r.get("job"), r.get("step")) for r in lines(file)] == [(12, "12.0"), (12, None), (None, None)]
 
 
 def test_in_a_directory_each_user_has_a_file(tmp_path: pathlib.Path) -> None:
-    with Recording("pull", str(tmp_path)):
+    with Recording("pull", to(str(tmp_path))):
         pass
     assert len(lines(tmp_path / f"{os.geteuid()}.jsonl")) == 1
     assert (tmp_path / f"{os.geteuid()}.jsonl").stat().st_mode & 0o777 == 0o600
@@ -121,7 +127,7 @@ def test_a_daemon_gets_a_line_in_its_own_form(
     monkeypatch.setitem(events.SOCKETS, where, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
-        with Recording("pull", where, image="a"):
+        with Recording("pull", to(where), image="a"):
             pass
         got = daemon.recv(65536).decode()
     if where == "journald":
@@ -143,7 +149,7 @@ def test_a_daemon_that_reads_nothing_is_not_waited_for(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
         for _ in range(5000):  # more than any queue of datagrams holds
-            with Recording("pull", "journald"):
+            with Recording("pull", to("journald")):
                 pass
             if capsys.readouterr().err:
                 return
@@ -164,7 +170,7 @@ def test_what_is_no_file_of_ours_is_not_written_to(
         file.hardlink_to(other)
     elif what == "directory is missing":
         file = tmp_path / "no" / "events"
-    with Recording("pull", str(file)):
+    with Recording("pull", to(str(file))):
         pass
     assert other.read_text() == "precious\n"
     said = capsys.readouterr().err
@@ -180,7 +186,7 @@ def test_record_without_room_costs_a_warning(tmp_path: pathlib.Path, capsys: pyt
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with Recording("pull", str(file)):
+        with Recording("pull", to(str(file))):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -188,7 +194,7 @@ def test_record_without_room_costs_a_warning(tmp_path: pathlib.Path, capsys: pyt
 
 
 def test_phases_in_words() -> None:
-    with Recording("step", "", timed=True) as event:
+    with Recording("step", to(""), timed=True) as event:
         assert event is not None
         recording.fact(cache="miss", bytes=1_200_000)
         event.add("image", 2.5)

@@ -11,12 +11,12 @@ import pytest
 
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
-from enroot_py.cli import environments
-from enroot_py.cli.startfile import StartFile
-from enroot_py.config import edf, edffile
-from enroot_py.config.slurmconf import SlurmConf
-from enroot_py.registry import lockfile
-from enroot_py.registry.policy import Policy
+from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments import shown as environments
+from enroot_py.features.environments.startfile import StartFile
+from enroot_py.features.pins import lockfile
+from enroot_py.features.slurm_inside.slurmconf import SlurmConf
+from enroot_py.features.trust.policy import Policy
 from pyxis_py import options
 from tests.unit.test_fuzz import mutate
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from enroot_py.base.features import FEATURES, PARTS, SOCKETS
 from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -24,13 +25,13 @@ ROOMS = {
     "store": "base config registry runtime swarm",
     "devices": "base config runtime",
     "cli": "base config registry runtime store devices",
+    "features": "base config registry runtime store swarm devices cli",
     "main": "base cli",
     "errors": "base",
 }
 # These modules of pyxis_py enter containers; the others take base alone.
 ENTERING = set(
-    "held step leave entrypoint attached options environments header importer pins submit swarm sent check reach "
-    "manual joined settings sshd".split()
+    "held step leave entrypoint attached options header importer submit swarm sent check reach manual settings".split()
 )
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
@@ -85,10 +86,34 @@ def test_doors_go_one_way(name: str) -> None:
     for module, path in modules().items():
         if module.startswith("enroot_py.") and room(module) == name:
             for imported in imports(path):
+                if name == "features" and imported.startswith("pyxis_py"):
+                    continue  # its part of a step
                 assert imported.startswith("enroot_py"), f"{module} imports {imported}"
                 assert room(imported) in may, (
                     f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
                 )
+
+
+def test_features_plug_in_and_the_core_imports_none() -> None:
+    folders = {
+        f"{package}.features.{path.parent.name}"
+        for package in ("enroot_py", "pyxis_py")
+        for path in (ROOT / package / "features").glob("*/__init__.py")
+    }
+    assert folders == set(FEATURES)
+    for package, sockets in FEATURES.items():
+        defined = {socket for socket in SOCKETS if socket != "step" and f"{package}.{socket}" in modules()}
+        if step := modules().get(f"{package}.step"):
+            text = step.read_text()
+            defined |= {
+                f"step.{name}" for name in PARTS if re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE)
+            }
+        assert set(sockets.split()) == defined
+    for module, path in modules().items():
+        within = ".".join(module.split(".")[:3])
+        for feature in FEATURES:
+            if within not in FEATURES and module != "enroot_py.base.features":
+                assert feature not in path.read_text(), f"{module} names {feature}"
 
 
 def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:

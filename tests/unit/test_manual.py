@@ -11,11 +11,11 @@ import pytest
 from enroot_py.cli import manual, start
 from enroot_py.cli.verbs import penroot
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS, Setting
+from enroot_py.config.table import Setting, all_settings
 from pyxis_py import manual as of_plugin
 from pyxis_py.cli import commands
-from pyxis_py.options import OPTIONS, Option
-from pyxis_py.settings import SETTINGS as ARGUMENTS
+from pyxis_py.options import Option, all_options
+from pyxis_py.settings import all_settings as arguments
 
 OF_PENROOT = dict(manual.pages(penroot))
 PAGES = {**OF_PENROOT, **dict(of_plugin.pages(commands))}
@@ -47,12 +47,12 @@ def test_every_option_is_in_the_page_of_its_verb(verb: str) -> None:
 @pytest.mark.parametrize("verb", ["start", "batch"])
 def test_every_option_of_a_start_is_in_its_page(verb: str) -> None:
     page = plain(f"penroot-{verb}.1")
-    for option in (*start.FLAGS, *start.VALUES, "--explain"):
+    for option in (*start.FLAGS, *start.VALUES, *start.feature_flags(), "--explain"):
         assert re.search(rf"^(-\S+, )*{option}\b", page, re.M), option
     assert f"penroot {verb} [options]" in page
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", all_settings().values(), ids=lambda setting: setting.name)
 def test_every_setting_is_explained(setting: object) -> None:
     page = plain("penroot.yaml.5")
     assert f"{setting.name} (" in page  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_every_command_of_the_plugin_is_in_its_page(command: click.Command) -> N
 
 
 @pytest.mark.parity("manual pages: pyxis-py(1)")
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", all_options(), ids=lambda option: option.name)
 def test_every_option_of_a_step_is_explained(option: Option) -> None:
     page = plain("penroot-srun.7")
     for words in (f"--{option.name}{'=' if option.arginfo else ''}{option.arginfo}", option.usage, option.variable):
@@ -79,7 +79,7 @@ def test_every_option_of_a_step_is_explained(option: Option) -> None:
 
 
 @pytest.mark.parity("manual pages: pyxis-py(1)")
-@pytest.mark.parametrize("setting", ARGUMENTS.values(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", arguments().values(), ids=lambda setting: setting.name)
 def test_every_argument_of_the_plugin_is_explained(setting: Setting) -> None:
     page = plain("pyxis-py.1")
     assert f"{setting.name}={setting.default}\n" in page
@@ -103,5 +103,5 @@ def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
 def test_example_has_every_setting_at_its_default() -> None:
     text = re.sub(r"^#(?=\w)", "", manual.example(), flags=re.M)
     found = {variable: value for variable, _, value in yaml.parse("example", text.encode())}
-    assert found == {variable: setting.default for variable, setting in SETTINGS.items()}
+    assert found == {variable: setting.default for variable, setting in all_settings().items()}
     assert yaml.parse("example", manual.example().encode()) == []

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from enroot_py.base.errors import ConfigError, PenrootError, UsageError
-from enroot_py.config.edf import Environment, FileEntry
+from enroot_py.base.errors import ConfigError, UsageError
 from enroot_py.config.table import SETTINGS
 from enroot_py.runtime.mountentries import MountEntry
 from pyxis_py import options
 from pyxis_py.header import c_header
-from pyxis_py.options import OPTIONS, ignored, parse
+from pyxis_py.options import all_options, ignored, parse
 
 BIND = ("x-create=auto", "rbind")
 
@@ -255,15 +254,15 @@ def test_options_without_a_container_are_ignored() -> None:
 
 
 def test_examples_in_hints_are_valid() -> None:
-    for option in OPTIONS:
+    for option in all_options():
         if option.parse:
             of(f"{option.name}={option.example}")
 
 
 def test_c_header_has_every_option_at_its_index() -> None:
     lines = [line for line in c_header().splitlines() if line.startswith('\t{"')]
-    assert len(lines) == len(OPTIONS)
-    for index, (line, option) in enumerate(zip(lines, OPTIONS, strict=True)):
+    assert len(lines) == len(all_options())
+    for index, (line, option) in enumerate(zip(lines, all_options(), strict=True)):
         assert line.startswith(f'\t{{"{option.name}", ')
         assert line.endswith(f", {int(bool(option.parse))}, {index}, option_given}},")
 
@@ -280,6 +279,7 @@ def test_importing_costs_no_heavy_module() -> None:
         "__future__",
         "enroot_py",
         "enroot_py.base",
+        "enroot_py.base.pack",
         "enroot_py.base.errors",
         "enroot_py.base.frozen",
         "enroot_py.base.log",
@@ -350,120 +350,3 @@ def test_variables_that_make_no_path_are_refused(text: str, why: str) -> None:
     assert of(f"container-mounts={text}").mounts  # nothing can be said at submit
     with pytest.raises(UsageError, match=f"^--container-mounts: .*{why}"):
         mounts(text)
-
-
-def of_file(text: str, *given: str, node: bool = False, **environ: str) -> options.Request:
-    """What is asked for with an environment file, at submit or on a node, where the job has ``environ``."""
-    said = [line.split(" ", 1) for line in text.splitlines()]
-    entries = tuple(
-        FileEntry(*key.partition(".")[::2], value, f"it.toml:{n}") for n, (key, value) in enumerate(said, 1)
-    )
-    file = Environment("it", "/home/it.toml", entries, {"USER": "jane"})
-    pairs = [("environment", "it"), *((name, value) for name, _, value in (option.partition("=") for option in given))]
-    return parse(pairs, environ, "/work" if node else "", lambda name, origin: file)
-
-
-def test_an_environment_file_says_what_options_do() -> None:
-    request = of_file(
-        "image a/b:1\nworkdir /home/${USER}\nmounts /a:/b:ro\nmounts ./c:/d\nentrypoint false\nwritable false",
-        "container-mounts=/e:/d",
-        node=True,
-    )
-    assert (request.image, request.workdir, request.entrypoint, request.writable) == (
-        *("a/b:1", "/home/jane", False, False),
-    )
-    assert [(mount.source, mount.target) for mount in request.mounts] == [
-        ("/a", "/b"),
-        ("/work/./c", "/d"),
-        ("/e", "/d"),
-    ]
-    assert [mount.origin for mount in request.fstab()] == [
-        "it.toml:3: mounts",
-        "it.toml:4: mounts",
-        "--container-mounts",
-    ]
-    assert request.origins["image"] == "it.toml:1: image"
-    assert request.wants_container and request.environment == "it" and request.file
-
-
-def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
-    request = of_file("image a")
-    assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
-
-
-@pytest.mark.parity("srun --environment: options go before the file")
-def test_options_go_before_a_file_and_a_file_before_variables() -> None:
-    said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
-    request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
-    assert (request.image, request.entrypoint) == ("of-file", False)
-    assert (request.workdir, request.writable) == ("/v", False)
-    assert of_file("image of-file", "container-image=of-option", **said).image == "of-option"
-    assert request.origins["entrypoint"] == "--no-container-entrypoint"
-
-
-@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
-def test_an_annotation_of_pyxis_is_an_option() -> None:
-    text = "image a\nannotations.com.pyxis.entrypoint_log true"
-    assert of_file(text).entrypoint_log is True
-    assert of_file("image a").entrypoint_log is None
-    assert of_file(text.replace("true", "false")).entrypoint_log is False
-
-
-def test_a_file_may_be_asked_for_by_a_variable() -> None:
-    file = Environment("it", "/it.toml", (FileEntry("image", "", "a", "it.toml:1"),), {})
-    asked = []
-    request = parse([], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
-    assert request.image == "a" and asked == [("it", "PYXIS_ENVIRONMENT")]
-    parse([("environment", "other")], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
-    assert asked[1:] == [("other", "--environment")]
-
-
-@pytest.mark.security("H11")
-@pytest.mark.parametrize(
-    ("text", "says", "hint"),
-    [
-        (
-            "workdir /x",
-            "--environment=it: neither the file nor those that it is based on say an image",
-            "container-image",
-        ),
-        ("image ", "it.toml:1: image= needs a value", "for example image="),
-        ("image a b", "it.toml:1: image=a b: has characters", "for example image=ubuntu"),
-        ("image a\nworkdir ~/x", "it.toml:2: workdir=~/x: no shell has replaced the ~", "write the path out"),
-        ("image a\nmounts a:/b", "it.toml:2: mounts: the source 'a' is neither a path", "./a"),
-        ("image a\nmounts :/b", "it.toml:2: mounts: the source is empty", "for example mounts = ["),
-        ("image a\nmounts /a:b", "it.toml:2: mounts: the target 'b' is not an absolute path", "/a:/PATH"),
-        ("image ${NONE}", "it.toml:1: image: the variable NONE is not set", "${NONE:-}"),
-        ("image a:${SLURM_JOB_ID}", "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}", "asked before"),
-        ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_told_at_submit(text: str, says: str, hint: str) -> None:
-    with pytest.raises(PenrootError) as caught:
-        of_file(text)
-    assert str(caught.value).startswith(says), caught.value
-    assert hint in caught.value.hint
-
-
-def test_a_name_needs_no_image_of_a_file() -> None:
-    assert of_file("workdir /x", "container-name=box").wants_container
-
-
-def test_variables_of_the_job_wait_for_it() -> None:
-    text = "image a\nworkdir /w/${SLURM_JOB_ID}\nmounts /m/${SLURM_JOB_ID}:/x"
-    assert of_file(text).workdir is None
-    request = of_file(text, node=True, SLURM_JOB_ID="7")
-    assert (request.workdir, request.mounts[0].source) == ("/w/7", "/m/7")
-    with pytest.raises(PenrootError, match="SLURM_JOB_ID is not set"):
-        of_file(text, node=True)
-
-
-def test_two_environment_files_contradict_each_other() -> None:
-    with pytest.raises(UsageError, match="--environment is given twice"):
-        of_file("image a", "environment=other")
-
-
-@pytest.mark.parametrize("name", ["", "~/x", "$HOME/x", "a\nb"])
-def test_names_that_no_environment_file_has(name: str) -> None:
-    with pytest.raises(UsageError, match="--environment="):
-        of_file("image a", f"environment={name}")

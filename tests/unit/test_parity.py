@@ -9,9 +9,9 @@ import pytest
 
 from enroot_py.cli import start
 from enroot_py.cli.verbs import penroot
-from enroot_py.config.table import SETTINGS, UNUSED
+from enroot_py.config.table import UNUSED, all_settings
 from pyxis_py import settings as plugin
-from pyxis_py.options import OPTIONS, Option
+from pyxis_py.options import Option, all_options
 from tests.docs import ROOT
 from tests.docs.proofs import PAGES, lines, marks, named, sections
 
@@ -49,12 +49,12 @@ def test_every_option_of_a_verb_has_a_line(verb: str) -> None:
                     assert re.search(rf"(^|[ ,]){option}\b", found, re.M), f"{verb} {option}"
 
 
-@pytest.mark.parametrize("option", [*start.FLAGS, *start.VALUES, "--explain"])
+@pytest.mark.parametrize("option", [*start.FLAGS, *start.VALUES, *start.feature_flags(), "--explain"])
 def test_every_option_of_a_start_has_a_line(option: str) -> None:
     assert re.search(rf"^start (--[\w-]+, )?{option}\b", about("start"), re.M)
 
 
-@pytest.mark.parametrize("variable", [*SETTINGS, *UNUSED])
+@pytest.mark.parametrize("variable", [*all_settings(), *UNUSED])
 def test_every_variable_has_a_line(variable: str) -> None:
     assert re.search(rf"\b{variable}\b", TEXT)
 
@@ -64,11 +64,11 @@ def test_every_hook_and_small_tool_has_a_line() -> None:
     assert len(hooks) > 8
     for hook in hooks:
         assert re.search(rf"^{hook.stem}\b", TEXT, re.M), hook.name
-    makefile = (ROOT / "c_shims/helpers/Makefile").read_text()
-    names = re.search(r"^NAMES\s*:= (.*)$", makefile, re.M)
-    assert names
-    for name in names[1].split():
-        assert re.search(rf"^penroot-{name}\b", TEXT, re.M), name
+    for makefile, variable in (("c_shims/helpers/Makefile", "NAMES"), ("Makefile", "TOOLS")):
+        names = re.search(rf"^{variable}\s*:= (.*)$", (ROOT / makefile).read_text(), re.M)
+        assert names
+        for name in names[1].replace("$(LAYERS)", "aufs2ovlfs mksquashovlfs").split():
+            assert re.search(rf"^penroot-{name}\b", TEXT, re.M), name
 
 
 def section(title: str) -> str:
@@ -77,12 +77,12 @@ def section(title: str) -> str:
     return "\n".join((*dict(sections("parity-pyxis"))[title], *beyond))
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", all_options(), ids=lambda option: option.name)
 def test_every_option_of_a_step_and_its_variable_have_a_line(option: Option) -> None:
     assert re.search(rf"(^|[ ,])--{option.name}(?![\w-])", section("Options"), re.M)
     assert not option.variable or re.search(rf"^{option.variable}$", section("Variables"), re.M)
 
 
-@pytest.mark.parametrize("argument", plugin.SETTINGS)
+@pytest.mark.parametrize("argument", plugin.all_settings())
 def test_every_argument_of_the_plugin_has_a_line(argument: str) -> None:
     assert re.search(rf"(^|, ){argument}\b", section("plugstack.conf"), re.M)

@@ -9,11 +9,12 @@ import pytest
 
 from enroot_py.base.digests import Pin
 from enroot_py.base.errors import ConfigError, PenrootError, UsageError
-from enroot_py.registry import lockfile
+from enroot_py.features.pins import lockfile, pins, step
+from enroot_py.features.pins.options import PIN
+from enroot_py.features.pins.pins import Pins
 from enroot_py.registry.reference import LocalImage, Reference, parse
-from pyxis_py import comment, options, pins, submit
+from pyxis_py import comment, options, submit
 from pyxis_py.job import PINNED, RESOLVED, Job
-from pyxis_py.pins import Pins
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 TEXT = f"# of the team\nversion 1\n\nubuntu {A}\n  reg#b/c:1   {B}\nwaits:1\n"
@@ -29,6 +30,11 @@ def carrying(made: Pins, *given: str, verb: str = "check") -> Job:
 
 def pin_of(asked: Job, image: str) -> Pin | None:
     return asked.pin(options.parse(asked.options, asked.environ), parse(image))
+
+
+def pinned(asked: Job) -> str:
+    """What sbatch or salloc find out for all steps of a job."""
+    return "".join(text for _, text in step.at_submit(asked, submit.check(asked)[0]))
 
 
 def remote(text: str) -> Reference:
@@ -136,7 +142,7 @@ def test_a_lock_file_is_read_once_for_a_job(tmp_path: Path) -> None:
     file.write_text(f"version 1\nubuntu {A}\n")
     given = ("option", "container-lock=x.lock")
     first = job(given, context="sbatch", cwd=str(tmp_path))
-    told = submit.pinned(first, submit.check(first)[0])
+    told = pinned(first)
     file.write_text(f"version 1\nubuntu {B}\n")
     carried = ("environ", f"{PINNED}={told}")
     for cwd, digest in ((str(tmp_path), A), ("/", A)):
@@ -153,12 +159,12 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.lock").write_text("version 1\n" + "".join(f"r#i{number} {A}\n" for number in range(600)))
     given = ("option", "container-lock=x.lock")
     asked = job(given, context="sbatch", cwd=str(tmp_path))
-    told = submit.pinned(asked, submit.check(asked)[0])
+    told = pinned(asked)
     assert 48_000 < len(told) < 64 << 10
     before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # of another component
     asked = job(given, ("environ", f"{PINNED}={before.dumps()}"), context="sbatch", cwd=str(tmp_path))
     with pytest.raises(UsageError, match="more than the 64 KiB that fit into the environment of a job"):
-        submit.pinned(asked, submit.check(asked)[0])
+        pinned(asked)
 
 
 @pytest.mark.parity("digests, squashfs files")
@@ -176,14 +182,14 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
 def test_nothing_is_asked_where_nothing_is_pinned(given: tuple[str, ...], context: str) -> None:
     """Else there would be a warning: no registry is reached from here."""
     asked = job(*(("option", each) for each in given), context=context)
-    assert submit.pinned(asked, submit.check(asked)[0]) == ""
+    assert pinned(asked) == ""
 
 
 @pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
 def test_a_site_may_leave_it_to_steps(argument: str) -> None:
     asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
-    assert submit.pinned(asked, submit.check(asked)[0]) == ""
+    assert pinned(asked) == ""
 
 
 @pytest.mark.parity("PYXIS_CONTAINER_PIN")
@@ -192,8 +198,8 @@ def test_a_site_may_leave_it_to_steps(argument: str) -> None:
     [("no", False), ("NO", False), ("yes", True), ("a,reg#b:1,a", ("a", "reg#b:1")), ("docker://no", ("docker://no",))],
 )
 def test_words_and_images_of_the_option(text: str, pin: object) -> None:
-    assert options.parse([("container-pin", text)], {}).pin == pin
-    assert options.parse([], {"PYXIS_CONTAINER_PIN": text}).pin == pin
+    assert options.parse([("container-pin", text)], {}).value(PIN) == pin
+    assert options.parse([], {"PYXIS_CONTAINER_PIN": text}).value(PIN) == pin
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def test_slips_in_the_options(given: str, why: str) -> None:
 def test_what_has_no_tag_cannot_be_named(image: str) -> None:
     asked = job(("option", f"container-pin={image}"), context="sbatch")
     with pytest.raises(UsageError, match="--container-pin="):
-        submit.pinned(asked, submit.check(asked)[0])
+        pinned(asked)
 
 
 @pytest.mark.parity("show_image=yes")

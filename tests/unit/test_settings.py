@@ -7,7 +7,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import settings
-from enroot_py.config.table import SETTINGS, UNUSED, Setting, slips
+from enroot_py.config.table import SETTINGS, UNUSED, Setting, all_settings, slips
 from enroot_py.config.words import expand
 
 
@@ -149,7 +149,7 @@ def test_setting_with_auto_names_it(environ: dict[str, str]) -> None:
 
 
 def test_slips_in_variables_are_told() -> None:
-    known = dict.fromkeys((*SETTINGS, "PENROOT_DEBUG"), "1")
+    known = dict.fromkeys((*all_settings(), "PENROOT_DEBUG"), "1")
     of_sites = dict.fromkeys(("ENROOT_JOB", "ENROOT_PID", "ENROOT_ROOTFS", "ENROOT_OPTIONS", "PENROOT_PREFIX"), "1")
     assert slips({**known, **of_sites, "ENROOT_ALLOW_HTTPS": "1", "PENROOT_DEBUGS": "1"}) == [
         "ignoring ENROOT_ALLOW_HTTPS: did you mean ENROOT_ALLOW_HTTP?",
@@ -215,7 +215,7 @@ def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
     assert settings.load({"HOME": home, "ENROOT_SYSCONF_PATH": "/no"}).data_path == f"{home}.local/share/enroot"
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS.values() if "$" not in setting.default])
+@pytest.mark.parametrize("setting", [setting for setting in all_settings().values() if "$" not in setting.default])
 def test_a_default_is_good(setting: Setting) -> None:
     """load() does not look at it."""
     setting.parse(setting.default)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from enroot_py.base.errors import ConfigError, ImageError, PenrootError
-from enroot_py.registry import identities, signatures
+from enroot_py.features.trust import identities, signatures
+from enroot_py.features.trust.policy import KeySource, Requirement
+from enroot_py.features.trust.signatures import MOST, Evidence, Key, Signature
 from enroot_py.registry.manifests import Descriptor
-from enroot_py.registry.policy import KeySource, Requirement
-from enroot_py.registry.signatures import MOST, Evidence, Key, Signature
 from tests import images
 from tests.images import OCI, digest
 from tests.signing import ANNOTATION, ARTIFACT, BUNDLE, IN_TOTO, PAYLOAD, Signer, bundle, payload, statement

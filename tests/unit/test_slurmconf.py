@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from enroot_py.base.errors import ConfigError
-from enroot_py.config.slurmconf import Plugin, SlurmConf, stack_text
+from enroot_py.features.slurm_inside.slurmconf import Plugin, SlurmConf, stack_text
 
 
 def conf(directory: pathlib.Path, text: str, **files: str) -> SlurmConf:

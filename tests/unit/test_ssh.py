@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from enroot_py.base.errors import ContainerError, PenrootError
-from enroot_py.cli import jobs, sshkeys
-from enroot_py.cli.ssh import ssh_config
-from enroot_py.cli.sshkeys import JobKeys
+from pyxis_py.features.ssh import jobs, sshkeys
+from pyxis_py.features.ssh.sshkeys import JobKeys
+from pyxis_py.features.ssh.verbs import ssh_config
 
 ME = os.geteuid()
 

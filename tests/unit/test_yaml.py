@@ -4,7 +4,7 @@ import pytest
 
 from enroot_py.base.errors import ConfigError
 from enroot_py.config import yaml
-from enroot_py.config.table import SETTINGS, Setting
+from enroot_py.config.table import Setting, all_settings
 
 
 def test_settings_by_name_with_their_lines() -> None:
@@ -30,7 +30,7 @@ environment:
     ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", all_settings().values(), ids=lambda setting: setting.name)
 def test_every_setting_has_its_key(setting: Setting) -> None:
     text = f'{setting.name}: "{setting.default}"'
     assert yaml.parse("x", text.encode()) == [(setting.variable, 1, setting.default)]

@@ -4,17 +4,17 @@
 
 int main(int argc, char **argv)
 {
-    int rank, size, length, sum = 0;
-    char host[MPI_MAX_PROCESSOR_NAME];
+	int rank, size, length, sum = 0;
+	char host[MPI_MAX_PROCESSOR_NAME];
 
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    MPI_Get_processor_name(host, &length);
-    printf("rank %d of %d on %s\n", rank, size, host);
-    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    if (rank == 0)
-        printf("sum %d\n", sum);
-    MPI_Finalize();
-    return 0;
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	MPI_Comm_size(MPI_COMM_WORLD, &size);
+	MPI_Get_processor_name(host, &length);
+	printf("rank %d of %d on %s\n", rank, size, host);
+	MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+	if (rank == 0)
+		printf("sum %d\n", sum);
+	MPI_Finalize();
+	return 0;
 }

@@ -1,0 +1,77 @@
+/* Start a program later, or without waiting until execve(2) has read it.
+ *
+ * posix_spawn(3) waits, and fork(2) copies the page tables of a Python process: a millisecond.
+ */
+#ifndef PENROOT_BACKGROUND_H
+#define PENROOT_BACKGROUND_H
+
+#include "linux.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+
+enum { BACKGROUND_STACK_BYTES = 16384 };
+
+/* The processes share the memory and errno of their parent until execve(2): they make system calls and nothing else. */
+static struct {
+	const char *path;
+	char *const *argv;
+	const int *fds;
+	int count, delay_ms;
+	char stacks[2][BACKGROUND_STACK_BYTES] __attribute__((aligned(64)));
+} penroot_background;
+
+static int penroot_background_execute(void *unused)
+{
+	struct pollfd end = { .fd = STDERR_FILENO + 1, .events = POLLIN };
+	char *environment[] = { NULL };
+	int last = STDERR_FILENO;
+
+	(void)unused;
+	for (int i = 0; i < penroot_background.count; i++) {
+		int fd = penroot_background.fds[i];
+
+		if (fd == ++last)
+			(void)fcntl(fd, F_SETFD, 0);
+		else
+			(void)dup3(fd, last, 0);
+	}
+	(void)linux_close_range((unsigned int)last + 1, ~0U, 0); /* no lock or pipe of the parent stays open meanwhile */
+	if (penroot_background.delay_ms && poll(&end, 1, penroot_background.delay_ms) > 0)
+		return (int)syscall(SYS_exit, 0);
+	(void)execve(penroot_background.path, penroot_background.argv, environment);
+	return (int)syscall(SYS_exit, 1);
+}
+
+static int penroot_background_fork(void *unused)
+{
+	(void)clone(penroot_background_execute, penroot_background.stacks[1] + BACKGROUND_STACK_BYTES, CLONE_VM, unused);
+	return (int)syscall(SYS_exit, 0);
+}
+
+/* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
+ * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless the
+ * first of `fds` becomes readable or is closed at its other end before. With `orphan`, the program is nobody's child, and
+ * the returned process ends at once; else it is the program. `path`, `argv` and `fds` must stay in memory. Returns the
+ * process to wait for, or -1 with errno. Call it once. */
+static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
+{
+	sigset_t all, before;
+	int pid;
+
+	penroot_background.path = path;
+	penroot_background.argv = argv;
+	penroot_background.fds = fds;
+	penroot_background.count = count;
+	penroot_background.delay_ms = delay_ms;
+	(void)sigfillset(&all);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
+	pid = clone(orphan ? penroot_background_fork : penroot_background_execute,
+		    penroot_background.stacks[0] + BACKGROUND_STACK_BYTES, CLONE_VM | SIGCHLD, NULL);
+	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return pid;
+}
+
+#endif

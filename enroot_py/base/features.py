@@ -1,0 +1,79 @@
+"""The features of this installation, and the sockets that each plugs into.
+
+A feature is one folder, and plugs into a socket of the core by a module that has the socket's name. The core asks here
+for the modules of a socket and imports no feature by name. Without the folder of a feature the core works all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+# What a feature takes along with a job, in one variable: c_shims/spank/options.c has the limits of all of them.
+CARRIED_BYTES = 64 << 10
+
+SOCKETS = {
+    "settings": "SETTINGS: rows of the table of settings",
+    "start": "finish(context): what a container gets last; returns who asks for it. If a setting of a feature is set",
+    "flags": "FLAGS: options of penroot start that change settings",
+    "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
+    "admission": "checks of an image before it is used, if there are policies: see store/policies.py",
+    "doctor": "findings(settings): for penroot doctor and pyxis-py check",
+    "verbs": "add(group): verbs of penroot",
+    "admin": "add(group): verbs of pyxis-py",
+    "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
+    "recorder": "begin(...): an event that records what is done; None if nobody wants one",
+    "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
+    "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
+    "step": "a part of a step, of PARTS",
+}
+
+# What a part of a step may have. Everything is optional.
+PARTS = {
+    "settings": "(step): settings that it changes",
+    "at_submit": "(job, request): what a job or a step takes along, as pairs for the plugin",
+    "describe": "(job, name, origin): the description of a container for which an option asks",
+    "must_resolve": "(request): whether srun resolves a tag, whatever the site says",
+    "pin": "(job, request, image, resolved): the digest of a tag, or None",
+    "attach": "(step, container): what a running container gets when a step joins it: see pyxis_py/attached.py",
+    "clean_up": "(job, notes): removes what the feature has left, at the end of a job",
+    "uri": "(job, request, image): the same for an importer, in the URI of the image",
+}
+
+# The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
+FEATURES = {
+    "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit",
+    "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
+    "step.at_submit step.must_resolve step.pin step.uri",
+    "enroot_py.features.records": "settings verbs manual recorder arguments step.settings",
+    "enroot_py.features.trust": "admission doctor verbs manual",
+    "enroot_py.features.slurm_inside": "settings flags start manual options step.settings step.attach",
+    "pyxis_py.features.ssh": "verbs admin step.clean_up",
+}
+
+
+def parts(name: str) -> Iterator[Any]:
+    """A part of a step, of each feature that has it; no other feature is imported."""
+    assert name in PARTS
+    for module in plugged(f"step.{name}"):
+        yield getattr(module, name)
+
+
+def plugged(socket: str) -> Iterator[ModuleType]:
+    """Import the module of each feature that plugs into a socket; ``step.PART`` is one part of a step."""
+    assert socket.partition(".")[0] in SOCKETS
+    for package, sockets in FEATURES.items():
+        if socket in sockets.split():
+            name = f"{package}.{socket.partition('.')[0]}"
+            try:
+                __import__(name)
+            except ModuleNotFoundError as e:
+                if e.name != package:
+                    raise
+                continue  # the folder was removed
+            yield sys.modules[name]

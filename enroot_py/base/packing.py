@@ -1,0 +1,128 @@
+"""Compile the modules of an installation to PACK: base/pack.py."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.machinery import PathFinder
+from marshal import dumps
+from types import CodeType, ModuleType
+from typing import Any
+from zipfile import ZipFile
+
+from enroot_py.base import pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.base.pack import Kept
+
+_PIECE_BYTES = 100_000  # from 128 KiB on malloc(3) maps new memory, which the kernel has to clear
+_IN_C = {"_cffi_backend": "", "enroot_py.base._linux": "/enroot_py/base"}  # and their directories
+
+
+def write() -> None:
+    """Compile the archive to pack.PACK by a Python that keeps no columns: a start would load them with each line."""
+    code = f"import sys; sys.path.insert(0, {pack.LIBRARY!r}); from enroot_py.base import packing; packing.rewrite()"
+    subprocess.run([sys.executable, "-ISB", "-X", "no_debug_ranges", "-c", code], stdout=subprocess.PIPE, check=True)
+
+
+def rewrite() -> None:
+    """Do the work of write(), in a process that has imported no module of ours but this one."""
+    modules = dict(_modules())
+    recorder = _Recorder(modules)
+    sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]
+    lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
+    import_module("enroot_py.cli.start")
+    lines[pack.START] = [*(modules[name] for name in _IN_C if name in modules), *recorder.take()]
+    import_module("enroot_py.store.squashfs")
+    import_module("enroot_py.runtime.squashfuse")
+    lines[pack.IMAGE] = recorder.take()
+    lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").STANDARD))
+    lines[pack.HELP] = [import_module("enroot_py.cli.verbs").help_text()]
+    head, blobs, offset = pack.stamp(), [], pack.HEAD
+    for name, values in lines.items():
+        pieces = [dumps(piece) for piece in _pieces(values)]
+        head += f"{name} {','.join(str(len(piece)) for piece in pieces)} {offset}\n".encode()
+        blobs += pieces
+        offset += sum(map(len, pieces))
+    assert len(head) < pack.HEAD, f"HEAD must be more than {len(head)}"
+    temporary = f"{pack.PACK}.{os.getpid()}"
+    with open(temporary, "wb") as f:
+        f.write(head.ljust(pack.HEAD, b"\0") + b"".join(blobs))
+    os.rename(temporary, pack.PACK)
+
+
+class _Recorder(pack.Pack):
+    """Import compiled modules, and note in which order their imports end."""
+
+    def __init__(self, modules: dict[str, Kept]) -> None:
+        self._modules = modules
+        self._imported: list[Kept] = []
+
+    def find(self, name: str) -> Kept | None:
+        return self._modules.get(name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._imported.append(self._modules[module.__name__])
+
+    def take(self) -> list[Kept]:
+        """Return the modules that were imported since the last call."""
+        imported, self._imported = self._imported, []
+        return imported
+
+
+def _modules() -> Iterator[tuple[str, Kept]]:
+    """Return the modules in the archive and those in C, by name."""
+    with ZipFile(pack.MODULES) as archive:
+        for file in archive.namelist():
+            name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            yield name, (name, file, _compiled(archive.read(file), f"{pack.MODULES}/{file}"))
+    for name, directory in _IN_C.items():
+        spec = PathFinder.find_spec(name, [pack.LIBRARY + directory])
+        if spec and spec.origin:
+            yield name, (name, spec.origin[len(pack.LIBRARY) + 1 :], None)
+
+
+def _hooks(directory: str) -> Iterator[tuple[str, int, int, CodeType]]:
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(".py"):
+            with open(path := f"{directory}/{name}", "rb") as f:
+                state = os.stat(f.fileno())
+                yield path[len(pack.LIBRARY) + 1 :], state.st_size, state.st_mtime_ns, _compiled(f.read(), path)
+
+
+def _pieces(values: list[Any]) -> Iterator[list[Any]]:
+    """Cut a list into pieces of at most _PIECE_BYTES, so that each is read into the memory of the last one."""
+    piece: list[Any] = []
+    for value in values:
+        if piece and len(dumps([*piece, value])) > _PIECE_BYTES:
+            yield piece
+            piece = []
+        piece.append(value)
+    yield piece
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    """Return the code of a module without annotations and docstrings: a start would load them, and nobody reads them.
+
+    A decorated function keeps its docstring, of which click makes help.
+    """
+    tree = ast.parse(source, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            decorated = getattr(node, "decorator_list", [])
+            if ast.get_docstring(node, clean=False) and not decorated:
+                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    code: CodeType = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+    return code

@@ -1,0 +1,261 @@
+"""The Python that a bundle carries, and the programs: files of this node, by their paths in the bundle.
+
+    programs/   python3, unsquashfs, squashfuse
+    loaders/    a link to their loader for each program, by which it is started: base/carried.py
+    libraries/  the loader and the shared libraries
+    lib/        the standard library, of it what each start imports; Python finds it beside programs/
+    penroot/    our modules, hooks and helper programs
+    rest.zip    what else a start can import, compressed: unpacking takes most of a bundle's time
+
+A module is included if a start can import it. Modules come as bytecode without source, so nothing is compiled in a run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import io
+import marshal
+import os
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+
+from enroot_py import LIBRARY
+from enroot_py.base import pack, run
+from enroot_py.base.errors import PenrootError
+from enroot_py.devices.elf import interpreter
+from enroot_py.runtime import hooks, squashfuse
+
+ABOUT = "about"
+ENTRANCE = ("enroot_py.main", "enroot_py.cli.bundled")
+REST = "rest.zip"
+#: The programs that hooks call, and what calls them.
+HELPERS = {
+    "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
+}
+_STATIC = ("penroot-follow",)
+_ROOMS = ("base", "config", "runtime", "devices")  # of what a start imports when it needs it
+_BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
+_SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
+_SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect
+_LIST = """\
+import sys, importlib
+sys.path[:] = sys.argv[1].split(":")
+sys.modules.update(dict.fromkeys(sys.argv[3].split(",")))
+for name in sys.argv[2].split(","):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+for module in list(sys.modules.values()):
+    spec = getattr(module, "__spec__", None)
+    if spec and getattr(module, "__file__", None) and (spec.origin != "frozen" or spec.name == "os"):
+        print(spec.name, module.__file__)
+"""
+_HELPER = """\
+#!/bin/sh
+top=${{0%/*}}/../..
+unset LD_PRELOAD LD_AUDIT
+exec "$top/loaders/python3" --library-path "$top/libraries" "$top/programs/python3" -ISBX utf8 -c \\
+    'import sys; sys.path = [sys.argv[1] + "/penroot", *sys.path, sys.argv[1] + "/rest.zip"]; del sys.argv[:2]
+from {module} import main; main()' "$top" "$0" "$@"
+"""
+
+File = tuple[str, bytes, int]  # a path in the bundle, content and mode; mode 0 makes a link to the content
+
+
+def files(site_hooks: Iterable[str]) -> Iterator[File]:
+    """Yield what a bundle needs for a start with ``site_hooks``, which are Python. Raises PenrootError."""
+    programs = _programs()
+    modules = _modules(site_hooks)
+    for name, path in programs.items():
+        yield f"programs/{name}", _content(path), 0o755
+    extensions = {path for path in modules.values() if not path.endswith(".py")}
+    yield from _libraries(programs, sorted(extensions))
+    stdlib = os.path.dirname(os.path.realpath(os.__file__))
+    top = os.path.relpath(stdlib, os.path.realpath(sys.base_prefix))
+    yield f"{top}/lib-dynload/", b"", 0o755  # by which Python knows the directory of its extension modules
+    always = {name.partition(".")[0] for name in (*_loaded({*ENTRANCE}), *_BY_NAME)} | {"os"}
+    rest = {}
+    for name, path in modules.items():
+        real, above, place = os.path.realpath(path), top, stdlib
+        if not real.startswith(stdlib + "/"):
+            places = (pack.MODULES, LIBRARY, *sys.path)
+            place = max((place for place in places if path.startswith(place.rstrip("/") + "/")), key=len)
+            real, above = path, "penroot"
+        inner = os.path.relpath(real, place)
+        if path in extensions:
+            yield f"{above}/{inner}", _content(path), 0o755
+        elif name.partition(".")[0] in always:
+            yield f"{above}/{inner}c", _bytecode(_code(name)), 0o644
+        else:
+            rest[inner + "c"] = _bytecode(_code(name))
+    yield REST, _zip(rest), 0o644
+    yield from _hooks()
+    yield from _helpers()
+
+
+def _zip(contents: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in sorted(contents.items()):
+            file.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _programs() -> dict[str, str]:
+    """Return this interpreter, unsquashfs and each squashfuse that this node has. Raises PenrootError."""
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    found = {"python3": executable, "unsquashfs": run.find("unsquashfs", package="squashfs-tools")}
+    found |= {name: path for name in ("squashfuse", "squashfuse_ll") if (path := squashfuse.installed(name))}
+    return {name: os.path.realpath(path) for name, path in found.items()}
+
+
+def _modules(site_hooks: Iterable[str]) -> dict[str, str]:
+    """Return the modules that a start can import, and their files."""
+    names = {*_BY_NAME, *_SITE}
+    pending = [*ENTRANCE, *HELPERS]
+    seen = set(pending)
+    sources = [*_own_hooks(), *site_hooks]
+    while pending or sources:
+        if pending:
+            name = pending.pop()
+            source = _source(name)
+            everything = name.split(".")[1] in _ROOMS or name in (ENTRANCE[1], *HELPERS)
+        else:
+            source, everything = _content(sources.pop()), True
+        for found in _imported(source, everything=everything):
+            names.add(found)
+            if found.startswith("enroot_py.") and found not in seen:
+                seen.add(found)
+                pending.append(found)
+    return _loaded(names | seen)
+
+
+def _loaded(names: set[str]) -> dict[str, str]:
+    """Return the modules that an import of these loads, and their files."""
+    search = ":".join([LIBRARY, *(path for path in sys.path if path)])
+    command = [sys.executable, "-ISB", "-c", _LIST, search, ",".join(sorted(names)), ",".join(_SPARED)]
+    lines = (line.partition(" ") for line in run.Program(command).run().splitlines())
+    return {name: path for name, _, path in sorted(lines)}
+
+
+@functools.cache
+def _archive() -> dict[str, bytes]:
+    """Return the sources of our modules that an installation keeps in an archive, by their paths."""
+    if not os.path.exists(pack.MODULES):
+        return {}
+    with zipfile.ZipFile(pack.MODULES) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def _source(module: str) -> bytes:
+    """Return the source of a module of ours; nothing if there is no such module, or it is in C."""
+    path = module.replace(".", "/")
+    for name in (f"{path}.py", f"{path}/__init__.py"):
+        if name in _archive():
+            return _archive()[name]
+        if os.path.exists(f"{LIBRARY}/{name}"):
+            return _content(f"{LIBRARY}/{name}")
+    return b""
+
+
+def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
+    """Yield the modules that a source imports as it is loaded, or with ``everything`` in its functions too."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return  # a site's hook, which will say so itself
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module.startswith("enroot_py"):
+                inner = [f"{node.module}.{name.name}" for name in node.names]
+                yield from (name for name in inner if _source(name))
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            pending += node.orelse
+        elif everything or not isinstance(node, ast.FunctionDef):
+            pending += ast.iter_child_nodes(node)
+
+
+def _code(module: str) -> CodeType:
+    """Return the code of a module, as import finds it: an installation has it compiled."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    code = spec.loader_state if isinstance(spec.loader_state, CodeType) else spec.loader.get_code(module)  # type: ignore[union-attr]
+    assert isinstance(code, CodeType)
+    return code
+
+
+def _bytecode(code: CodeType | None) -> bytes:
+    """Return code as a .pyc file that nobody compares with a source: PEP 552. Equal code gives equal bytes."""
+    data = marshal.dumps(marshal.loads(marshal.dumps(code)))
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + data
+
+
+def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File]:
+    """Yield the loader and the libraries of programs and extension modules. Raises PenrootError."""
+    loader = interpreter(programs["python3"])
+    if not loader:
+        raise PenrootError(f"{programs['python3']} has no loader: a bundle cannot carry it")
+    name = os.path.basename(loader)
+    found = {name: loader}
+    environ = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_AUDIT")}
+    for path in (*programs.values(), *extensions):
+        if path in programs.values() and interpreter(path) != loader:
+            raise PenrootError(f"{path} has another loader than {programs['python3']}, which is {loader}")
+        for line in run.Program([loader, "--list", path], environ=environ).run().splitlines():
+            soname, arrow, place = line.strip().partition(" => ")
+            if arrow and place.startswith("/"):
+                found.setdefault(os.path.basename(soname), place.rpartition(" (")[0])
+    for soname, path in sorted(found.items()):
+        yield f"libraries/{soname}", _content(path), 0o755
+    yield from ((f"loaders/{program}", f"../libraries/{name}".encode(), 0) for program in programs)
+
+
+def _own_hooks() -> list[str]:
+    return [f"{hooks.STANDARD}/{name}" for name in sorted(os.listdir(hooks.STANDARD)) if name.endswith(".py")]
+
+
+def _hooks() -> Iterator[File]:
+    """Yield our hooks: import takes no names such as 10-home, and finds bytecode beside the source alone."""
+    place = "penroot/enroot_py/standard_hooks"
+    for name in ("common.sh", "driver.sh", "originals.b2sum"):
+        yield f"{place}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
+    for path in _own_hooks():
+        name = os.path.basename(path)
+        yield f"{place}/{name}", _content(path), 0o644
+        cached = os.path.basename(importlib.util.cache_from_source(path))
+        yield f"{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
+
+
+def _helpers() -> Iterator[File]:
+    """Yield the programs that hooks call, by both names, and the static ones that a start calls."""
+    for module, names in HELPERS.items():
+        for name in names:
+            for prefix in ("penroot", "enroot"):
+                yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
+    for name in _STATIC:
+        if path := find(name):
+            yield f"penroot/libexec/{name}", _content(path), 0o755
+
+
+def find(name: str) -> str:
+    """Return the path of a helper program or of header.sh, of an installation or a source tree; "" if there is none."""
+    for directory in ("libexec", "c_shims/helpers/build", "configs/bundle"):
+        if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
+            return path
+    return ""
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read()

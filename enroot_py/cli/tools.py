@@ -1,0 +1,402 @@
+"""``penroot-unshare``, ``penroot-mount`` and ``penroot-switchroot``: the parts of a start as programs, for bash hooks.
+
+unshare, also called nsenter, makes or joins namespaces; mount does the mounts of an fstab(5) beneath a root; switchroot
+makes a directory the root and gives up privileges. As with enroot's, a call without arguments shows the usage.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+from enroot_py.base import linux, paths
+from enroot_py.base.errors import CommandError, ConfigError, MountError, PenrootError, UsageError
+from enroot_py.base.fds import Fd
+from enroot_py.config import files
+from enroot_py.runtime import etc, execute, isolated, mounting, mounts, namespaces, rootfs, supervise
+
+_SPACES = {  # in the order in which they are joined: the user namespace first gives the right to the others
+    "--user": ("user", linux.CLONE_NEWUSER),
+    "--pid": ("pid", linux.CLONE_NEWPID),
+    "--ipc": ("ipc", linux.CLONE_NEWIPC),
+    "--uts": ("uts", linux.CLONE_NEWUTS),
+    "--net": ("net", linux.CLONE_NEWNET),
+    "--cgroup": ("cgroup", linux.CLONE_NEWCGROUP),
+    "--mount": ("mnt", linux.CLONE_NEWNS),
+}
+_UNSHARE = """\
+Usage: {} [options] [--] COMMAND [ARG...]
+
+Run a command in new namespaces: by default as root of a user namespace, with
+a mount namespace of its own.
+
+ Options:
+   --user --mount --pid --net --ipc --uts --cgroup   namespaces to create, or to join
+   --remap-root      be root in the new user namespace, not oneself
+   --target PID      join the namespaces of a process, its cgroup namespace too
+   --envfd FD        take the environment from lines KEY=VALUE of a file descriptor
+   --envfile FILE    the same from a file
+   --workdir DIR     change to a directory
+"""
+_MOUNT = """\
+Usage: {} [--root DIR] [--pass N] [--image FSTAB] FSTAB...
+
+Do the mounts of fstab files whose passno is N (0), beneath DIR (/). '-' is stdin. --image is that of an
+image: it mounts a tmpfs, and directories beneath DIR, which is in ENROOT_ROOTFS.
+"""
+_SWITCHROOT = """\
+Usage: {} [options] [--] ROOTFS [COMMAND] [ARG...]
+
+ Options:
+   --login           use a login shell
+   --norc            leave out the command script of the image, /etc/rc
+   --exec            run COMMAND itself, without shell or script
+   --rcfile FILE     command script instead of the image's
+   --envfile FILE    environment, lines KEY=VALUE, instead of the caller's
+   --env KEY=VALUE   one variable more
+   --workdir DIR     working directory inside
+   --lock            keep root inside from changing the mounts, in a second user namespace
+   --net --uts       with --lock: give that one a network, or a host name, to configure
+   --drop            drop the capabilities of root too
+   --keyring         a new session keyring, without the caller's keys
+   --close           close all descriptors but stdin, stdout and stderr
+"""
+_DEFAULT_SEARCH = "/bin:/usr/bin"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def main() -> None:
+    """Do what this process was called for, by the end of its name."""
+    program = os.path.basename(sys.argv[0])
+    run = switchroot if program.endswith("switchroot") else mount if program.endswith("mount") else unshare
+    try:
+        run(program, sys.argv[1:])
+        sys.stdout.flush()
+    except (PenrootError, OSError) as e:
+        why = str(e.strerror) if isinstance(e, OSError) else str(e)
+        hint = "" if isinstance(e, (OSError, CommandError)) or not e.hint else f"; {e.hint}"
+        sys.stderr.write(f"{program}: {why}{hint}\n")
+        sys.exit(1 if isinstance(e, OSError) else e.exit_code)
+
+
+class _Options:
+    """Words of a command line: ``flags``, the ``values`` of options by their names, and the ``rest``."""
+
+    def __init__(self, words: list[str], flags: set[str], values: set[str]) -> None:
+        """Raises UsageError for an option that is neither in ``flags`` nor in ``values``."""
+        self.flags: set[str] = set()
+        self.values: dict[str, list[str]] = {}
+        self.rest = list(words)
+        self.help = False
+        while self.rest and self.rest[0].startswith("-") and self.rest[0] != "-":
+            word = self.rest.pop(0)
+            name, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if word in ("--help", "-h"):
+                self.help = True
+                break
+            if word in flags:
+                self.flags.add(word)
+            elif name in values:
+                if not equals and not self.rest:
+                    raise UsageError(f"option {name} needs a value")
+                self.values.setdefault(name, []).append(value if equals else self.rest.pop(0))
+            else:
+                raise UsageError(f"unknown option: {word}")
+
+    def value(self, name: str) -> str | None:
+        return self.values[name][-1] if name in self.values else None
+
+
+def mount(program: str, words: list[str]) -> None:
+    """``mount [--root DIR] [--pass N] [--image FSTAB] FSTAB...``. Raises PenrootError."""
+    options = _Options(words, set(), {"--root", "--pass", "--image"})
+    image, number = options.value("--image"), options.value("--pass") or "0"
+    if not number.removeprefix("-").isdecimal():
+        raise UsageError(f"--pass must be a number, not '{number}'")
+    if options.help or not options.rest and image is None:
+        sys.stdout.write(_MOUNT.format(program))
+        return
+    directory = options.value("--root") or "/"
+    try:
+        root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        raise UsageError(f"cannot open {directory}: {e.strerror}") from e
+    _check_kernel()
+    os.umask(0o022)
+    variables = dict(os.environ)
+    if image is not None:
+        text, place = _text(image), variables.get("ENROOT_ROOTFS", "")
+        _mount_all(mounts.parse_image(text, place, "/etc/fstab of the image"), root, int(number))
+    for name in options.rest:
+        _mount_all(mounts.parse_file(_text(name), variables, "stdin" if name == "-" else name), root, int(number))
+
+
+def _check_kernel() -> None:
+    try:
+        linux.mount_setattr(-1, "", 0, 0, 0, 0)
+    except OSError as e:
+        if e.errno == errno.ENOSYS:
+            raise MountError(f"this kernel is too old: Linux {linux.FLOOR} or later is needed") from e
+
+
+def _mount_all(fstab: Iterable[mounting.Mount], root: int, number: int) -> None:
+    of_host = os.path.samestat(os.fstat(root), os.stat("/"))
+    for entry in fstab:
+        if entry.passno != number:
+            continue
+        if entry.fstype == mounting.SQUASHFS:
+            message = f"cannot mount {entry.source}: a squashfs file needs penroot start or srun"
+            raise MountError(f"{entry.origin}: {message}")
+        if of_host:  # links of the host are no image's: they may lead to any of its mounts
+            above, name = os.path.split(os.path.normpath(entry.target))
+            entry.target = os.path.join(os.path.realpath("/" + above), name)
+        try:
+            entry.execute(root)
+        except MountError as e:
+            raise MountError(f"{entry.origin}: {e}") from e
+
+
+def _text(name: str) -> str:
+    try:
+        if name == "-":
+            with open(0, "rb", closefd=False) as f:
+                return os.fsdecode(f.read())
+        return os.fsdecode(files.script(name))
+    except OSError as e:
+        raise ConfigError(f"cannot read {name}: {e.strerror}") from e
+
+
+def unshare(program: str, words: list[str]) -> None:
+    """``unshare [options] COMMAND [ARG...]``, in new namespaces or those of a process. Raises PenrootError."""
+    options = _Options(words, {*_SPACES, "--remap-root"}, {"--target", "--envfd", "--envfile", "--workdir"})
+    if options.help or not options.rest:
+        sys.stdout.write(_UNSHARE.format(program))
+        return
+    remap = "--remap-root" in options.flags
+    flags = sum(flag for name, (_, flag) in _SPACES.items() if name in options.flags)
+    workdir, target = options.value("--workdir"), options.value("--target")
+    if target is not None:
+        if not target.isdecimal():
+            raise UsageError(f"not a process id: {target}")
+        _join(target, flags | linux.CLONE_NEWCGROUP, workdir)
+    else:
+        if not flags and not remap and "nsenter" not in program:
+            flags, remap = linux.CLONE_NEWUSER | linux.CLONE_NEWNS, True
+        _create(flags, remap=remap)
+        if workdir is not None:
+            _enter(workdir)
+    variables = dict(os.environ)
+    if (number := options.value("--envfd")) is not None:
+        variables = _variables(int(number) if number.isdecimal() else -1, number)
+    if (path := options.value("--envfile")) is not None:
+        variables = _variables(path, path)
+    _execute(options.rest, variables)
+
+
+def _execute(command: list[str], variables: dict[str, str]) -> NoReturn:
+    """Become a command; without a PATH it is looked up as by execvp(3). Raises CommandError."""
+    name, path = command[0], command[0]
+    if "/" not in name and "PATH" not in variables:
+        path = next(filter(os.path.exists, execute.candidates(name, _DEFAULT_SEARCH)), f"/bin/{name}")
+    execute.execute((path, *command[1:]), variables, argv0=name)
+
+
+def _enter(directory: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as e:
+        raise UsageError(f"cannot change to {directory}: {e.strerror}") from e
+
+
+def _variables(file: int | str, name: str) -> dict[str, str]:
+    try:
+        with open(file, "rb") as f:
+            pairs = (line.partition("=") for line in os.fsdecode(f.read()).split("\n"))
+            return {key: value for key, equals, value in pairs if key and equals}
+    except OSError as e:
+        raise UsageError(f"cannot read {name}: {e.strerror}") from e
+
+
+def _create(flags: int, *, remap: bool) -> None:
+    """Raises NamespaceError."""
+    user, others = flags & linux.CLONE_NEWUSER, flags & ~linux.CLONE_NEWUSER
+    if user:
+        namespaces.enter_user(*((0, 0) if remap else (os.geteuid(), os.getegid())))
+        if not remap:
+            namespaces.keep_capabilities()
+    if others:
+        namespaces.unshare(others)
+    if others & linux.CLONE_NEWNET:
+        isolated.raise_loopback()
+    if others & linux.CLONE_NEWNS and not user:  # with a user namespace, mounts arrive as slaves
+        linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
+    if others & linux.CLONE_NEWPID:
+        _fork()
+
+
+def _join(target: str, flags: int, workdir: str | None) -> None:
+    """Enter namespaces of a process. All are opened first: in its mount namespace /proc may be another one."""
+    spaces = []
+    for name, flag in _SPACES.values():
+        if flags & flag:
+            try:
+                space = os.open(f"/proc/{target}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as e:
+                raise UsageError(f"cannot open the {name} namespace of process {target}: {e.strerror}") from e
+            if not os.path.samestat(os.fstat(space), os.stat(f"/proc/self/ns/{name}")):
+                spaces.append((name, flag, space))
+    try:  # /proc/PID/cwd names it only from outside
+        directory = os.open(workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if workdir is not None else -1
+    except OSError:
+        directory = -1
+    # Root there could look at this process, and at what it has of the host, until it executes the command.
+    namespaces.hide()
+    rootfs.import_no_files()
+    for name, flag, space in spaces:
+        try:
+            with Fd(space):
+                linux.setns(space, flag)
+        except OSError as e:
+            raise UsageError(f"cannot join the {name} namespace of process {target}: {e.strerror}") from e
+    joined = {name for name, _, _ in spaces}
+    if "user" in joined and os.geteuid():
+        namespaces.keep_capabilities()
+    if "pid" in joined:
+        _fork()
+    if directory >= 0:
+        os.fchdir(directory)
+    elif workdir is not None:
+        _enter(workdir)
+
+
+def _fork() -> None:
+    """Go on in a child, the first process of a new PID namespace; end as it ends."""
+    child = supervise.fork()
+    if child:
+        namespaces.hide()
+        supervise.end(supervise.wait(child))
+
+
+def switchroot(program: str, words: list[str]) -> None:
+    """``switchroot [options] ROOTFS [COMMAND] [ARG...]``. Raises PenrootError, OSError."""
+    flags = {"--login", "--norc", "--exec", "--lock", "--net", "--uts", "--drop", "--keyring", "--close"}
+    options = _Options(words, flags, {"--rcfile", "--envfile", "--workdir", "--env"})
+    if options.help or not options.rest:
+        sys.stdout.write(_SWITCHROOT.format(program))
+        return
+    given = [text.partition("=") for text in options.values.get("--env", [])]
+    for name, equals, _ in given:
+        if not name or not equals:
+            raise UsageError(f"--env {name}: not KEY=VALUE")
+    rootfs_path, *command = options.rest
+    if "--close" in options.flags:
+        linux.close_range(3, 0xFFFFFFFF, linux.CLOSE_RANGE_CLOEXEC)
+    execute.withhold(new_keyring="--keyring" in options.flags)
+    rcfile = options.value("--rcfile")
+    script = "" if rcfile is None else _kept(rcfile)
+    environ = dict(os.environ)
+    if (envfile := options.value("--envfile")) is not None:
+        environ = etc.read_environment(_text(envfile))
+    environ.update((name, value) for name, _, value in given)
+    _switch(rootfs_path)
+    _complete(environ, login="--login" in options.flags)
+    if (workdir := options.value("--workdir")) is not None:
+        _enter(workdir)
+    _confine(options.flags)
+    if not script and "--norc" not in options.flags and os.path.exists("/etc/rc"):
+        script = "/etc/rc"
+    if "--exec" in options.flags and command:
+        environ["PWD"] = os.getcwd()  # what a shell would set that had run the command
+        environ.setdefault("SHLVL", "0")
+        _execute(command, environ)
+    _run_shell(script, command, environ, login="--login" in options.flags)
+
+
+def _kept(path: str) -> str:
+    """Return a path of the command script that holds when the file system that it came from is gone."""
+    fd = os.memfd_create("rc", 0)
+    with open(fd, "wb", closefd=False) as f:
+        f.write(os.fsencode(_text(path)))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return f"/proc/self/fd/{fd}"
+
+
+def _switch(directory: str) -> None:
+    """Make a directory the root of this mount namespace. Raises PenrootError."""
+    try:
+        os.chdir(directory)
+    except OSError as e:
+        raise UsageError(f"cannot enter {directory}: {e.strerror}") from e
+    try:
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)  # what is unmounted stays mounted on the host
+        try:
+            rootfs.switch(".")
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.EBUSY):
+                raise
+            linux.mount(".", ".", None, linux.MS_BIND | linux.MS_REC)  # no mount point yet
+            rootfs.switch(os.path.realpath("."))
+    except OSError as e:
+        raise MountError(f"cannot make {directory} the root: {e.strerror}") from e
+    try:
+        linux.unshare(linux.CLONE_NEWCGROUP)
+    except OSError as e:
+        if e.errno != errno.EINVAL:  # configured out
+            raise
+
+
+def _confine(flags: set[str]) -> None:
+    if "--lock" in flags:
+        namespaces.enter_user(os.geteuid(), os.getegid())
+        net, uts = "--net" in flags and linux.CLONE_NEWNET, "--uts" in flags and linux.CLONE_NEWUTS
+        namespaces.unshare(linux.CLONE_NEWNS | net | uts)
+        if net:
+            isolated.raise_loopback()
+    namespaces.confine(remap_root=os.geteuid() == 0 and "--drop" not in flags)
+
+
+def _complete(environ: dict[str, str], *, login: bool) -> None:
+    """Add what login(1) sets and nobody else did, by the image's passwd(5) and login.defs(5)."""
+    with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        entries = (line.split(":") for line in _lines(root, "/etc/passwd"))
+        entry = next((e for e in entries if len(e) > 6 and e[2] == str(os.geteuid())), None)
+        defs = dict(line.split(None, 1) for line in _lines(root, "/etc/login.defs") if len(line.split()) > 1)
+    if entry:
+        shell = entry[6] if entry[6] and os.access(entry[6], os.X_OK) else "/bin/sh"
+        known = {"USER": entry[0], "LOGNAME": entry[0], "HOME": entry[5] or "/", "SHELL": shell}
+        for name, value in known.items():
+            environ.setdefault(name, value)
+    environ.setdefault("HOME", "/" if os.geteuid() else "/root")
+    environ.setdefault("SHELL", "/bin/sh")
+    if login:
+        environ.setdefault("TERM", "dumb")
+        path = defs.get("ENV_PATH" if os.geteuid() else "ENV_SUPATH", "").strip().strip('"').removeprefix("PATH=")
+        if path:
+            environ.setdefault("PATH", path)
+        mask = defs.get("UMASK", "").strip()
+        if mask and not mask.strip("01234567"):
+            os.umask(int(mask, 8) & 0o777)
+        os.chdir(environ["HOME"] if os.path.isdir(environ["HOME"]) else "/")
+    environ.setdefault("PATH", _PATH)
+
+
+def _lines(root: int, path: str) -> list[str]:
+    try:
+        return os.fsdecode(paths.read(root, path)).splitlines()
+    except OSError:
+        return []
+
+
+def _run_shell(script: str, command: list[str], environ: dict[str, str], *, login: bool) -> NoReturn:
+    """Let a shell run the script, or the command, or be interactive. Raises CommandError."""
+    shell = environ["SHELL"] if os.access(environ["SHELL"], os.X_OK) else "/bin/sh"
+    if not os.access(shell, os.X_OK) and not script and command:  # an image without a shell
+        _execute(command, environ)
+    words = [script, *command] if script else ["-c", 'exec "$@"', "sh", *command] if command else []
+    name = ("-" if login else "") + os.path.basename(shell)
+    execute.execute((shell, *words), environ, argv0=name)

@@ -1,0 +1,68 @@
+"""JSON that people write: each value knows its path in the file, for messages.
+
+A name that comes twice in an object is an error, as two readers may differ on which of them counts.
+"""
+
+from __future__ import annotations
+
+import json
+
+from enroot_py.base.errors import ConfigError
+
+
+class Node:
+    """A value of a file. ``where`` has the file, and the path of the value in it, as jq(1) writes it without a dot."""
+
+    __slots__ = ("value", "where", "_path")
+
+    def __init__(self, value: object, file: str, path: str = "") -> None:
+        self.value = value
+        self.where = f"{file}: {path}" if path else file
+        self._path = file, path
+
+    def members(self, what: str) -> dict[str, Node]:
+        """Return the members of an object. Raises ConfigError for another value; ``what`` says what is to be there."""
+        if not isinstance(self.value, dict):
+            raise ConfigError(f"{self.where}: {what} is to be an object", hint='write {"NAME": …}')
+        return {name: self._beneath(value, name) for name, value in self.value.items()}
+
+    def _beneath(self, value: object, name: str) -> Node:
+        file, path = self._path
+        plain = name.isascii() and name.isidentifier()
+        return Node(value, file, f"{path}.{name}".lstrip(".") if plain else f"{path}[{json.dumps(name)}]")
+
+    def items(self, what: str) -> list[Node]:
+        """Return the items of an array with something in it. Raises ConfigError."""
+        if not isinstance(self.value, list) or not self.value:
+            raise ConfigError(f"{self.where}: {what} is to be an array, and not empty", hint="write […]")
+        file, path = self._path
+        return [Node(value, file, f"{path}[{index}]") for index, value in enumerate(self.value)]
+
+    def text(self, what: str) -> str:
+        """Return a string that is not empty. Raises ConfigError."""
+        if not isinstance(self.value, str) or not self.value:
+            raise ConfigError(f"{self.where}: {what} is to be a string, and not empty", hint='write "…"')
+        return self.value
+
+
+def parse(path: str, data: bytes) -> Node:
+    """Return the value in a file. Raises ConfigError."""
+    hint = "it is to be JSON, which has no comments"
+    try:
+        return Node(json.loads(data.decode(), object_pairs_hook=_object), path)
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8", hint="save it as UTF-8, which JSON is") from e
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"{path}:{e.lineno}: {e.msg}", hint=hint) from None
+    except (ValueError, RecursionError) as e:
+        why = "too deep" if isinstance(e, RecursionError) else str(e)
+        raise ConfigError(f"{path}: {why}", hint=hint) from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in members if names.count(name) > 1)!r} comes twice")
+    return members

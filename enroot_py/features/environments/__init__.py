@@ -1,0 +1,1 @@
+"""Environment files, which describe the container of a start or a step: docs/environments.md."""

@@ -1,0 +1,204 @@
+"""What an environment file says of a container, once it is read: edffile.py does that, where a step is submitted.
+
+Nodes get it with the step, as text, so that it makes no difference which files they see. Source of the format:
+docs.cscs.ch, "EDF reference". On the step path where one is used: no re, and json within functions.
+"""
+
+from __future__ import annotations
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.base.frozen import Frozen
+from enroot_py.config.words import cut, true_or_false
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+DEFAULT = "the default of environment files"
+DEFAULTS = {"entrypoint": False, "writable": True}
+
+
+def is_of_job(variable: str) -> bool:
+    """Whether only the job knows a variable: where it is submitted, that of another job may be set."""
+    return variable.startswith("SLURM_")
+
+
+def is_path(name: str) -> bool:
+    """Whether a file is asked for by its path alone; else it is looked for by its name."""
+    return "/" in name or name.startswith(".")
+
+
+class FileEntry(Frozen):
+    """One value of a file: of a ``key``, or beneath it of a ``name``, as of a variable. ``origin`` is FILE:LINE."""
+
+    key: str
+    name: str
+    text: str
+    origin: str
+
+    @property
+    def where(self) -> str:
+        """The value in messages: FILE:LINE: KEY."""
+        return f"{self.origin}: {self.name or self.key}"
+
+
+class Environment(Frozen):
+    """What a file and those that it is based on say: of entries that exclude each other the last one counts.
+
+    It is asked for by ``name``, and lies at ``path``. ``host`` has the variables of the caller that they name.
+    """
+
+    name: str
+    path: str
+    entries: tuple[FileEntry, ...]
+    host: Mapping[str, str]
+
+    def all(self, key: str) -> Iterator[FileEntry]:
+        return (entry for entry in self.entries if entry.key == key)
+
+    def last(self, key: str) -> FileEntry | None:
+        """The one that counts; an empty text is none, but for an image."""
+        entries = list(self.all(key))
+        return entries[-1] if entries and (entries[-1].text or key == "image") else None
+
+    def by_name(self, key: str) -> dict[str, FileEntry]:
+        """The entries of a table, by their names."""
+        return {entry.name: entry for entry in self.all(key)}
+
+    def flag(self, key: str) -> tuple[bool, str]:
+        """Whether a key is true, and where that comes from."""
+        entry = self.last(key)
+        return (bool(true_or_false(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
+
+    def annotation(self, name: str) -> tuple[bool, str] | None:
+        """Whether an annotation is true, and where that is said; None where nothing is. Raises ConfigError."""
+        entry = self.by_name("annotations").get(name)
+        if entry is None:
+            return None
+        text = self.value(entry)
+        try:
+            value = true_or_false(text)
+        except ValueError as e:
+            raise ConfigError(
+                f"{entry.where}={e}: it is neither true nor false", hint=f'write {name} = "true"'
+            ) from None
+        return None if value is None else (value, entry.where)
+
+    @staticmethod
+    def waits(text: str) -> bool:
+        """Whether a value still has a variable that only the job knows."""
+        return "${SLURM_" in text
+
+    def value(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
+        """The text of an entry with its variables, the caller's or the job's; without a job, those stand as they are.
+
+        Raises ConfigError.
+        """
+        return self._expand(entry, (self.host,), job)
+
+    def mount(self, entry: FileEntry, job: Mapping[str, str] | None = None) -> str:
+        """The same of a mount, in words of --container-mounts: nothing in a variable separates."""
+        return self._expand(entry, (self.host,), job, _quoted)
+
+    def variables(self, image: Mapping[str, str], job: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+        """What the table env sets, or unsets, with its lines; ``image`` has the variables of the image.
+
+        Raises ConfigError.
+        """
+        known = (image, self.host)
+        entries = self.by_name("env").items()
+        return {name: (self._expand(entry, known, job) or None, entry.origin) for name, entry in entries}
+
+    def devices(self, job: Mapping[str, str]) -> list[str]:
+        """Raises ConfigError."""
+        return [self.value(entry, job) for entry in self.all("devices")]
+
+    def for_hooks(self, job: Mapping[str, str] | None) -> dict[str, str]:
+        """The variable by which hooks learn the annotations, lines KEY=VALUE. Raises ConfigError."""
+        said = {name: self.value(entry, job) for name, entry in self.by_name("annotations").items()}
+        lines = [f"{name}={text}" for name, text in said.items() if "\n" not in name + text]
+        return {"PENROOT_ANNOTATIONS": "\n".join(lines)} if lines else {}
+
+    def _expand(
+        self,
+        entry: FileEntry,
+        known: tuple[Mapping[str, str], ...],
+        job: Mapping[str, str] | None,
+        quote: Callable[[str], str] = str,
+    ) -> str:
+        def value(name: str) -> str | None:
+            if job is None and is_of_job(name) and not any(name in variables for variables in known):
+                return "${" + name + "}"
+            return next((quote(variables[name]) for variables in (*known, job or {}) if name in variables), None)
+
+        try:
+            return expand(entry.text, value, quote)
+        except ValueError as e:
+            why, hint = e.args
+            raise ConfigError(f"{entry.where}: {why}", hint=hint) from None
+
+    def dumps(self) -> str:
+        """For nodes, in the environment of their job."""
+        import json
+
+        entries = [[entry.key, entry.name, entry.text, entry.origin] for entry in self.entries]
+        said = {"name": self.name, "path": self.path, "entries": entries, "host": dict(self.host)}
+        return json.dumps(said, separators=(",", ":"))
+
+
+def loads(text: str) -> Environment:
+    """What dumps() wrote. Raises ConfigError for anything else."""
+    import json
+
+    try:
+        said = json.loads(text)
+        entries = tuple(FileEntry(*map(str, entry)) for entry in said["entries"])
+        host = {str(name): str(value) for name, value in said["host"].items()}
+        if any(len(entry) != len(FileEntry.__annotations__) for entry in said["entries"]):
+            raise ValueError("an entry has other fields")
+        return Environment(str(said["name"]), str(said["path"]), entries, host)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        message = f"PYXIS_EDF, what the step was told of its environment file, does not parse: {e}"
+        raise ConfigError(message, hint="unset it: srun and sbatch set it themselves") from e
+
+
+def expand(text: str, value: Callable[[str], str | None], quote: Callable[[str], str] = str) -> str:
+    """Replace ``${NAME}`` by its ``value``, and ``${NAME:-DEFAULT}``; ``$$`` is a dollar, and so is any other.
+
+    Raises ValueError, with a hint, where a variable has none.
+    """
+    out, doubled = "", False
+    for written, name, default, after in cut(text):
+        if doubled:
+            doubled, written = False, written[1:]
+        elif after.startswith("{") and written == "$":
+            inner, close, _ = after.partition("}")
+            raise ValueError(f"${inner}{close} is no variable", "write ${NAME} or ${NAME:-TEXT}; a dollar itself is $$")
+        elif written.startswith("${"):
+            found = value(name)
+            if found is None and default is None:
+                hint = f"export it, or write ${{{name}:-}} for nothing; a dollar itself is $$"
+                raise ValueError(f"the variable {name} is not set", hint)
+            written = found or quote(default or "")
+        elif written:
+            doubled = written == "$" and not after
+            written = quote("$") + written[1:]
+        out += written + after
+    return out
+
+
+def names(text: str) -> list[str]:
+    """The variables that a text names, in their order. Raises ValueError."""
+    said: list[str] = []
+
+    def note(name: str) -> str:
+        said.append(name)
+        return ""
+
+    expand(text, note)
+    return said
+
+
+def _quoted(text: str) -> str:
+    """For mountentries.py, where a backslash takes away what a character means."""
+    return "".join("\\" + c if c in ",: $" else c for c in text)

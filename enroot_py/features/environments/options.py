@@ -1,0 +1,17 @@
+"""The option of srun, sbatch and salloc that names an environment file."""
+
+from __future__ import annotations
+
+from pyxis_py.options import Option, file_name
+
+ENVIRONMENT = Option(
+    "environment",
+    "environment",
+    "environment file that says what container this is: a path with a /, or a name that is looked up in EDF_PATH",
+    parse=file_name,
+    arginfo="NAME|FILE",
+    example="ubuntu",
+    selects=True,
+    describes=True,
+)
+OPTIONS = (ENVIRONMENT,)

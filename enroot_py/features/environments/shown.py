@@ -1,0 +1,83 @@
+"""What an environment file says, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from enroot_py.cli.commands import shown_json
+from enroot_py.features.environments import edf, edffile
+from enroot_py.features.environments.edf import Environment, FileEntry
+
+
+def shown(file: Environment, form: str) -> bytes:
+    """A file with all that it is based on: ``toml``, which is such a file again, or ``json``. Raises ConfigError."""
+    if form == "json":
+        return shown_json(_plain(file))
+    return "\n".join(map(_comment, _toml(file))).encode(errors="backslashreplace")
+
+
+def _comment(line: str) -> str:
+    """A line that is one, whatever the paths of files in its comment are; strings in it have been escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def _shown(file: Environment, entry: FileEntry) -> str:
+    """A value as it will be, in the form of a file: what only the image and the job know stays as it is."""
+    return entry.text if entry.key == "env" else file.value(entry).replace("$", "$$").replace("$${SLURM_", "${SLURM_")
+
+
+def _here(file: Environment, entry: FileEntry) -> str:
+    """What variables of the image are where it does not set them."""
+    known = [name for name in dict.fromkeys(edf.names(entry.text)) if name in file.host]
+    said = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
+    return f"; unless the image sets it: {said}" if said else ""
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML, which is one of JSON in which more is escaped: nothing in it steers a terminal."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(character: str) -> str:
+    return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
+
+
+def _toml(file: Environment) -> Iterator[str]:
+    """A file that says the same by itself, with the origins of its values as comments."""
+    yield f"# {file.path}"
+    for key in ("image", "workdir"):
+        if entry := file.last(key):
+            yield f"{key} = {_quoted(_shown(file, entry))}  # {entry.origin}"
+    for key in ("entrypoint", "writable"):
+        flag, origin = file.flag(key)
+        yield f"{key} = {str(flag).lower()}  # {origin.removesuffix(f': {key}')}"
+    for key in ("mounts", "devices"):
+        if entries := list(file.all(key)):
+            yield from (f"{key} = [", *(f"    {_quoted(_shown(file, e))},  # {e.origin}" for e in entries), "]")
+    for key in ("env", "annotations"):
+        if table := file.by_name(key):
+            yield from ("", f"[{key}]")
+            for name, entry in table.items():
+                word = name if key == "env" else _quoted(name)
+                yield f"{word} = {_quoted(_shown(file, entry))}  # {entry.origin}{_here(file, entry)}"
+
+
+def _plain(file: Environment) -> dict[str, object]:
+    """The same for programs."""
+    image, workdir = file.last("image"), file.last("workdir")
+    said: dict[str, object] = {"image": file.value(image) if image else "", "workdir": ""}
+    if workdir:
+        said["workdir"] = file.value(workdir)
+    for key in ("entrypoint", "writable"):
+        said[key] = file.flag(key)[0]
+    for key in ("mounts", "devices"):
+        said[key] = [file.value(entry) for entry in file.all(key)]
+    said["env"] = {name: entry.text for name, entry in file.by_name("env").items()}
+    said["annotations"] = {name: file.value(entry) for name, entry in file.by_name("annotations").items()}
+    origins: dict[str, object] = {key: entry.origin for key in edffile.KEYS if (entry := file.last(key))}
+    for key in ("mounts", "devices"):
+        origins[key] = [entry.origin for entry in file.all(key)]
+    for key in ("env", "annotations"):
+        origins[key] = {name: entry.origin for name, entry in file.by_name(key).items()}
+    return {**said, "origins": origins}

@@ -1,0 +1,97 @@
+"""What an environment file says of ``penroot start``. Imported where one is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from enroot_py.base import log
+from enroot_py.base.errors import ImageReferenceError, UsageError
+from enroot_py.config.settings import Settings
+from enroot_py.config.table import all_settings
+from enroot_py.features.environments import edffile
+from enroot_py.features.environments.edf import Environment
+from enroot_py.registry import reference
+from enroot_py.runtime import mountentries
+from enroot_py.runtime.execute import Container
+from enroot_py.runtime.mounting import Mount
+
+_EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
+
+
+class StartFile:
+    """What an environment file says of one start by this process. Methods raise PenrootError.
+
+    Where it is only looked at, it may be for a ``job``, whose variables nobody knows yet: None.
+    """
+
+    def __init__(self, file: Environment, job: Mapping[str, str] | None = os.environ) -> None:
+        self._file = file
+        self._job = job
+        self.mounts = tuple(_mounts(file, job))
+        self.host = file.for_hooks(job)
+        self._text("workdir")  # for errors in it
+        self.identity = file.dumps()  # ranks share a container that others started with the same words
+
+    @property
+    def target(self) -> str:
+        """The image as penroot start takes it, or ""."""
+        image = self._text("image")
+        entry = self._file.last("image")
+        if not entry or image.startswith(("/", ".")) or image.endswith(".sqsh") and os.path.isfile(image):
+            return image
+        uri = image if reference.is_uri(image) else reference.DOCKER + image
+        try:
+            reference.parse(uri, os.getcwd())
+        except ImageReferenceError as e:
+            raise UsageError(f"{entry.where}={e}", hint=e.hint) from None
+        return uri
+
+    def settings(self, settings: Settings) -> Settings:
+        """The settings of the start, before those of its command line."""
+        writable, origin = self._file.flag("writable")
+        said = settings.replace(origin, rootfs_writable=writable)
+        for row in (row for row in all_settings().values() if row.annotated):
+            if annotation := self._file.annotation(f"com.pyxis.{row.name}"):
+                value, where = annotation
+                said = said.replace(where, **{row.name: value})
+        return said.with_devices(self._file.devices(os.environ), self._file.path)
+
+    def variables(self, image: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+        return self._file.variables(image, os.environ)
+
+    def fit(self, container: Container, command: tuple[str, ...]) -> Container:
+        """Let the container start where the file says, and run the image's entrypoint where it says so.
+
+        Without a command, and a word of the file, what the image runs is all there is to run.
+        """
+        workdir = self._file.last("workdir")
+        if workdir:
+            container.workdir = self._text("workdir")
+            container.origins["PWD"] = workdir.where
+        unsaid = not command and self._file.last("entrypoint") is None
+        container.runs_entrypoint = unsaid or self._file.flag("entrypoint")[0]
+        return container
+
+    def _text(self, key: str) -> str:
+        entry = self._file.last(key)
+        return self._file.value(entry, self._job) if entry else ""
+
+
+def _mounts(file: Environment, job: Mapping[str, str] | None) -> Iterator[Mount]:
+    for entry in file.all("mounts"):
+        try:
+            mount = mountentries.parse_one(file.mount(entry, job), entry.where)
+            yield (mount if job is None else mount.resolved(os.getcwd(), {})).fstab("")
+        except ValueError as e:
+            why, hint = e.args if len(e.args) == 2 else (e.args[0], _EXAMPLE)
+            raise UsageError(f"{entry.where}: {why}", hint=hint) from None
+
+
+def read(name: str) -> Environment:
+    """The environment that ``name`` means to this process; what it asks for and nobody does is told."""
+    file = edffile.read(name, name, os.getcwd(), os.environ)
+    edffile.check(file)
+    if line := edffile.lacking(file):
+        log.warn(line)
+    return file

@@ -1,0 +1,52 @@
+"""``penroot env``: what environment files say, and whether they may."""
+
+from __future__ import annotations
+
+import click
+
+from enroot_py.base import log
+from enroot_py.base.errors import PenrootError
+from enroot_py.cli.commands import CONTEXT, synopsis
+
+
+def add(penroot: click.Group) -> None:
+    """Add the verb."""
+    penroot.add_command(env)
+
+
+@click.group("env", context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
+def env() -> None:
+    """Show and check environment files, as start and srun take them with --environment."""
+
+
+@synopsis
+@env.command("render", context_settings=CONTEXT)
+@click.option("--format", "form", type=click.Choice(["toml", "json"]), default="toml", help="For people, or machines.")
+@click.argument("name", metavar="NAME|FILE")
+def render(form: str, name: str) -> None:
+    """Show what a file says with all that it is based on, and where each value comes from."""
+    from enroot_py.features.environments import shown, startfile
+
+    click.echo(shown.shown(startfile.read(name), form))
+
+
+@synopsis
+@env.command("validate", context_settings=CONTEXT)
+@click.argument("files", nargs=-1, required=True, metavar="NAME|FILE...")
+def validate(files: tuple[str, ...]) -> None:
+    """Check environment files: keys, values, variables, mounts and the form of the image."""
+    from enroot_py.features.environments import startfile
+
+    failed = False
+    for name in files:
+        try:
+            file = startfile.read(name)
+            target = startfile.StartFile(file, job=None).target
+        except PenrootError as e:
+            failed = True
+            log.error(str(e))
+            log.hint(e.hint)
+        else:
+            click.echo(f"{file.path} is valid" + ("" if target else ", and says no image"))
+    if failed:
+        raise PenrootError("not every file is valid", hint="penroot env render shows what a file says")

@@ -1,0 +1,100 @@
+"""``penroot lock``: lock files made, brought up to date and checked."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from enroot_py.base import log, making, waits
+from enroot_py.base.errors import ConfigError, PenrootError
+from enroot_py.config import settings
+from enroot_py.config.settings import Settings
+from enroot_py.features.pins import lockfile
+from enroot_py.features.pins.lockfile import LockFile
+from enroot_py.registry.reference import Reference
+
+_Found = dict[str, tuple[str, str]]  # by canonical names: how an image is written, and its digest now
+
+
+def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
+    """Write into a lock file the digest that each image has now, or check that none has moved. Raises PenrootError."""
+    path = os.path.realpath(file)  # what a symbolic link leads to is replaced, and not the link
+    locked = _read(path, makes=bool(images) and not check)[1]
+    wanted = {str(lockfile.tag(text)): text for text in images}
+    if check:
+        for text in images:
+            locked.pin(lockfile.tag(text))
+        _check(locked, _ask(locked, wanted))
+        return
+    found = _ask(locked, wanted)
+    try:
+        with waits.changing(path):
+            text, locked = _read(path, makes=True)  # which somebody else may have changed meanwhile
+            _write(path, text, _changed(text, locked, found))
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}", hint="may you write to its directory?") from e
+    for name, (image, digest) in found.items():
+        old = locked.digest(name)
+        if old != digest:
+            click.echo(f"{image} {digest}" + (f", was {old}" if old else ""))
+
+
+def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
+    """A lock file and what it says; one that is not there is empty, if it ``makes`` one. Raises ConfigError."""
+    text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
+    return text, lockfile.parse(path, text)
+
+
+def _ask(locked: LockFile, wanted: dict[str, str]) -> _Found:
+    """What is wanted, and what waits for a digest, as registries have it now. Raises PenrootError."""
+    options = settings.load()
+    texts = {
+        str(image.image): image.text
+        for image in locked.images
+        if not wanted or not image.digest or str(image.image) in wanted
+    }
+    return {name: (text, _digest(lockfile.tag(text), options)) for name, text in {**wanted, **texts}.items()}
+
+
+def _digest(image: Reference, options: Settings) -> str:
+    """The digest of a tag: that of its index, where it has one. Raises PenrootError."""
+    from enroot_py.registry.sources import open_source
+
+    source = open_source(image, options)
+    return source.digest() or source.manifest().named
+
+
+def _changed(text: str, locked: LockFile, found: _Found) -> str:
+    """The text with the digests that were found; comments and the order stay."""
+    lines = text.removesuffix("\n").split("\n")
+    rest = dict(found)
+    for image in locked.images:
+        if now := rest.pop(str(image.image), None):
+            lines[image.line - 1] = f"{image.text} {now[1]}"
+    return "\n".join((*lines, *map(" ".join, rest.values()))) + "\n"
+
+
+def _write(path: str, before: str, text: str) -> None:
+    """Let a file say ``text``, at once for who reads it. Raises ConfigError, OSError."""
+    lockfile.parse(path, text)
+    exists = os.path.exists(path)
+    if text == before and exists:
+        log.info(f"{path} is up to date")
+        return
+    with making.File(path) as file:
+        if exists:
+            os.fchmod(file.fd, os.stat(path).st_mode & 0o777)
+        file.write(text.encode())
+        file.publish(replace=True)
+
+
+def _check(locked: LockFile, found: _Found) -> None:
+    """Say what has moved. Raises PenrootError where something has."""
+    moved = [(text, digest, old) for name, (text, digest) in found.items() if (old := locked.digest(name)) != digest]
+    for text, digest, old in moved:
+        click.echo(f"{text} is {digest}, " + (f"and locked to {old}" if old else "and has no digest in the file"))
+    if moved:
+        what = f"{len(moved)} of {log.many(len(found), 'tag')} moved"
+        raise PenrootError(f"{locked.path}: {what}", hint=f"to lock what they are now: penroot lock {locked.path}")
+    log.info(f"{locked.path}: no tag has moved")

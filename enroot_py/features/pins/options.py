@@ -1,0 +1,39 @@
+"""The options of srun, sbatch and salloc that pin tags to digests."""
+
+from __future__ import annotations
+
+from enroot_py.config.words import truth
+from pyxis_py.options import Option, file_name, image_text
+
+
+def _pin(text: str) -> bool | tuple[str, ...]:
+    try:
+        return truth(text)
+    except ValueError:  # images
+        pass
+    images = text.split(",")
+    if not all(images):
+        raise ValueError("an image is empty", "separate images with one comma each")
+    return tuple(dict.fromkeys(image_text(image) for image in images))
+
+
+PIN = Option(
+    "container-pin",
+    "pin",
+    "no: each step of a job resolves the tag; yes: where sbatch or salloc cannot resolve it for all steps, it "
+    "fails instead of warning; images: the same of these, which steps of the job name",
+    parse=_pin,
+    arginfo="no|yes|IMAGE[,IMAGE...]",
+    example="no",
+    of_job=True,
+)
+LOCK = Option(
+    "container-lock",
+    "lock",
+    "lock file, made by penroot lock, that says which digest each tag is; one that it does not name is an error",
+    parse=file_name,
+    arginfo="FILE",
+    example="./images.lock",
+    of_job=True,
+)
+OPTIONS = (PIN, LOCK)

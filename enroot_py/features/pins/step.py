@@ -1,0 +1,61 @@
+"""The digests that a job carries to its steps, and those of the step's own lock file."""
+
+from __future__ import annotations
+
+from enroot_py.base.digests import is_digest
+from enroot_py.features.pins.options import LOCK, PIN
+from pyxis_py.job import PINNED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.base.digests import Pin
+    from enroot_py.registry.reference import LocalImage, Reference
+    from pyxis_py.job import Job
+    from pyxis_py.options import Request
+
+
+def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
+    """The digest that a tag has for the step; ``resolved`` is what srun says. Raises UsageError, ConfigError.
+
+    On a node it is what srun says, if it does, of the job and lock files too; ImageError where it has to be known.
+    """
+    if image.digest or not _may_pin(job, request):
+        return None
+    from enroot_py.features.pins import pins
+
+    return pins.told(job, request, resolved) if is_digest(resolved) else pins.known(job, request, image)
+
+
+def uri(job: Job, request: Request, image: str) -> str:
+    """An image for a site's importer by its digest; "" where none is known. Raises as pin()."""
+    if not _may_pin(job, request):
+        return ""
+    from enroot_py.features.pins import pins
+
+    return pins.uri(job, request, image)
+
+
+def must_resolve(request: Request) -> bool:
+    """Whether srun is to resolve a tag, whatever the site says."""
+    return request.value(PIN) is True
+
+
+def at_submit(job: Job, request: Request) -> list[tuple[str, str]]:
+    """What sbatch or salloc find out for all steps of a job: see pins.at_submit(). Raises PenrootError."""
+    if job.context == "srun":
+        return []
+    from pyxis_py import settings
+
+    has_tag = request.is_reference(job.cwd) and request.value(PIN) is not False
+    plugin = settings.load(job.arguments)
+    if not plugin.sbatch_support or not (has_tag or request.value(LOCK) is not None or request.value(PIN)):
+        return []
+    from enroot_py.features.pins import pins
+
+    pinned = pins.at_submit(job, request, plugin)
+    return [("pinned", pinned)] if pinned else []
+
+
+def _may_pin(job: Job, request: Request) -> bool:
+    asked = request.value(LOCK) is not None or request.value(PIN) is True
+    return asked or bool(job.environ.get("ENROOT_LOCK") or job.environ.get(PINNED))

@@ -1,0 +1,1 @@
+"""Records of what is done, for machines, and metrics that count them: docs/events.md."""

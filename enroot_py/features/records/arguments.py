@@ -1,0 +1,12 @@
+"""The argument of the plugin that says where steps are recorded."""
+
+from __future__ import annotations
+
+from enroot_py.config.table import FeatureTable, Place, rows
+
+
+class RecordArguments(FeatureTable):
+    events = Place("", "where steps are recorded, whatever ENROOT_EVENTS says", "journald", "syslog")
+
+
+ARGUMENTS = rows(RecordArguments)

@@ -1,0 +1,114 @@
+"""``penroot cache metrics``: what the store holds and the records count, for the textfile collector of node_exporter.
+
+Source of the format: Prometheus, "Exposition formats", text-based. Of the records, which others may have written to,
+only known words become labels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+from enroot_py.base import log, making
+from enroot_py.base.errors import PenrootError
+from enroot_py.config.settings import Settings
+from enroot_py.features.records import events
+from enroot_py.features.records.settings import RecordSettings
+from enroot_py.store import containers, inventory
+from enroot_py.store.store import Store
+
+# Name, type and meaning of each.
+METRICS = {
+    "penroot_store_images": ("gauge", "images in the store"),
+    "penroot_store_layers": ("gauge", "layers in the store"),
+    "penroot_store_bytes": ("gauge", "size of what the store holds, unpacked"),
+    "penroot_store_limit_bytes": ("gauge", "the setting cache_limit, 0 for none"),
+    "penroot_containers": ("gauge", "containers under the data path"),
+    "penroot_events_total": ("counter", "records, by what was done and how it ended"),
+    "penroot_seconds_total": ("counter", "seconds of the records, by what was done"),
+    "penroot_phase_seconds_total": ("counter", "seconds of the records, by what was done and phase"),
+    "penroot_pulls_total": ("counter", "pulls, by what the store had of the image: hit, part, miss"),
+    "penroot_pulled_bytes_total": ("counter", "bytes of layers that pulls have fetched"),
+}
+_LONGEST = 16384  # bytes of a record: ours are shorter
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]  # a metric, and its labels
+
+
+def text(settings: Settings) -> str:
+    """All metrics, each with its head. Raises PenrootError."""
+    samples: defaultdict[Sample, float] = defaultdict(float)
+    store = Store(settings.cache_path)
+    for name, number in zip(("images", "layers", "bytes"), inventory.total(store), strict=True):
+        samples[f"penroot_store_{name}", ()] = number
+    samples["penroot_store_limit_bytes", ()] = settings.cache_limit
+    samples["penroot_containers", ()] = len(containers.names(settings))
+    for record in _records(RecordSettings(settings).events):
+        _count(record, samples)
+    user = (("user", str(events.who()["user"])),)
+    out = []
+    for name, (kind, meaning) in METRICS.items():
+        out += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        rows = sorted((labels, value) for (metric, labels), value in samples.items() if metric == name)
+        out += [f"{name}{{{_labels((*user, *labels))}}} {value:.15g}" for labels, value in rows]
+    return "\n".join(out) + "\n"
+
+
+def write(path: str, content: str) -> None:
+    """Write a file by rename, so that a collector reads the old or the new one. Raises PenrootError."""
+    try:
+        making.write(path, content.encode(errors="surrogateescape"), 0o644)
+    except OSError as e:
+        raise PenrootError(f"cannot write {path}: {e.strerror}", hint="give a file in a directory of your own") from e
+
+
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _records(where: str) -> Iterator[dict[str, object]]:
+    """The records in the caller's file, if events go to one. Lines that are none are passed over."""
+    if not where.startswith("/"):
+        return
+    path = events.file_of(where)
+    try:
+        with open(events.opened(path, os.O_RDONLY), "rb") as f:
+            while line := f.readline(_LONGEST):
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        log.warn(f"records are not counted: {path}: {e.strerror}")
+
+
+def _count(record: dict[str, object], samples: defaultdict[Sample, float]) -> None:
+    kind, result, cache = record.get("event"), record.get("result"), record.get("cache")
+    if not isinstance(kind, str) or kind not in events.KINDS or result not in ("ok", "error"):
+        return
+    of = (("event", kind),)
+    samples["penroot_events_total", (*of, ("result", str(result)))] += 1
+    samples["penroot_seconds_total", of] += _number(record.get("seconds"))
+    phases = record.get("phases")
+    for phase, seconds in phases.items() if isinstance(phases, dict) else ():
+        if phase in events.PHASES:
+            samples["penroot_phase_seconds_total", (*of, ("phase", phase))] += _number(seconds)
+    if kind == "pull" and cache in ("hit", "part", "miss"):
+        samples["penroot_pulls_total", (("cache", str(cache)),)] += 1
+        samples["penroot_pulled_bytes_total", ()] += _number(record.get("bytes", 0))
+
+
+def _number(value: object) -> float:
+    """Return a number of a record, or 0 for a value that no record of ours has."""
+    # NaN compares with nothing; an integer of many digits is too large for math.isfinite().
+    return value if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0

@@ -1,0 +1,13 @@
+"""Begin an event if the settings say where it is recorded."""
+
+from __future__ import annotations
+
+from enroot_py.config.table import Rows
+from enroot_py.features.records.events import Event
+from enroot_py.features.records.settings import RecordSettings
+
+
+def begin(kind: str, settings: Rows, timed: bool, facts: dict[str, str | int], around: Event | None) -> Event | None:
+    """The event of what begins now; None where nobody wants one."""
+    where = RecordSettings(settings).events
+    return Event(kind, where, facts, around) if where or timed or around is not None else None

@@ -1,0 +1,29 @@
+"""``penroot cache metrics``."""
+
+from __future__ import annotations
+
+import click
+
+from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.config import settings
+
+
+def add(penroot: click.Group) -> None:
+    """Add the verb to the group of the store."""
+    cache = penroot.commands["cache"]
+    assert isinstance(cache, click.Group)
+    cache.add_command(cache_metrics)
+
+
+@synopsis
+@click.command("metrics", context_settings=CONTEXT)
+@click.option("-o", "--output", metavar="FILE", help="Write them to FILE by rename, for node_exporter.")
+def cache_metrics(output: str | None) -> None:
+    """Print what the store holds and what the records count, in Prometheus' text format."""
+    from enroot_py.features.records import metrics
+
+    content = metrics.text(settings.load())
+    if output is None:
+        click.echo(content, nl=False)
+    else:
+        metrics.write(output, content)

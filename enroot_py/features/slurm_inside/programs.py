@@ -1,0 +1,52 @@
+"""Slurm's programs for a container that another step has started."""
+
+from __future__ import annotations
+
+import os
+
+from enroot_py.base import linux, paths
+from enroot_py.config.settings import HERE
+from enroot_py.features.slurm_inside import slurm
+from enroot_py.features.slurm_inside.settings import SETTINGS
+from enroot_py.runtime import hooks, rootfs
+from enroot_py.runtime.mounting import Mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyxis_py.step import Step
+
+
+class Programs:
+    """Slurm's programs for a running container: the settings and variables of the step, and who asks for them."""
+
+    target = HERE
+    what = "Slurm's programs"
+
+    def __init__(self, step: Step) -> None:
+        self._settings = step.settings
+        self._host = step.host
+        self._origin = step.settings.origin(SETTINGS["ENROOT_SLURM"])
+        self._scratch = rootfs.make_scratch(step.settings)
+        self._uid = os.geteuid()
+
+    def tree(self) -> tuple[Mount, int, Callable[[int], None]]:
+        """In a child's own mount namespace: make the directory, and detach it.
+
+        The function is for later, with the root of the container.
+        """
+        rootfs.mount_scratch(self._scratch)
+        root = os.open(f"{self._scratch}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        node = slurm.fill(root, self._host, self._origin)
+        with paths.open_in(root, HERE) as here:
+            clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC
+            tree = linux.open_tree(here, "", clone | linux.AT_EMPTY_PATH | linux.AT_RECURSIVE)
+        users = slurm.users(node)  # before the container's database of users is in the place of the node's
+        caller = hooks.caller(self._host, self._uid, os.getegid())
+
+        def add_users(root: int) -> None:
+            os.close(paths.open_in(root, "/etc/passwd", os.O_PATH, linux.RESOLVE_NO_XDEV))
+            slurm.add_users(hooks.Context(root, "/", self._settings, {}, caller), users)
+
+        return Mount(HERE, HERE, "none", ("x-create=dir", "rbind"), 0, self._origin), tree, add_users

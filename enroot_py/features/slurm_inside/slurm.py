@@ -1,0 +1,201 @@
+"""Slurm's client programs of the node, in a container of whatever distribution: HERE has all that they need.
+
+``bin`` has a name for each program: ``launch``, a static program, starts the one of that name in ``node/bin`` by the
+node's loader, with the node's libraries alone. Nothing of the image is replaced and nothing in it is changed but that
+its /etc/passwd has the user that Slurm runs as. Imported where it is asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from enroot_py import LIBRARY
+from enroot_py.base import linux, log, paths
+from enroot_py.base.errors import ConfigError, MountError
+from enroot_py.base.fds import Fd
+from enroot_py.config.settings import BIN, HERE, sysconf_path
+from enroot_py.features.slurm_inside.slurmconf import Plugin, stack_text
+from enroot_py.features.slurm_inside.slurmnode import SlurmNode, own
+from enroot_py.runtime import mounting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from enroot_py.runtime.hooks import Context
+
+_LAUNCHER = "/libexec/penroot-slurm"
+_FOR = "Slurm in the container"
+_WITHOUT = "without it: --no-container-slurm, or ENROOT_SLURM=no"
+_READ_ONLY = ("x-create=auto", "bind", "ro", "nosuid", "nodev", "private")
+
+
+def bring(context: Context, origin: str) -> None:
+    """Let what runs in the container have Slurm. Raises ConfigError, MountError, HookError."""
+    if context.settings.remap_root:
+        warn_root()
+    node = fill(context.root, context.host, origin)
+    add_users(context, (*users(node), context.user))
+    context.environ["PATH"] = f"{BIN}:{context.environ['PATH']}" if context.environ.get("PATH") else BIN
+
+
+def warn_root() -> None:
+    log.warn(f"{_FOR}: srun and sbatch do not work for root in it: they take this user for root of the node")
+
+
+def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:
+    """Make HERE beneath ``root``, with the Slurm that is returned. Raises ConfigError, MountError."""
+    try:
+        node = SlurmNode(host)
+    except ConfigError as e:
+        raise ConfigError(f"{_FOR}: {e}", hint=f"{e.hint}; {_WITHOUT}") from e
+    _Place(root, host, origin).fill(node)
+    return node
+
+
+class _Place:
+    """HERE in the container: a tmpfs of its own, which is read-only when all is there."""
+
+    def __init__(self, root: int, host: Mapping[str, str], origin: str) -> None:
+        self._root = root
+        self._host = host
+        self._origin = origin
+        self._plugins: dict[str, str] = {}  # of plugstack.conf, by path on the node
+
+    def fill(self, node: SlurmNode) -> None:
+        with self._mount_tmpfs() as here:
+            for source, target in self._binds(node):
+                self._bind(source, target)
+            for name in node.programs:
+                self._link("../launch", f"bin/{name}")
+            if node.library:
+                self._link("launch", "python3")
+            self._write("arguments", "".join(f"{word}\n" for word in self._arguments(node)))
+            mode = 0o444 if node.conf.is_open else 0o400
+            self._write("etc/slurm.conf", node.conf.changed(self._conf(node)), mode)
+            self._write("etc/plugstack.conf", stack_text(self._stack(node)), mode)
+            linux.mount_setattr(here, "", linux.AT_EMPTY_PATH, linux.MOUNT_ATTR_RDONLY, 0, 0)
+
+    def _mount_tmpfs(self) -> Fd:
+        """Where an image has a link on the way nothing is mounted: it could lead to what others need."""
+        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+        options = ["mode=755", "size=64M"]
+        if log.explain:
+            log.explain(f"mount    tmpfs {HERE} tmpfs {','.join(options)},ro,nosuid,nodev 0 0  ({self._origin})")
+        try:
+            with mounting.mount_filesystem("tmpfs", "tmpfs", options, attributes) as mount, self._target() as target:
+                mounting.attach(mount, target)
+                return mount.keep()
+        except OSError as e:
+            why = "the image has a symbolic link on the way" if e.errno == errno.ELOOP else e.strerror
+            raise MountError(f"{_FOR}: cannot mount {HERE}: {why}", hint=_WITHOUT) from e
+
+    def _target(self) -> Fd:
+        try:
+            return paths.open_in(self._root, HERE, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
+        except FileNotFoundError:
+            os.close(paths.make_directory(self._root, HERE, 0))
+            return paths.open_in(self._root, HERE, os.O_PATH, linux.RESOLVE_NO_SYMLINKS)
+
+    def _bind(self, source: str, target: str) -> None:
+        mounting.Mount(source, f"{HERE}/{target}", "none", _READ_ONLY, 0, self._origin).execute(self._root)
+
+    def _link(self, content: str, target: str) -> None:
+        above, _, name = f"{HERE}/{target}".rpartition("/")
+        with paths.make_directory(self._root, above) as directory:
+            os.symlink(content, name, dir_fd=directory)
+
+    def _write(self, target: str, text: str, mode: int = 0o444) -> None:
+        if log.explain:
+            log.explain(f"file     {HERE}/{target}  ({self._origin})")
+        paths.write(self._root, f"{HERE}/{target}", text.encode("utf-8", "surrogateescape"), mode)
+
+    def _binds(self, node: SlurmNode) -> Iterator[tuple[str, str]]:
+        """What of the node is where."""
+        launcher = LIBRARY + _LAUNCHER
+        if not os.path.exists(launcher):
+            raise ConfigError(f"{_FOR}: there is no {launcher}", hint="install penroot again: make install")
+        yield os.path.realpath(launcher), "launch"
+        yield os.path.realpath(node.loader), "loader"
+        for name, path in node.programs.items():
+            yield os.path.realpath(path), f"node/bin/{name}"
+        yield from ((place, f"lib/{number}") for number, place in enumerate(node.libraries))
+        yield from ((place, f"plugins/{number}") for number, place in enumerate(node.plugins))
+        if node.socket and node.socket.endswith("/munge/munge.socket.2"):
+            yield os.path.dirname(node.socket), "auth"  # a munged that is started again makes another socket
+        elif node.socket:
+            yield node.socket, f"auth/{os.path.basename(node.socket)}"
+        if node.library:
+            executable, directories = node.python
+            yield executable, "node/bin/python3"
+            yield from ((f"{sys.base_prefix}/{directory}", f"node/{directory}") for directory in directories)
+            yield node.library, "penroot"
+            if node.authorities:
+                yield os.path.realpath(node.authorities), "etc/authorities.pem"
+            if os.path.isdir(site := sysconf_path(self._host)):
+                yield site, "etc/enroot"
+        for number, plugin in enumerate(node.conf.plugstack):
+            if plugin.path.startswith("/") and os.path.exists(plugin.path):
+                self._plugins[plugin.path] = f"spank/{number}/{os.path.basename(plugin.path)}"
+        yield from ((own(path), place) for path, place in self._plugins.items())
+        for name in ("cli_filter.lua", "ca_cert.pem"):  # of which programs have no other
+            if os.path.exists(f"{node.conf.directory}/{name}"):
+                yield f"{node.conf.directory}/{name}", f"etc/{name}"
+
+    def _arguments(self, node: SlurmNode) -> Iterator[str]:
+        """What the launcher executes before the program's path. The first one is for DT_RPATH of the program itself."""
+        yield from (f"{HERE}/loader", "--inhibit-rpath", ":", "--inhibit-cache", "--library-path")
+        plugins = [f"{HERE}/plugins/{number}" for number in range(len(node.plugins))]
+        yield ":".join((*(f"{HERE}/lib/{number}" for number in range(len(node.libraries))), *plugins))
+
+    def _conf(self, node: SlurmNode) -> dict[str, str]:
+        """What slurm.conf says otherwise in the container."""
+        conf = node.conf
+        said = {
+            "PluginDir": ":".join(f"{HERE}/plugins/{number}" for number in range(len(node.plugins))),
+            "PlugStackConfig": f"{HERE}/etc/plugstack.conf",
+        }
+        for key in ("SlurmUser", "SlurmdUser"):
+            if user := slurm_user(conf.value(key)):
+                said[key] = str(user.pw_uid)  # an image may have another user of that name
+        if node.uses_munge:
+            info = [word for word in conf.value("AuthInfo").split(",") if word and not word.startswith("socket=")]
+            said["AuthInfo"] = ",".join((f"socket={HERE}/auth/{os.path.basename(node.socket)}", *info))
+        return said
+
+    def _stack(self, node: SlurmNode) -> dict[Plugin, str]:
+        return {
+            plugin: f"{HERE}/{self._plugins[plugin.path]}" if plugin.path in self._plugins else plugin.path
+            for plugin in node.conf.plugstack
+        }
+
+
+def slurm_user(name: str) -> pwd.struct_passwd | None:
+    """Who that is on the node."""
+    try:
+        return (pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)) if name else None
+    except KeyError:
+        return None
+
+
+def users(node: SlurmNode) -> tuple[pwd.struct_passwd | None, ...]:
+    """The users of the node that Slurm runs as."""
+    return slurm_user(node.conf.value("SlurmUser")), slurm_user(node.conf.value("SlurmdUser"))
+
+
+def add_users(context: Context, wanted: Iterable[pwd.struct_passwd | None]) -> None:
+    """Let the ``wanted`` users have a name in the container: Slurm's programs look them up, and fail without."""
+    entries = context.read("/etc/passwd").rstrip(b"\n").split(b"\n")
+    fields = [entry.split(b":") for entry in entries]
+    numbers, names = {entry[2] for entry in fields if len(entry) > 2}, {entry[0] for entry in fields}
+    more = []
+    for user in wanted:
+        if user and b"%d" % user.pw_uid not in numbers:
+            name = os.fsencode(user.pw_name)
+            name = b"%s-%d" % (name, user.pw_uid) if name in names else name
+            more.append(b"%s:x:%d:%d::/:/usr/sbin/nologin" % (name, user.pw_uid, user.pw_gid))
+            numbers.add(b"%d" % user.pw_uid)
+    if more:
+        context.write("/etc/passwd", b"\n".join([*filter(None, entries), *more, b""]))

@@ -1,0 +1,23 @@
+"""What ``penroot doctor`` and ``pyxis-py check`` say of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from enroot_py.base import log
+from enroot_py.base.errors import PenrootError
+from enroot_py.cli.doctor import Finding
+from enroot_py.config.settings import Settings
+
+
+def findings(settings: Settings) -> Iterator[Finding]:
+    """Whether what says which images are let in can be read, with its keys: with a slip in it none is."""
+    for path in settings.policies:
+        from enroot_py.features.trust import policy, signatures
+
+        try:
+            loaded = policy.load(path)
+            count = len([signatures.Key(source) for source in loaded.key_sources] if loaded else ())
+            yield Finding("ok", f"{path} says which images are let in, by {log.many(count, 'key')}")
+        except PenrootError as e:
+            yield Finding("bad", f"no image is let in: {e}", e.hint)

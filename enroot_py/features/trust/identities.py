@@ -1,0 +1,182 @@
+"""Names of images as policies and signatures write them, and when the name in a signature is the image's.
+
+Sources: containers-policy.json(5), signedIdentity; "Docker references" as containers-transports(5) has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enroot_py.base.errors import ConfigError
+from enroot_py.config.document import Node
+from enroot_py.config.words import nearest
+from enroot_py.registry.reference import DOCKER_HUB, HUB_NAMES, Reference, canonical_registry, spelling
+
+_HUB = "docker.io"  # as policies and signatures call Docker's registry
+
+
+@dataclass(frozen=True, slots=True)
+class DockerName:
+    """REGISTRY/REPOSITORY, and the tag or digest behind it, if there is one."""
+
+    repository: str
+    tag: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        end = f":{self.tag}" if self.tag else ""
+        return self.repository + end + (f"@{self.digest}" if self.digest else "")
+
+
+def of(reference: Reference) -> DockerName:
+    """The name of an image that somebody wants."""
+    host = _HUB if reference.registry == DOCKER_HUB else reference.registry
+    return DockerName(f"{host}/{reference.repository}", reference.tag, reference.digest)
+
+
+def read(text: str) -> DockerName:
+    """A name in a signature or policy, in the full form where that is left out."""
+    rest, _, digest = text.partition("@")
+    repository, colon, tag = rest.rpartition(":")
+    if not colon or "/" in tag:  # it is a port
+        repository, tag = rest, ""
+    host, slashed, path = repository.partition("/")
+    if not slashed or not ("." in host or ":" in host or host == "localhost"):
+        host, path = _HUB, repository
+    host = spelling(host)
+    if host in HUB_NAMES:
+        host, path = _HUB, path if "/" in path else f"library/{path}"
+    return DockerName(f"{host}/{path}", tag, digest)
+
+
+def scopes(name: DockerName) -> list[str]:
+    """The scopes of a policy that an image is in, the narrowest first: containers-policy.json(5), docker."""
+    found = []
+    places = _same_places(name.repository)
+    found += [str(DockerName(place, name.tag, name.digest)) for place in places]
+    while all(places):
+        found += places
+        places = [place.rpartition("/")[0] for place in places]
+    host = name.repository.partition("/")[0].partition(":")[0]
+    while "." in host:
+        host = host.partition(".")[2]
+        found.append("*." + host)
+    return found
+
+
+def _same_places(repository: str) -> list[str]:
+    """A repository, and the same on port 80, or without that: where plain HTTP is allowed, both are one place."""
+    host, slash, path = repository.partition("/")
+    if host.endswith(":80"):
+        return [repository, host.removesuffix(":80") + slash + path]
+    has_port = host.rpartition(":")[2].isdecimal() and not host.endswith("]")
+    return [repository] if has_port else [repository, f"{host}:80{slash}{path}"]
+
+
+def canonical(place: str) -> str:
+    """Return a place in a registry with the one spelling of its host."""
+    host, slash, path = place.partition("/")
+    host = spelling(host)
+    return (_HUB if host in HUB_NAMES else host) + slash + path
+
+
+def canonical_scope(scope: str, where: str) -> str:
+    """Return the scope with the one spelling of its host. Raises ConfigError if no image is ever in it."""
+    host, _, rest = scope.partition("/")
+    bare = rest.partition("@")[0].partition(":")[0]
+    hint = ""
+    if host != host.lower() or bare != bare.lower() or "://" in scope or scope.endswith("/"):
+        hint = "write HOST[:PORT][/REPOSITORY[:TAG]] in small letters"
+    elif "*" in (scope[1:] if scope.startswith("*.") else scope):
+        hint = "write *.DOMAIN for all hosts in it"
+    elif not scope.startswith("*."):
+        try:
+            name = canonical_registry(host)
+            if name in HUB_NAMES and name != _HUB:
+                raise ConfigError(
+                    f"{where}: no image is in the scope {scope}", hint=f"write {_HUB}{scope[len(host) :]}"
+                )
+            scope = name + scope[len(host) :]
+        except ValueError as e:
+            hint = str(e)
+    if hint:
+        raise ConfigError(f"{where}: no image is in the scope {scope!r}", hint=hint)
+    return scope
+
+
+# What signedIdentity may say: its words beside ``type``.
+_KINDS: dict[str, tuple[str, ...]] = {
+    "matchExact": (),
+    "matchRepoDigestOrExact": (),
+    "matchRepository": (),
+    "exactReference": ("dockerReference",),
+    "exactRepository": ("dockerRepository",),
+    "remapIdentity": ("prefix", "signedPrefix"),
+    "digestOnly": (),  # ours, for bundles, which name no image
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which name a signature has to have."""
+
+    kind: str = "matchRepoDigestOrExact"
+    words: tuple[str, ...] = ()
+
+    def wanted(self, image: DockerName) -> tuple[DockerName, bool]:
+        """The name that the signature of an image has to have, and whether another tag will do."""
+        if self.kind == "exactReference":
+            return read(self.words[0]), False
+        if self.kind == "exactRepository":
+            return DockerName(read(self.words[0]).repository), True
+        if self.kind == "remapIdentity":
+            image = DockerName(self._remapped(image.repository), image.tag, image.digest)
+        any_tag = self.kind == "matchRepository" or bool(image.digest) and self.kind != "matchExact"
+        return image, any_tag
+
+    def matches(self, image: DockerName, signed: DockerName | None) -> bool:
+        """Whether a signature with a name, or one without, may be that of an image."""
+        if signed is None or self.kind == "digestOnly":
+            return self.kind == "digestOnly"
+        wanted, any_tag = self.wanted(image)
+        if any_tag:
+            return signed.repository == wanted.repository
+        # One of cosign has neither tag nor digest: it says nothing of a tag, and so does not match one.
+        return signed == wanted and bool(signed.tag or signed.digest)
+
+    def describe(self, image: DockerName) -> str:
+        wanted, any_tag = self.wanted(image)
+        return wanted.repository if any_tag else str(wanted)
+
+    def _remapped(self, repository: str) -> str:
+        prefix, instead = map(canonical, self.words)
+        if repository == prefix or repository.startswith(prefix + "/"):
+            return instead + repository[len(prefix) :]
+        return repository
+
+
+def identity(node: Node | None) -> Identity:
+    """What a policy says of the name in a signature. Raises ConfigError."""
+    if node is None:
+        return Identity()
+    members = dict(node.members("signedIdentity"))
+    kind = members.pop("type", Node("", node.where)).text("the type of signedIdentity")
+    if kind not in _KINDS:
+        meant = nearest(kind, _KINDS)
+        hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(_KINDS)}"
+        raise ConfigError(f"{node.where}: unknown signedIdentity {kind!r}", hint=hint)
+    for key, member in members.items():
+        if key not in _KINDS[kind]:
+            hint = f"beside type it takes {' and '.join(_KINDS[kind]) or 'nothing'}"
+            raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint=hint)
+    for key in _KINDS[kind]:
+        if key not in members:
+            raise ConfigError(f"{node.where}: {kind} needs {key}", hint=f'write "{key}": "…"')
+    words = tuple(members[key].text(key) for key in _KINDS[kind])
+    if kind == "exactReference" and not (read(words[0]).tag or read(words[0]).digest):
+        where = members["dockerReference"].where
+        raise ConfigError(f"{where}: {words[0]} has neither tag nor digest", hint="or write exactRepository")
+    for key, word in zip(_KINDS[kind], words, strict=True):
+        if key != "dockerReference" and ("@" in word or ":" in word.rpartition("/")[2] and "/" in word):
+            raise ConfigError(f"{members[key].where}: {word} has a tag or digest", hint="write it without")
+    return Identity(kind, words)

@@ -1,0 +1,288 @@
+"""Which images a site lets in: the file policy.json, and what its rules ask of an image's signatures.
+
+Source of the format: containers-policy.json(5), as podman and skopeo read it. What is ours: the scopes of ``squashfs``,
+which are paths of squashfs files; ``dir`` are containers that are plain directories. What we do not check, GPG and
+sigstore's own authorities, lets no image in.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from enroot_py import LIBRARY
+from enroot_py.base import trusted
+from enroot_py.base.errors import ConfigError, PolicyError
+from enroot_py.config import files
+from enroot_py.config.document import Node, parse
+from enroot_py.config.words import nearest
+from enroot_py.features.trust import identities
+from enroot_py.features.trust.identities import Identity
+from enroot_py.registry.reference import LocalImage, Reference
+
+_MAXSYMLINKS = 40  # path_resolution(7)
+_LARGEST = 1 << 20  # bytes of a policy or a key
+DOCKER, SQUASHFS, DIRECTORY = "docker", "squashfs", "dir"
+# Ours, by the scheme of a reference, and those of other programs.
+_LOCAL = {
+    "oci:": "oci",
+    "oci-archive:": "oci-archive",
+    "docker-archive:": "docker-archive",
+    "dockerd://": "docker-daemon",
+    "podman://": "containers-storage",
+}
+_TRANSPORTS = (DOCKER, SQUASHFS, DIRECTORY, *_LOCAL.values(), "atomic", "ostree", "openshift", "sif", "tarball")
+_ACCEPT, _REJECT, _GPG, SIGNED = "insecureAcceptAnything", "reject", "signedBy", "sigstoreSigned"
+_TYPES = (_ACCEPT, _REJECT, _GPG, SIGNED)
+_KEYS = ("keyPath", "keyPaths", "keyData", "keyDatas")
+# Of sigstoreSigned, and what each would ask of us beyond a key.
+_MORE = {
+    "fulcio": "certificates of Fulcio",
+    "pki": "certificates",
+    **dict.fromkeys(
+        ("rekorPublicKeyPath", "rekorPublicKeyPaths", "rekorPublicKeyData", "rekorPublicKeyDatas"), "entries in Rekor"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """A public key of a policy: a file, or what the policy itself holds."""
+
+    where: str
+    path: str = ""
+    data: bytes = b""
+    owner: int = 0  # of the policy
+
+    def __str__(self) -> str:
+        return self.path or f"the key in {self.where}"
+
+    def content(self) -> bytes:
+        """The key in PEM. Raises ConfigError for a file that others could have written."""
+        if not self.path:
+            return self.data
+        read = _content(self.path, self.where, self.owner)
+        if read is None:
+            raise ConfigError(f"{self.where}: there is no key {self.path}", hint="cosign generate-key-pair makes one")
+        return read[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One of the things that a rule asks of an image."""
+
+    kind: str
+    where: str
+    keys: tuple[KeySource, ...] = ()
+    identity: Identity = field(default_factory=Identity)
+    lacks: str = ""  # what it asks for that nothing here checks
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for the images in one scope: all of its requirements."""
+
+    scope: str  # in words
+    requirements: tuple[Requirement, ...]
+
+    def refusal(self, image: object) -> PolicyError | None:
+        """Why no image in the scope is let in, whatever its signatures."""
+        for requirement in self.requirements:
+            if requirement.kind == _REJECT:
+                return refused(image, self, requirement, "is rejected", "that rule lets in none of these")
+            if requirement.lacks:
+                hint = f"penroot checks no {requirement.lacks}: sign with a key, cosign sign --key, and write keyPath"
+                return refused(image, self, requirement, f"is to have {requirement.lacks}", hint)
+        return None
+
+    @property
+    def signed(self) -> tuple[Requirement, ...]:
+        """Those that want a signature."""
+        return tuple(requirement for requirement in self.requirements if requirement.kind == SIGNED)
+
+
+def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint: str) -> PolicyError:
+    return PolicyError(f"{image} {why} by {requirement.where} ({rule.scope})", hint=hint)
+
+
+class Policy:
+    """What is in one file. Raises ConfigError with the file and the path in it."""
+
+    def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
+        """``owner`` of the file is one of those who may own its keys."""
+        self._owner = owner
+        root = parse(path, data)
+        members = root.members("a policy")
+        for key, node in members.items():
+            if key not in ("default", "transports"):
+                raise _unknown(node, key, ("default", "transports"))
+        if "default" not in members:
+            raise ConfigError(f"{root.where}: a policy needs default", hint='write "default": [{"type": "reject"}]')
+        self._default = Rule("default", tuple(self._requirements(members["default"])))
+        self._rules: dict[tuple[str, str], Rule] = {}
+        transports = members.get("transports")
+        for name, transport in transports.members("transports").items() if transports else ():
+            if name not in _TRANSPORTS:
+                raise _unknown(transport, name, _TRANSPORTS)
+            for scope, node in transport.members(f"the transport {name}").items():
+                scope = _checked_scope(name, scope, node.where)
+                if (name, scope) in self._rules:
+                    raise ConfigError(f"{node.where}: duplicate scope {scope} of {name}", hint="merge them")
+                words = f"{name}: {scope}" if scope else f"{name}: all"
+                self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
+
+    def rule(self, transport: str, scopes: Iterable[str]) -> Rule:
+        """What holds for an image in these scopes, the narrowest first."""
+        for scope in (*scopes, ""):
+            if rule := self._rules.get((transport, scope)):
+                return rule
+        return self._default
+
+    @property
+    def key_sources(self) -> list[KeySource]:
+        """All keys that rules name."""
+        rules = (self._default, *self._rules.values())
+        return [key for rule in rules for requirement in rule.signed for key in requirement.keys]
+
+    def _requirements(self, node: Node) -> Iterator[Requirement]:
+        for item in node.items("what a policy asks for"):
+            members = dict(item.members("a requirement"))
+            kind = members.pop("type", Node("", item.where)).text("the type of a requirement")
+            if kind not in _TYPES:
+                raise _unknown(item, kind, _TYPES, "type")
+            if kind == _GPG:
+                yield Requirement(kind, item.where, lacks="GPG signatures")
+            elif kind == SIGNED:
+                yield self._signed(item, members)
+            elif members:
+                key, member = next(iter(members.items()))
+                raise ConfigError(f"{member.where}: unknown key {key!r} of {kind}", hint="beside type it takes nothing")
+            else:
+                yield Requirement(kind, item.where)
+
+    def _signed(self, item: Node, members: dict[str, Node]) -> Requirement:
+        for key, member in members.items():
+            if key not in (*_KEYS, *_MORE, "signedIdentity"):
+                raise _unknown(member, key, (*_KEYS, "signedIdentity"))
+        identity = identities.identity(members.get("signedIdentity"))
+        for key, words in _MORE.items():
+            if key in members:
+                return Requirement(SIGNED, item.where, (), identity, words)
+        given = [key for key in _KEYS if key in members]
+        if len(given) != 1:
+            hint = f"write one of {', '.join(_KEYS)}"
+            raise ConfigError(f"{item.where}: {SIGNED} has {' and '.join(given) or 'no key'}", hint=hint)
+        node = members[given[0]]
+        nodes = node.items(given[0]) if given[0].endswith("s") else [node]
+        return Requirement(SIGNED, item.where, tuple(self._key(given[0], each) for each in nodes), identity)
+
+    def _key(self, name: str, node: Node) -> KeySource:
+        text = node.text(name)
+        if name.startswith("keyData"):
+            try:
+                return KeySource(node.where, data=base64.b64decode(text, validate=True))
+            except ValueError:
+                raise ConfigError(
+                    f"{node.where}: {name} is not base64", hint="write what base64 -w0 KEY.pub prints"
+                ) from None
+        if not text.startswith("/"):
+            raise ConfigError(f"{node.where}: {name}={text!r} must be an absolute path", hint="write /etc/…/cosign.pub")
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"{node.where}: no file has the name {text!r}", hint="write /etc/…/cosign.pub")
+        return KeySource(node.where, os.path.normpath(text), owner=self._owner)
+
+
+def load(path: str) -> Policy | None:
+    """The policy in a file; None where it has just gone. Raises ConfigError."""
+    read = _content(path, path, os.geteuid())
+    return Policy(path, *read) if read else None
+
+
+def scopes_of(reference: Reference | LocalImage) -> tuple[str, list[str]]:
+    """The transport of a reference, and the scopes in it that it is in, the narrowest first."""
+    if isinstance(reference, Reference):
+        return DOCKER, identities.scopes(identities.of(reference))
+    transport = _LOCAL[reference.scheme]
+    if not reference.place.startswith("/"):
+        return transport, []
+    path = os.path.realpath(reference.place)
+    return transport, ([f"{path}:{reference.name}"] if reference.name else []) + scopes_of_path(path)
+
+
+def scopes_of_path(path: str) -> list[str]:
+    """A path, and the directories above it."""
+    found = []
+    while path not in ("", "/"):
+        found.append(path)
+        path = os.path.dirname(path)
+    return found
+
+
+def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
+    """What is in a file that root or ``owner`` alone can write, and who owns it; None where there is none.
+
+    Raises ConfigError.
+    """
+    for place in _places(path):
+        files.check(place)
+    # Root's are of another number in a user namespace, as what is installed is.
+    owners = {0, owner, os.stat(LIBRARY).st_uid}
+    try:
+        fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
+        with open(fd, "rb") as f:
+            state = os.fstat(fd)
+            if state.st_uid not in owners:
+                raise _not_believed(path, origin, f"belongs to uid {state.st_uid}, not to root", f"chown root {path}")
+            if state.st_mode & 0o022:
+                why = f"can be written by others (mode {state.st_mode & 0o7777:o})"
+                raise _not_believed(path, origin, why, f"chmod 644 {path}")
+            data = f.read(_LARGEST + 1)
+    except FileNotFoundError as e:
+        if not os.path.islink(path):
+            return None
+        raise _not_believed(path, origin, "is a link that leads nowhere") from e
+    except OSError as e:
+        why = trusted.IRREGULAR if e.strerror == trusted.IRREGULAR else f"cannot be read: {e.strerror}"
+        raise _not_believed(path, origin, why) from e
+    if len(data) > _LARGEST:
+        raise _not_believed(path, origin, f"is larger than {_LARGEST >> 20} MiB")
+    return data, state.st_uid
+
+
+def _places(path: str) -> Iterator[str]:
+    """The directories of a file, and of each link that it is: who can write there says where the path leads."""
+    for _ in range(_MAXSYMLINKS):
+        yield os.path.dirname(path)
+        if not os.path.islink(path):
+            return
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+
+
+def _not_believed(path: str, origin: str, why: str, command: str = "") -> ConfigError:
+    """No ``command`` where it could be any other file, as one of the system's, that is named by mistake."""
+    before = "" if origin == path else f"{origin}: "
+    hint = "it is to be a file of root's that all who use penroot can read"
+    return ConfigError(f"{before}{path} {why}: it says which images are let in", hint=command or hint)
+
+
+def _checked_scope(transport: str, scope: str, where: str) -> str:
+    """Return a scope as an image has it. Raises ConfigError if no image is ever in it."""
+    if scope and transport == DOCKER:
+        return identities.canonical_scope(scope, where)
+    if (
+        scope
+        and transport in (SQUASHFS, DIRECTORY, "oci", "oci-archive")
+        and (not scope.startswith("/") or scope != os.path.normpath(scope) or scope == "/")
+    ):
+        hint = 'write an absolute path without links, or "" for all'
+        raise ConfigError(f"{where}: no image is in the scope {scope!r} of {transport}", hint=hint)
+    return scope
+
+
+def _unknown(node: Node, word: str, known: Iterable[str], what: str = "key") -> ConfigError:
+    known = tuple(known)
+    meant = nearest(word, known)
+    hint = f"did you mean {meant}?" if meant else f"there is: {', '.join(known)}"
+    return ConfigError(f"{node.where}: unknown {what} {word!r}", hint=hint)

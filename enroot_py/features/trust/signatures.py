@@ -1,0 +1,354 @@
+"""Signatures of images as cosign makes them with a key: where a registry has them, and whether one is good.
+
+A signature is over a payload that names an image and its digest. A manifest has the payloads as its layers, with
+the signature of each beside it. That manifest has the tag ``sha256-HEX.sig``; or it refers to the image, and is in the
+list of referrers, which the tag ``sha256-HEX`` stands for in older registries. There are bundles of sigstore too, as
+cosign 3 makes them: what is signed in these is a statement of in-toto behind its type, and names a digest alone.
+
+Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
+distribution specification, "Listing Referrers" and "Referrers Tag Schema". ``cryptography`` is imported where a key is
+needed, and only there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from enroot_py.base import build, digests, log
+from enroot_py.base.errors import ConfigError, ImageError
+from enroot_py.features.trust import identities
+from enroot_py.features.trust.identities import DockerName
+from enroot_py.registry import manifests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from enroot_py.features.trust.policy import KeySource, Requirement
+    from enroot_py.registry.manifests import Descriptor
+    from enroot_py.registry.sources import Blob
+
+_TYPE = "cosign container image signature"
+_PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+_ANNOTATION = "dev.cosignproject.cosign/signature"
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_ARTIFACTS = (
+    *("application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.oci.image.config.v1+json", ""),
+    _BUNDLE,
+)
+# What a bundle is to say: that an image is signed, and nothing else that a key may attest of it.
+_STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/cosign/sign/v1"
+_PREDICATE = "dev.sigstore.bundle.predicateType"  # an annotation, where somebody has written it
+_IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
+# What a hostile registry may give us to look at.
+MOST = 50  # signatures of one manifest: cosign adds the newest at the end
+_MANIFESTS = 8  # that refer to an image
+_MOST_KEPT = 2 * (1 + _MANIFESTS) * MOST
+_LONGEST = 64 << 10  # bytes of a payload
+_LONGEST_SIGNATURE = 4 << 10  # bytes in base64
+_RSA_BITS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What was signed, and the signature over that; nothing of it is to be believed before it is verified."""
+
+    payload: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What there is to verify an image by: signatures of its manifest or its index, and that index."""
+
+    signatures: tuple[Signature, ...] = ()
+    index: bytes = b""
+
+    def covers(self, digest: str) -> set[str]:
+        """The digests that a signature may be of, so that it is of the manifest: its own, and that of an index."""
+        return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
+
+    def dumps(self) -> bytes:
+        pairs = [[base64.b64encode(part).decode() for part in (s.payload, s.signature)] for s in self.signatures]
+        return json.dumps({"signatures": pairs, "index": base64.b64encode(self.index).decode()}).encode()
+
+
+def loads(data: bytes) -> Evidence:
+    """What Evidence.dumps() has written, or somebody else. Raises ValueError."""
+    try:
+        document = json.loads(data)
+        pairs = [Signature(*(base64.b64decode(part) for part in pair)) for pair in document["signatures"][:_MOST_KEPT]]
+        return Evidence(tuple(pairs), base64.b64decode(document["index"]))
+    except (KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(str(e)) from None
+
+
+def _listed(index: bytes) -> set[str]:
+    """The digests in an index; none where it is none."""
+    try:
+        document = manifests.parse(index, "the index")
+    except ImageError:
+        return set()
+    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it may be an image's
+    found = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
+    return {digest for digest in found if isinstance(digest, str)}
+
+
+# ---------------------------------------------------------------------------
+# Where they are
+
+
+class SignatureSource(Protocol):
+    """A repository. All raise RegistryError and ImageError."""
+
+    def named(self, digest: str) -> bytes: ...
+    def blob(self, descriptor: Descriptor) -> Blob: ...
+
+    def tagged(self, tag: str) -> bytes | None:
+        """The manifest of a tag; None where there is no such tag."""
+
+    def referrers(self, digest: str) -> bytes | None:
+        """The index of what refers to a manifest; None where the registry does not know."""
+
+
+def of(place: SignatureSource, digest: str) -> Iterator[list[Signature]]:
+    """The signatures of a manifest or index that a repository has, as one place of them after the other is asked."""
+    tag = digest.replace(":", "-")
+    seen: dict[str, bytes] = {}
+    data = place.tagged(tag + ".sig")
+    yield list(_in_manifest(place, data, seen)) if data else []
+    listing = place.referrers(digest) or place.tagged(tag)
+    for number, referrer in enumerate(_signing(listing) if listing else ()):
+        if number == _MANIFESTS:
+            log.warn(f"{digest} has more than {_MANIFESTS} manifests of signatures: no more are looked at")
+            return
+        data = place.named(referrer)
+        subject = manifests.fields(manifests.parse(data, "a signature").get("subject"))
+        if subject.get("digest") == digest:
+            yield list(_in_manifest(place, data, seen))
+
+
+def _signing(listing: bytes) -> Iterator[str]:
+    """The digests of what may hold signatures, in an index of referrers."""
+    entries = manifests.parse(listing, "the list of referrers").get("manifests")
+    for entry in entries if isinstance(entries, list) else ():
+        known = manifests.fields(entry)
+        says = manifests.fields(known.get("annotations")).get(_PREDICATE, _SIGNED)
+        kind = str(known.get("artifactType") or "")
+        if kind in _ARTIFACTS and says == _SIGNED and isinstance(known.get("digest"), str):
+            yield known["digest"]
+
+
+def _in_manifest(place: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
+    """The signatures in a manifest of them. ``seen`` has payloads by their digest: many are alike."""
+    layers = manifests.parse(data, "a signature").get("layers")
+    if not isinstance(layers, list):
+        return
+    if len(layers) > MOST:
+        log.warn(f"there are {len(layers)} signatures: the last {MOST} are looked at")
+    for layer in reversed(layers[-MOST:]):
+        known = manifests.fields(layer)
+        written = manifests.fields(known.get("annotations")).get(_ANNOTATION)
+        try:
+            if known.get("mediaType") == _BUNDLE:
+                yield from _in_bundle(_fetched(place, known, seen))
+            elif known.get("mediaType") == _PAYLOAD and isinstance(written, str) and len(written) <= _LONGEST_SIGNATURE:
+                signature = base64.b64decode(written, validate=True)
+                yield Signature(_fetched(place, known, seen), signature)
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
+            log.debug(f"a signature that is none: {e}")
+
+
+def _fetched(place: SignatureSource, layer: dict[str, Any], seen: dict[str, bytes]) -> bytes:
+    """A payload, or a bundle. Raises ImageError for another one than the layer says, ValueError for none."""
+    descriptor = manifests.descriptor(layer)
+    if descriptor.size > _LONGEST:
+        raise ValueError(f"it has {descriptor.size} bytes")
+    if descriptor.digest not in seen:
+        with place.blob(descriptor) as stream:
+            payload = b"".join(iter(lambda: stream.read(_LONGEST), b""))
+        if digests.of(payload) != descriptor.digest:
+            raise ImageError(
+                f"the payload {descriptor.digest} has the digest {digests.of(payload)}",
+                hint="its registry, or who is before that, gives another one: have the image signed again",
+            )
+        seen[descriptor.digest] = payload
+    return seen[descriptor.digest]
+
+
+def _in_bundle(data: bytes) -> Iterator[Signature]:
+    """The signatures in a bundle. What else is in it, as entries of a log, is for who has no key.
+
+    Raises ValueError, KeyError, TypeError.
+    """
+    envelope = _signed_document(data)["dsseEnvelope"]
+    kind, body = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
+    if not isinstance(kind, str):
+        raise TypeError("payloadType is not a string")
+    kind = kind.encode()
+    signed = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
+    for written in envelope["signatures"][:_MANIFESTS]:
+        yield Signature(signed, base64.b64decode(written["sig"], validate=True))
+
+
+def _signed_document(data: bytes) -> Any:
+    """Read JSON in which no object has a key twice: two readers would see two claims. Raises ValueError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(document := dict(pairs)) != len(pairs):
+            raise ValueError("duplicate key")
+        return document
+
+    return json.loads(data, object_pairs_hook=unique)
+
+
+# ---------------------------------------------------------------------------
+# Whether they are good
+
+
+@dataclass(frozen=True, slots=True)
+class SignedClaim:
+    """What a payload says. One of a bundle names no image."""
+
+    name: DockerName | None
+    digest: str
+
+
+def claim(payload: bytes) -> SignedClaim | None:
+    """What a payload says that was signed to be one; None for any other text that the key has signed."""
+    if payload.startswith(_IN_TOTO):
+        return _statement(payload.removeprefix(_IN_TOTO))
+    try:
+        document = _signed_document(payload)
+        critical = document["critical"]
+        name, digest = critical["identity"]["docker-reference"], critical["image"]["docker-manifest-digest"]
+        if (
+            critical["type"] != _TYPE
+            or len(critical) != 3
+            or not isinstance(name, str)
+            or not digests.is_digest(digest)
+        ):
+            return None
+        return SignedClaim(identities.read(name), digest)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _statement(counted: bytes) -> SignedClaim | None:
+    """The same of a bundle: a statement of in-toto, behind its length."""
+    size, _, body = counted.partition(b" ")
+    try:
+        document = _signed_document(body)
+        (subject,) = document["subject"]
+        digest = f"sha256:{subject['digest']['sha256']}"
+        if (document["_type"], document["predicateType"]) != (_STATEMENT, _SIGNED) or not digests.is_digest(digest):
+            return None
+        return SignedClaim(None, digest) if size == b"%d" % len(body) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+class Key:
+    """A public key. Raises ConfigError for what is none."""
+
+    def __init__(self, source: KeySource) -> None:
+        self.source = source
+        self._verify = _verifier(source, source.content())
+
+    def has_signed(self, signature: Signature) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            return self._verify(signature)
+        except InvalidSignature:
+            return False
+
+
+def by_keys(there: Iterable[Signature], sources: Iterable[KeySource]) -> tuple[Signature, ...]:
+    """Those of signatures that one of the keys has made. Raises ConfigError."""
+    keys = [Key(source) for source in sources]
+    return tuple(signature for signature in there if any(key.has_signed(signature) for key in keys))
+
+
+def met(requirement: Requirement, image: DockerName, covered: Collection[str], there: Iterable[Signature]) -> str:
+    """Why no signature that is there satisfies a requirement, in words; "" if one does.
+
+    ``covered`` are the digests of which it may be. Raises ConfigError for a key that is none.
+    """
+    keys = [Key(source) for source in requirement.keys]
+    count, why = 0, ""
+    for signature in there:
+        count += 1
+        if not any(key.has_signed(signature) for key in keys):
+            continue
+        its = claim(signature.payload)
+        if its is None:
+            why = why or "what the key has signed is no signature of an image"
+        elif not requirement.identity.matches(image, its.name):
+            why = f"its signature is for {its.name}, and {requirement.identity.describe(image)} is wanted"
+            if its.name is None:
+                why = "its signature names no image, as those of cosign 3: signedIdentity digestOnly takes it"
+        elif its.digest not in covered:
+            why = f"its signature is for {its.digest}"
+        else:
+            return ""
+    if why:
+        return why
+    shown = " or ".join(str(key.source) for key in keys)
+    return f"none of {log.many(count, 'signature')} is by {shown}" if count else "it has no signature"
+
+
+def _verifier(source: KeySource, data: bytes) -> Callable[[Signature], bool]:
+    """What verifies a signature by a key in PEM: raises InvalidSignature, or returns True."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+    except ModuleNotFoundError as e:
+        raise build.missing("signatures", e) from e
+
+    try:
+        key: Any = serialization.load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as e:
+        raise _no_key(source, data) from e
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return lambda signed: key.verify(signed.signature, signed.payload) is None
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _RSA_BITS:
+        return lambda signed: key.verify(signed.signature, signed.payload, padding.PKCS1v15(), hashes.SHA256()) is None
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, (ec.SECP256R1, ec.SECP384R1)):
+        # cosign hashes with SHA-256 whatever the curve, and lately with what fits the curve.
+        algorithms = [hashes.SHA256()] + ([hashes.SHA384()] if isinstance(key.curve, ec.SECP384R1) else [])
+        return lambda signed: _any_hash(key, signed, algorithms)
+    what = f"RSA of {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey) else type(key).__name__
+    raise ConfigError(
+        f"{source.where}: {source} is no key that penroot takes: {what}",
+        hint=f"ECDSA P-256 or P-384, Ed25519, or RSA of {_RSA_BITS} bits and more",
+    )
+
+
+def _any_hash(key: Any, signed: Signature, algorithms: list[Any]) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    for algorithm in algorithms:
+        try:
+            key.verify(signed.signature, signed.payload, ec.ECDSA(algorithm))
+            return True
+        except InvalidSignature:
+            continue
+    return False
+
+
+def _no_key(source: KeySource, data: bytes) -> ConfigError:
+    """The error for a file that holds no public key, by what it holds instead."""
+    head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
+    hint = "cosign public-key --key cosign.key prints it in PEM"
+    if "PRIVATE" in head:
+        hint = "keep that one to yourself; " + hint
+    elif "CERTIFICATE" in head:
+        hint = "openssl x509 -pubkey -noout prints the key in it; that it expires is not looked at"
+    what = f"a {head.lower()}, " if head and head != "PUBLIC KEY" else ""
+    return ConfigError(f"{source.where}: {source} is {what}no public key", hint=hint)

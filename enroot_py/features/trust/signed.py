@@ -1,0 +1,63 @@
+"""``penroot inspect --signatures``: who has signed an image of a registry, and what the policies make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from enroot_py.base import log
+from enroot_py.base.errors import RegistryError, UsageError
+from enroot_py.config.settings import Settings
+from enroot_py.features.trust import admission, identities, signatures
+from enroot_py.features.trust.policy import Requirement, Rule
+from enroot_py.features.trust.signatures import Evidence, Key
+from enroot_py.registry.reference import Reference, of_command_line
+from enroot_py.registry.sources import open_registry
+
+
+def inspect(uri: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
+    """What there is to know, whether a policy lets the image in or not. Raises PenrootError."""
+    name = of_command_line(uri)
+    if not isinstance(name, Reference):
+        raise UsageError(f"{name} is in no registry, and has no signatures", hint="give docker://IMAGE")
+    manifest = open_registry(name, settings).manifest(arch)
+    found = []
+    try:
+        for evidence in admission.gather(name, settings, manifest.digest, manifest.named):
+            found.append(evidence)
+    except RegistryError as e:
+        if not any(evidence.signatures for evidence in found):
+            raise
+        log.warn(str(e))
+    index = next((evidence.index for evidence in found if evidence.index), b"")
+    evidence = Evidence(tuple(dict.fromkeys(one for each in found for one in each.signatures)), index)
+    rules = admission.rules_for(name, settings)
+    keys = {str(source): Key(source) for rule in rules for one in rule.signed for source in one.keys}
+    verdicts = [_verdict(rule, one, name, evidence, manifest.digest) for rule in rules for one in rule.requirements]
+    return {
+        "name": str(name),
+        "digest": manifest.digest,
+        **({"index": manifest.named} if manifest.named != manifest.digest else {}),
+        "admitted": all(verdict["satisfied"] for verdict in verdicts),
+        "rules": verdicts,
+        "signatures": [_signature(one, list(keys.values())) for one in evidence.signatures],
+    }
+
+
+def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Evidence, digest: str) -> dict[str, Any]:
+    """What becomes of the image by one requirement."""
+    why = ""
+    if error := Rule(rule.scope, (requirement,)).refusal(name):
+        why = str(error)
+    elif requirement.kind == "sigstoreSigned":
+        image = identities.of(name)
+        why = signatures.met(requirement, image, evidence.covers(digest), evidence.signatures)
+    shown = {"where": requirement.where, "scope": rule.scope, "type": requirement.kind, "satisfied": not why}
+    return {**shown, **({"why": why} if why else {})}
+
+
+def _signature(signature: signatures.Signature, keys: Sequence[Key]) -> dict[str, Any]:
+    """What a signature says, which is to be believed only where a key of the policies has made it."""
+    its = signatures.claim(signature.payload)
+    key = next((str(key.source) for key in keys if key.has_signed(signature)), None)
+    return {"for": str(its.name) if its and its.name else None, "digest": its.digest if its else None, "key": key}

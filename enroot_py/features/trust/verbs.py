@@ -1,0 +1,27 @@
+"""``penroot inspect --signatures``."""
+
+from __future__ import annotations
+
+import click
+
+from enroot_py.cli.commands import changed, shown_json
+from enroot_py.config import settings
+
+
+def add(penroot: click.Group) -> None:
+    """Add the option to the verb of the core."""
+    inspect = penroot.commands["inspect"]
+    inspect_unsigned = inspect.callback
+    assert inspect_unsigned is not None
+
+    def callback(arch: str | None, signatures: bool, image: str) -> None:
+        if not signatures:
+            inspect_unsigned(arch=arch, image=image)
+            return
+        from enroot_py.features.trust import signed
+
+        click.echo(shown_json(signed.inspect(image, changed(settings.load()), arch)))
+
+    text = "Show who has signed an image of a registry, and which rules want it."
+    inspect.params.insert(1, click.Option(["--signatures"], is_flag=True, help=text))
+    inspect.callback = callback

@@ -1,0 +1,25 @@
+"""The door for images: a feature checks them against the policies of the site and of the user."""
+
+from __future__ import annotations
+
+from enroot_py.base.errors import PolicyError
+from enroot_py.base.features import plugged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from enroot_py.config.settings import Settings
+
+
+def admission(settings: Settings) -> Any:
+    """Return the module that checks images, if there are policies.
+
+    Raises PolicyError if this installation has none: then no image is let in.
+    """
+    for module in plugged("admission"):
+        return module
+    raise PolicyError(
+        f"{settings.policies[0]} says which images are let in, and this installation cannot read it",
+        hint="install penroot again: enroot_py/features lacks a folder",
+    )

@@ -1,0 +1,1 @@
+"""ssh into containers of running jobs: docs/ssh.md."""

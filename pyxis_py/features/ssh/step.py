@@ -1,0 +1,21 @@
+"""The keys of a job go with the job."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyxis_py.job import Job
+    from pyxis_py.running import Notes
+
+NOTE = "ssh"  # under which a job notes the keys by which ssh comes to it
+
+
+def clean_up(job: Job, notes: Notes) -> None:
+    """Remove the keys of a job that has ended. Raises PenrootError, OSError."""
+    note = notes.of_feature(job.jobid, NOTE)
+    if note not in notes.of_job(job.jobid):
+        return
+    from pyxis_py.features.ssh import sshkeys
+
+    sshkeys.remove(notes.directory(note), str(job.jobid))
+    notes.erase(note)

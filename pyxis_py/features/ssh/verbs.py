@@ -1,0 +1,143 @@
+"""``penroot ssh-config``, and what the lines that it prints run on a login node: ``ssh-key`` and ``ssh-proxy``.
+
+A laptop's ssh asks for the keys of a job, then has ssh-proxy become a step of the job whose stdin and stdout are the
+connection: srun carries it, and the server at its other end is sshd.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import click
+
+from enroot_py.base.errors import UsageError
+from enroot_py.cli.commands import CONTEXT, synopsis
+from enroot_py.config import settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyxis_py.features.ssh.sshkeys import JobKeys
+
+_SUFFIX = "cluster"
+# Of the login's environment a step gets these: others would choose containers, and what tasks are like.
+_KEPT = re.compile("PATH|HOME|USER|LOGNAME|SHELL|TZ|SLURM_CONF|ENROOT_.*|XDG_.*")
+# What a shell reads as more than a name may come from others, as by a git submodule, and ssh before 9.6 hands
+# it on as it is (CVE-2023-51385). No pattern has a line break: behind exec, no shell gets to a second line.
+_NOT_IN_NAMES = "$`;&|<>()' "
+_LINES = """\
+# ssh JOB.{suffix}: into the container of a running job, by way of {login}; from penroot ssh-config.
+Match originalhost "*.{suffix},{refused}" exec "exec sh -c 'cd ~/.ssh && umask 077 && ssh -T {login} {key} $1 \
+>.penroot-$$ 2>/dev/null && mv .penroot-$$ penroot-$1 || rm -f .penroot-$$; true' sh %n"
+    ProxyCommand ssh -T {login} {proxy} %n
+    IdentityFile ~/.ssh/penroot-%n
+    IdentitiesOnly yes
+    IdentityAgent none
+    UserKnownHostsFile ~/.ssh/penroot-%n
+    GlobalKnownHostsFile /dev/null
+    HostKeyAlias {host}
+    StrictHostKeyChecking yes
+    UpdateHostKeys no
+"""
+
+
+def add(penroot: click.Group) -> None:
+    """Add the verbs of a login node."""
+    for verb in (ssh_config, ssh_key, ssh_proxy):
+        penroot.add_command(verb)
+
+
+_suffix = click.option(
+    "--suffix", metavar="WORD", default=_SUFFIX, show_default=True, help="What names of jobs end in."
+)
+
+
+@synopsis
+@click.command("ssh-config", context_settings=CONTEXT)
+@_suffix
+@click.argument("login")
+def ssh_config(suffix: str, login: str) -> None:
+    """Print what lets a laptop's ssh reach containers of running jobs, for ~/.ssh/config there.
+
+    LOGIN is [USER@]HOST, or a name of ~/.ssh/config, by which that laptop reaches this login node. Then
+    ssh JOB.cluster is a shell in the container of a job, and so with sftp, scp, rsync, forwarded ports and editors. JOB
+    is a number or a name; JOB.STEP, JOB.CONTAINER and JOB.NODE say which container of several.
+    """
+    from pyxis_py.features.ssh.sshkeys import HOST
+
+    for word in (login, suffix):
+        if not re.fullmatch(r"[\w@.:%+\[\]][\w@.:%+\[\]-]*", word):
+            raise UsageError(f"{word!r} is no name of a host", hint="as in: penroot ssh-config me@login.example.org")
+    program = os.path.abspath(sys.argv[0])
+    if not re.fullmatch(r"[\w/.+-]+", program):
+        raise UsageError(f"no ssh_config can have the path {program!r}", hint="install penroot elsewhere")
+    option = "" if suffix == _SUFFIX else f" --suffix {suffix}"
+    words = {verb: f"{program} ssh-{verb}{option}" for verb in ("key", "proxy")}
+    refused = ",".join(f"!*{character}*" for character in _NOT_IN_NAMES)
+    login = login.replace("%", "%%")
+    click.echo(_LINES.format(suffix=suffix, login=login, host=HOST, refused=refused, **words), nl=False)
+
+
+@synopsis
+@click.command("ssh-key", context_settings=CONTEXT)
+@_suffix
+@click.argument("name")
+def ssh_key(suffix: str, name: str) -> None:
+    """Print the keys of a running job, for ssh: those lines of ~/.ssh/config run it.
+
+    They are made when they are first asked for, and removed when the job has ended.
+    """
+    from pyxis_py.features.ssh import jobs
+
+    keys = _keys(jobs.job(_without(name, suffix)).number)
+    keys.forget_all_but({job.number for job in jobs.mine()})
+    click.echo(keys.for_client(), nl=False)
+
+
+@synopsis
+@click.command("ssh-proxy", context_settings=CONTEXT)
+@_suffix
+@click.argument("name")
+def ssh_proxy(suffix: str, name: str) -> None:
+    """Connect stdin and stdout with a server of ssh beside the container of a running job: a ProxyCommand of ssh.
+
+    NAME is JOB, by number or name, with .STEP or .CONTAINER and .NODE where there are several.
+    """
+    from enroot_py.base.run import find
+    from pyxis_py.features.ssh import jobs
+
+    place = jobs.place(_without(name, suffix))
+    keys = _keys(place.job.number)
+    srun = find("srun", package="slurm-client")
+    server = (os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "pyxis-py"), "ssh-server")
+    step = ("--nodes=1", "--ntasks=1", f"--nodelist={place.node}", "--cpu-bind=none", "--mpi=none", "--chdir=/")
+    how = ("--quiet", "--unbuffered", "--job-name=ssh", "--overlap", f"--jobid={place.job.number}")
+    what = (place.job.number, keys.path, place.container)
+    environ = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
+    child = os.fork()
+    if child == 0:
+        # ssh ends with SIGHUP for this process, and Ctrl-C goes to all of its terminal: srun would cancel the step, and
+        # say so. At the end of its stdin it ends, and says nothing.
+        os.setsid()
+        os.execve(srun, [srun, *how, *step, *server, *what], environ)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    keys.forget_all_but({job.number for job in jobs.mine()})
+    sys.exit(status and 1)
+
+
+def _keys(job: str) -> JobKeys:
+    from pyxis_py.features.ssh import jobs
+    from pyxis_py.features.ssh.sshkeys import JobKeys
+
+    keys = JobKeys(settings.load().config_path, jobs.cluster(), job)
+    keys.make()
+    return keys
+
+
+def _without(name: str, suffix: str) -> str:
+    """What is before the suffix. Raises UsageError."""
+    stem = name.removesuffix(f".{suffix}")
+    if not stem or not stem.isprintable():
+        raise UsageError(f"{name!r} is no name of a job", hint=f"as in: ssh 42.{suffix}")
+    return stem

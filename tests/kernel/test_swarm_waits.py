@@ -1,0 +1,63 @@
+"""What a node prints while it waits for its swarm."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base import log
+from enroot_py.swarm import guest
+from enroot_py.swarm.guest import Incoming, Invitation
+from enroot_py.swarm.kept import Kept
+from enroot_py.swarm.loop import Swarm, listener
+from enroot_py.swarm.source import SwarmSource
+from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.tracking import Documents, Tracking
+from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(log, "sink", lambda level, text: lines.append(f"{level} {text}"))
+    monkeypatch.setattr(guest, "_NOTICE_AFTER_S", 0.1)
+    return lines
+
+
+def test_first_blob_without_bytes_reports_a_quiet_swarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: list[str]
+) -> None:
+    monkeypatch.setattr(guest, "_STUCK", 0.5)
+    spool = Spool([100, 100, 100], [1, 2], str(tmp_path))
+    spool.alive, end = os.pipe()
+    blobs = [Incoming(spool, number, lambda at: (_ for _ in ()).throw(EOFError(at))) for number in (1, 2)]
+    for blob in blobs:
+        with pytest.raises(EOFError):
+            blob.read(10)
+    os.close(end)
+    assert printed == ["INFO waiting for other nodes: no byte of the image for 0 s"]
+
+
+def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: list[str]) -> None:
+    class Slow(Host):
+        def documents(self) -> Documents:
+            time.sleep(1)
+            return super().documents()
+
+    swarm = Swarm(KEY, CONTEXT, 1)
+    sock = listener()
+    port = sock.getsockname()[1]
+    lifeline, life = os.pipe()
+    if os.fork() == 0:
+        with ending():
+            os.close(life)
+            Tracking(swarm, Slow([b"x"]), sock.detach()).serve(lifeline)
+    os.close(lifeline)
+    invitation = Invitation("127.0.0.1", port, 0, swarm, 0)
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    os.close(life)
+    os.wait()
+    assert printed == ["INFO waiting for the tracker 127.0.0.1, which asks the registry for the image"]

@@ -1,0 +1,214 @@
+"""Environment files of steps: what they say beside options and variables, and how nodes get them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enroot_py.base.errors import ConfigError, PenrootError, UsageError
+from enroot_py.features.environments.edf import Environment, FileEntry
+from enroot_py.features.environments.options import ENVIRONMENT
+from pyxis_py import options, submit
+from pyxis_py.job import CARRIED, Job
+from pyxis_py.options import parse
+
+
+def of_file(text: str, *given: str, node: bool = False, **environ: str) -> options.Request:
+    """What is asked for with an environment file, at submit or on a node, where the job has ``environ``."""
+    said = [line.split(" ", 1) for line in text.splitlines()]
+    entries = tuple(
+        FileEntry(*key.partition(".")[::2], value, f"it.toml:{n}") for n, (key, value) in enumerate(said, 1)
+    )
+    file = Environment("it", "/home/it.toml", entries, {"USER": "jane"})
+    pairs = [("environment", "it"), *((name, value) for name, _, value in (option.partition("=") for option in given))]
+    return parse(pairs, environ, "/work" if node else "", lambda name, origin: file)
+
+
+def test_an_environment_file_says_what_options_do() -> None:
+    request = of_file(
+        "image a/b:1\nworkdir /home/${USER}\nmounts /a:/b:ro\nmounts ./c:/d\nentrypoint false\nwritable false",
+        "container-mounts=/e:/d",
+        node=True,
+    )
+    assert (request.image, request.workdir, request.entrypoint, request.writable) == (
+        *("a/b:1", "/home/jane", False, False),
+    )
+    assert [(mount.source, mount.target) for mount in request.mounts] == [
+        ("/a", "/b"),
+        ("/work/./c", "/d"),
+        ("/e", "/d"),
+    ]
+    assert [mount.origin for mount in request.fstab()] == [
+        "it.toml:3: mounts",
+        "it.toml:4: mounts",
+        "--container-mounts",
+    ]
+    assert request.origins["image"] == "it.toml:1: image"
+    assert request.wants_container and request.value(ENVIRONMENT) == "it" and request.file
+
+
+def test_what_a_file_leaves_out_is_as_cscs_has_it() -> None:
+    request = of_file("image a")
+    assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
+
+
+@pytest.mark.parity("srun --environment: options go before the file")
+def test_options_go_before_a_file_and_a_file_before_variables() -> None:
+    said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
+    request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
+    assert (request.image, request.entrypoint) == ("of-file", False)
+    assert (request.workdir, request.writable) == ("/v", False)
+    assert of_file("image of-file", "container-image=of-option", **said).image == "of-option"
+    assert request.origins["entrypoint"] == "--no-container-entrypoint"
+
+
+@pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
+def test_an_annotation_of_pyxis_is_an_option() -> None:
+    text = "image a\nannotations.com.pyxis.entrypoint_log true"
+    assert of_file(text).entrypoint_log is True
+    assert of_file("image a").entrypoint_log is None
+    assert of_file(text.replace("true", "false")).entrypoint_log is False
+
+
+def test_a_file_may_be_asked_for_by_a_variable() -> None:
+    file = Environment("it", "/it.toml", (FileEntry("image", "", "a", "it.toml:1"),), {})
+    asked = []
+    request = parse([], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
+    assert request.image == "a" and asked == [("it", "PYXIS_ENVIRONMENT")]
+    parse([("environment", "other")], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
+    assert asked[1:] == [("other", "--environment")]
+
+
+@pytest.mark.security("H11")
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        (
+            "workdir /x",
+            "--environment=it: neither the file nor those that it is based on say an image",
+            "container-image",
+        ),
+        ("image ", "it.toml:1: image= needs a value", "for example image="),
+        ("image a b", "it.toml:1: image=a b: has characters", "for example image=ubuntu"),
+        ("image a\nworkdir ~/x", "it.toml:2: workdir=~/x: no shell has replaced the ~", "write the path out"),
+        ("image a\nmounts a:/b", "it.toml:2: mounts: the source 'a' is neither a path", "./a"),
+        ("image a\nmounts :/b", "it.toml:2: mounts: the source is empty", "for example mounts = ["),
+        ("image a\nmounts /a:b", "it.toml:2: mounts: the target 'b' is not an absolute path", "/a:/PATH"),
+        ("image ${NONE}", "it.toml:1: image: the variable NONE is not set", "${NONE:-}"),
+        ("image a:${SLURM_JOB_ID}", "it.toml:1: image: only the job knows a:${SLURM_JOB_ID}", "asked before"),
+        ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_at_submit(text: str, says: str, hint: str) -> None:
+    with pytest.raises(PenrootError) as caught:
+        of_file(text)
+    assert str(caught.value).startswith(says), caught.value
+    assert hint in caught.value.hint
+
+
+def test_a_name_needs_no_image_of_a_file() -> None:
+    assert of_file("workdir /x", "container-name=box").wants_container
+
+
+def test_variables_of_the_job_wait_for_it() -> None:
+    text = "image a\nworkdir /w/${SLURM_JOB_ID}\nmounts /m/${SLURM_JOB_ID}:/x"
+    assert of_file(text).workdir is None
+    request = of_file(text, node=True, SLURM_JOB_ID="7")
+    assert (request.workdir, request.mounts[0].source) == ("/w/7", "/m/7")
+    with pytest.raises(PenrootError, match="SLURM_JOB_ID is not set"):
+        of_file(text, node=True)
+
+
+def test_two_environment_files_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="--environment is given twice"):
+        of_file("image a", "environment=other")
+
+
+@pytest.mark.parametrize("name", ["", "~/x", "$HOME/x", "a\nb"])
+def test_names_that_no_environment_file_has(name: str) -> None:
+    with pytest.raises(UsageError, match="--environment="):
+        of_file("image a", f"environment={name}")
+
+
+def with_file(tmp_path: Path, text: str, *pairs: tuple[str, str], context: str = "srun", verb: str = "check") -> Job:
+    """A job that asks for the environment file ``it``; ``pairs`` are more of the request."""
+    (tmp_path / ".edf").mkdir(exist_ok=True)
+    (tmp_path / ".edf/it.toml").write_text(text)
+    said = [("verb", verb), ("context", context), ("cwd", str(tmp_path)), ("option", "environment=it"), ("node", "n1")]
+    return Job([*said, ("caller", f"HOME={tmp_path}"), ("caller", "USER=jane"), *pairs])
+
+
+def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
+    request, wish = submit.check(with_file(tmp_path, 'image = "${USER}/x:1"'))
+    assert request.image == "jane/x:1" and wish and str(wish.image) == "registry-1.docker.io/jane/x:1"
+
+
+def test_an_image_of_a_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.edf/it\.toml:2: image=a//b"):
+        submit.check(with_file(tmp_path, '\nimage = "a//b"'))
+
+
+def test_flags_of_a_mount_are_told_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.edf/it\.toml:2: mounts.*rodent"):
+        submit.check(with_file(tmp_path, 'image = "a"\nmounts = ["/a:/b:rodent"]'))
+
+
+def carried(tmp_path: Path) -> tuple[str, str]:
+    """What a step of another file of that name is told, as sbatch has read it."""
+    file = submit.check(with_file(tmp_path, 'image = "first"'))[0].file
+    assert file
+    return "environ", f"{CARRIED}={file.dumps()}"
+
+
+def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
+    node = with_file(tmp_path, 'image = "second"', carried(tmp_path), verb="step")
+    assert options.parse(node.options, node.environ, node.cwd, node.describe).image == "first"
+
+
+def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
+    """Another job reads the file anew."""
+    told = carried(tmp_path)
+    assert submit.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
+    for context in ("sbatch", "salloc"):
+        assert submit.check(with_file(tmp_path, 'image = "second"', told, context=context))[0].image == "second"
+
+
+def test_what_was_carried_of_another_path_is_another_file(tmp_path: Path) -> None:
+    path = ("option", "environment=./it.toml")
+    there = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path / ".edf")), path])
+    with_file(tmp_path, 'image = "first"')
+    file = submit.check(there)[0].file
+    assert file
+    (tmp_path / "it.toml").write_text('image = "second"')
+    told = ("environ", f"{CARRIED}={file.dumps()}")
+    here = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), path, told])
+    assert submit.check(here)[0].image == "second"
+
+
+def test_what_was_carried_of_a_name_is_not_a_file_here(tmp_path: Path) -> None:
+    name = ("option", "environment=it.toml")
+    job = [("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), ("caller", f"HOME={tmp_path}"), name]
+    with_file(tmp_path, 'image = "first"')
+    file = submit.check(Job(job))[0].file
+    assert file and file.path == f"{tmp_path}/.edf/it.toml"
+    told = ("environ", f"{CARRIED}={file.dumps()}")
+    with_file(tmp_path, 'image = "second"')
+    assert submit.check(Job([*job, told]))[0].image == "first"
+    (tmp_path / "it.toml").write_text('image = "third"')
+    assert submit.check(Job([*job, told]))[0].image == "third"
+
+
+def test_a_node_that_was_told_nothing_reads_the_file_itself(tmp_path: Path) -> None:
+    node = with_file(tmp_path, 'image = "a"', ("environ", f"HOME={tmp_path}"), verb="step")
+    assert options.parse(node.options, node.environ, node.cwd, node.describe).image == "a"
+    gone = with_file(tmp_path, 'image = "a"', ("environ", "HOME=/nowhere"), verb="step")
+    with pytest.raises(UsageError, match=r"there is no it\.toml in /nowhere/\.edf") as caught:
+        options.parse(gone.options, gone.environ, gone.cwd, gone.describe)
+    assert "the node n1 reads it" in caught.value.hint
+
+
+def test_hooks_that_are_lacking_are_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = 'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nssh.enabled = "true"'
+    submit.check(with_file(tmp_path, text))
+    assert capfd.readouterr().err.count("nothing here does what these annotations ask for") == 1
