@@ -33,10 +33,7 @@ def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable has a secret's name, or a value that holds a secret.
-
-    c_shims/helpers/environment.c does the same for bundles.
-    """
+    """Return whether a variable has a secret's name, or a value that holds a secret."""
     inner = [_last_name(text) for text in value.split("=")[:-1]]  # as in "Server=db;Password=…"
     return (
         _names_secret(name, "_" in name)
@@ -44,14 +41,6 @@ def is_secret(name: str, value: str) -> bool:
         or "PRIVATE KEY-----" in value
         or any(map(_has_login, (value, *value.replace(",", " ").replace(";", " ").split())))
     )
-
-
-def secret_lists() -> dict[str, str]:
-    """Return the lists for bundles, with blanks between words: "*" marks an end, and "!" a harmless word."""
-    ends = [f"*{end}" for end in SECRET_ENDS]
-    harmless = [f"!{word}" for word in sorted(HARMLESS_WORDS)]
-    words = " ".join([*sorted(SECRET_WORDS), *ends, *harmless])
-    return {"secret_words": words, "secret_parts": " ".join(SECRET_PARTS)}
 
 
 def _names_secret(name: str, has_words: bool) -> bool:
