@@ -62,7 +62,7 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
             fds.append(end)
             options += ["--server", f"[WARN] {log.printable(killed(program, served))}\n"]
         options += _digests() if changes else []
-        delay_ms = 0 if servers or child else _DELAY_MS
+        delay_ms = 0 if child else _DELAY_MS
         return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms, orphan=True)
     except OSError:  # no descriptor or process left
         return 0
