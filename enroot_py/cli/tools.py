@@ -228,7 +228,7 @@ def _create(flags: int, *, remap: bool) -> None:
     if user:
         namespaces.enter_user(*((0, 0) if remap else (os.geteuid(), os.getegid())))
         if not remap:
-            namespaces.keep_capabilities()
+            supervise.keep_capabilities()
     if others:
         namespaces.unshare(others)
     if others & linux.CLONE_NEWNET:
@@ -265,7 +265,7 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
             raise UsageError(f"cannot join the {name} namespace of process {target}: {e.strerror}") from e
     joined = {name for name, _, _ in spaces}
     if "user" in joined and os.geteuid():
-        namespaces.keep_capabilities()
+        supervise.keep_capabilities()
     if "pid" in joined:
         _fork()
     if directory >= 0:

@@ -204,13 +204,13 @@ class Edits:
 def _run(command: list[str], context: Context) -> None:
     """Run a program of a vendor with our capabilities, as root would run it. Raises HookError."""
     from enroot_py.base import run
-    from enroot_py.runtime import namespaces
+    from enroot_py.runtime import supervise
 
     path = f"{context.host.get('PATH', DEFAULT_PATH)}:/usr/sbin:/sbin"
     root = os.readlink(f"/proc/self/fd/{context.root}")
     environ = {**context.host, "PATH": path}
     command = [run.find(command[0], package="libnvidia-container-tools", path=path), *command[1:], root]
-    run.Program(command, error=HookError, environ=environ, before=namespaces.keep_capabilities).run()
+    run.Program(command, error=HookError, environ=environ, before=supervise.keep_capabilities).run()
 
 
 def shared_dev(context: Context) -> bool:

@@ -288,10 +288,10 @@ class Mount:
         return self._target(root)
 
     def _target(self, root: int, mode: int = 0) -> Fd:
-        """What is mounted on, made where the options say so.
+        """Open the target, and make it if the options say so.
 
-        That is closed to all: by this an export knows that it is no part of the image, as enroot's does.
-        In a tree of the host it is made only where it was asked for under this name.
+        A target that is made has no permissions: an export then knows that it is no part of the image, as enroot's
+        does. In a tree of the host, a target is made only if it was asked for under this name.
         """
         for word in self.words:
             if word.startswith("x-create="):

@@ -132,12 +132,3 @@ def confine(*, remap_root: bool) -> None:
         linux.install_filter()
     except OSError as e:
         raise NamespaceError(f"cannot drop privileges: {e.strerror}") from e
-
-
-def keep_capabilities() -> None:
-    """Let a program that this process executes have its capabilities, capabilities(7) "ambient"."""
-    permitted = linux.capget_permitted()
-    linux.capset(permitted, permitted, permitted)
-    for capability in range(permitted.bit_length()):
-        if permitted >> capability & 1:
-            linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)

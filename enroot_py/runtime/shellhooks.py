@@ -18,7 +18,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import assignment, sysconf_path
 from enroot_py.config.table import all_settings, check_key
 from enroot_py.config.words import DEFAULT_PATH, base_directories, expand
-from enroot_py.runtime import environ, etc, hooks, mounts, namespaces
+from enroot_py.runtime import environ, etc, hooks, mounts, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         if stderr >= 0:
             os.dup2(stderr, 2)
         signals.restore()
-        namespaces.keep_capabilities()
+        supervise.keep_capabilities()
         try:
             os.execve(argv[0], argv, variables)
         except OSError as e:

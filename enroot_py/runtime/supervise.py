@@ -1,4 +1,4 @@
-"""Run a program in a child process, and forward signals to it."""
+"""Run a program in a child process, forward signals to it, or let it keep capabilities."""
 
 from __future__ import annotations
 
@@ -109,3 +109,12 @@ def _ignores_default(child: int, number: int) -> bool:
             return "sigtimedwait" not in place
         sleep(0.001)
     return True
+
+
+def keep_capabilities() -> None:
+    """Let a program that this process executes have its capabilities, capabilities(7) "ambient"."""
+    permitted = linux.capget_permitted()
+    linux.capset(permitted, permitted, permitted)
+    for capability in range(permitted.bit_length()):
+        if permitted >> capability & 1:
+            linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)
