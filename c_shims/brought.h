@@ -1,4 +1,4 @@
-/* Where a container has Slurm of its node, if it has it: enroot_py/features/slurm_inside. */
+/* The directory of a container that holds the Slurm of its node: enroot_py/features/slurm_inside. */
 #ifndef PENROOT_BROUGHT_H
 #define PENROOT_BROUGHT_H
 

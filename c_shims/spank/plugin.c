@@ -70,7 +70,7 @@ static int submit(struct step *step, const char *context)
 	/* A new job reads its environment file anew, and pins its own images. */
 	if (strcmp(context, "srun") != 0) {
 		(void)unsetenv(CARRIED);
-		if (!step->submission.begun) /* else for another component, which has what the first one has found */
+		if (!step->submission.begun) /* a later component keeps the pins that the first one found */
 			(void)unsetenv(PINNED);
 	}
 	/* The command of salloc has its environment, and each srun in that forwards what it has. */

@@ -1,4 +1,4 @@
-"""What is being done, for a feature that records it: else nothing here costs anything. On the start path."""
+"""Report what is being done to a feature that records it. Free of cost without one. On the start path."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Bundle:
                         yield f"etc/{place}/{kind}/{name}", f"{directory}/{kind}/{name}"
 
     def _header(self, checksum: str = "", offset: int = 0) -> bytes:
-        """Return the script at the beginning; of the same length whatever it says. Raises PenrootError."""
+        """Return the script at the beginning. Its length does not depend on the arguments. Raises PenrootError."""
         if not (path := carry.find("header.sh")):
             raise PenrootError("header.sh is not installed: no bundle can be made", hint="install penroot again")
         with open(path) as f:

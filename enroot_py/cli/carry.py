@@ -33,12 +33,12 @@ from enroot_py.runtime import hooks, squashfuse
 ABOUT = "about"
 ENTRANCE = ("enroot_py.main", "enroot_py.cli.bundled")
 REST = "rest.zip"
-#: The programs that hooks call, and what calls them.
+# The programs that hooks call, by the module that implements them.
 HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-_ROOMS = ("base", "config", "runtime", "devices")  # of what a start imports when it needs it
+_ROOMS = ("base", "config", "runtime", "devices")  # modules of these are imported in functions of a start too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
 _SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
 _SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect

@@ -16,7 +16,7 @@ class DescriptionEntry(Protocol):
 
 
 class Description(Protocol):
-    """What a step is described by: of entries that exclude each other the last one counts.
+    """The description of a step. If entries exclude each other, the last one counts.
 
     Methods raise ConfigError.
     """

@@ -36,7 +36,7 @@ class Documents:
     sizes: Sequence[int]  # bytes of its layers
     tokens: str  # what TOKENS had, as JSON
     is_of_seed: bool = False  # nobody has its blobs but the tracker's host, and nodes that keep them
-    evidence: bytes = b""  # by which nodes verify it, where they want it signed: store/policies.py
+    evidence: bytes = b""  # signatures, if the policy of a node asks for them: store/policies.py
 
     def message(self) -> dict[str, object]:
         names = ("manifest", "config", "evidence")

@@ -70,7 +70,7 @@ def path(request: pytest.FixtureRequest, user: User) -> str:
 
 
 def host(path: str) -> tuple[str, ...]:
-    """What a command runs by, so that its host is that of a PATH."""
+    """Return the prefix of a command that gives it the host that belongs to a PATH."""
     if not path.endswith("/tools"):
         return ()
     require(os.geteuid() == 0, "only root can cover /dev/fuse")

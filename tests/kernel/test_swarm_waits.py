@@ -1,4 +1,4 @@
-"""What a node prints while it waits for its swarm."""
+"""Messages of a node that waits for its swarm."""
 
 from __future__ import annotations
 
