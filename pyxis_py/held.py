@@ -9,7 +9,7 @@ import os
 from enroot_py.base import capture, cgroups, linux, proc, recording
 from enroot_py.base.errors import ContainerError, PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime import mounting
+from enroot_py.runtime import hostfiles, mounting
 from enroot_py.runtime.environ import warn_of_missing_paths
 from pyxis_py.channel import SOCKET, Channel, assignments, built, forked
 
@@ -76,6 +76,7 @@ class Held:
         self.output = -1  # of processes that hooks or the entrypoint have left behind: read and dropped
         self._builder = 0
         self._lifetime = -1  # of the process that follows the host's files, a pipe
+        self._host_files = hostfiles.digests()
         running = self._running()
         if running is not None and step.joins_running():
             self._join(running)
@@ -210,12 +211,10 @@ class Held:
 
     def follow_host_files(self) -> None:
         """Show the container later changes of /etc/resolv.conf and its like, by a child that ends in let_go()."""
-        from enroot_py.runtime import hostfiles
-
         try:
             end, self._lifetime = os.pipe()
             with Fd(end):
-                hostfiles.follow_spaces(self.spaces, end)
+                hostfiles.follow_spaces(self.spaces, end, self._host_files)
         except OSError:  # no descriptor left: the container keeps the files of its start
             return
 

@@ -33,7 +33,6 @@ _LATER = (
 
 def main() -> None:
     """Serve the verb that the command line names; the exit status is 0 when an answer was given."""
-    gc.disable()  # until a pull, or the wait for others: what a start needs lives as long as that
     if sys.argv[1] == "ahead":
         _await_task()
     channel = Channel(_socket.socket(fileno=SOCKET))
@@ -145,7 +144,6 @@ def hold(job: Job, channel: Channel) -> None:
     gc.enable()
     from pyxis_py.service import Service
 
-    container.follow_host_files()
     Service(container, listener).serve()
 
 

@@ -13,6 +13,7 @@ import sys
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
+from enroot_py.runtime.hostfiles import DELAY_MS
 from pyxis_py import leave
 from pyxis_py.channel import CONTROL, Channel, Client, numbers
 from pyxis_py.running import Peer
@@ -41,6 +42,8 @@ class Service:
         self.clients: dict[int, Client] = {}
 
     def serve(self) -> NoReturn:
+        """Serve until the step ends. The host's files are followed once nobody has asked for a moment."""
+        timeout_ms: int | None = DELAY_MS
         while True:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
@@ -50,7 +53,11 @@ class Service:
                 poll.register(self.container.output, select.POLLIN)
             for fd, client in self.clients.items():
                 poll.register(fd, client.events)
-            for fd, _ in poll.poll():
+            events = poll.poll(timeout_ms)
+            if not events:
+                self.container.follow_host_files()
+                timeout_ms = None
+            for fd, _ in events:
                 if fd == self.control.fileno():
                     self._task()
                 elif fd == self.listener.fileno():

@@ -189,9 +189,13 @@ static void must(int log, int rc, const char *what)
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
 	/* One line for what an installation can lack; a traceback would be of a bug. */
-	static const char start[] = "import sys\n"
+	static const char start[] = "import gc, sys\n"
+				    "gc.disable()\n" /* until a pull, or the wait for others: what is imported is no garbage */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
+				    "    import pyxis_py\n"
+				    "    from enroot_py.base import pack\n"
+				    "    pack.load(sys.argv[1])\n"
 				    "    from pyxis_py.helper import main\n"
 				    "except (ImportError, OSError) as e:\n"
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"

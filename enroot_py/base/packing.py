@@ -16,6 +16,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from enroot_py.base import pack
+from enroot_py.base.features import FEATURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ def rewrite() -> None:
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]
     lines: dict[str, list[Any]] = {name: [module] for name, module in modules.items()}
-    import_module("enroot_py.cli.start")
-    lines[pack.START] = [*(modules[name] for name in _IN_C if name in modules), *recorder.take()]
-    import_module("enroot_py.store.squashfs")
-    import_module("enroot_py.runtime.squashfuse")
-    lines[pack.IMAGE] = recorder.take()
+    in_c = [modules[name] for name in _IN_C if name in modules]
+    start = recorder.record("enroot_py.cli.start")
+    image = recorder.record("enroot_py.cli.start", "enroot_py.store.squashfs", "enroot_py.runtime.squashfuse")
+    check = recorder.record("pyxis_py.helper", "pyxis_py.submit")
+    parts = [name for package in FEATURES if (name := f"{package}.step") in modules]
+    step = recorder.record("pyxis_py.helper", "pyxis_py.held", "pyxis_py.step", *parts)
+    lines |= {pack.START: [*in_c, *start], pack.CHECK: check, pack.STEP: [*in_c, *step]}
+    lines[pack.IMAGE] = [module for module in image if module not in start]
     lines[pack.HOOKS] = list(_hooks(import_module("enroot_py.runtime.hooks").STANDARD))
     lines[pack.HELP] = [import_module("enroot_py.cli.verbs").help_text()]
     head, blobs, offset = pack.stamp(), [], pack.HEAD
@@ -71,10 +75,14 @@ class _Recorder(pack.Pack):
         super().exec_module(module)
         self._imported.append(self._modules[module.__name__])
 
-    def take(self) -> list[Kept]:
-        """Return the modules that were imported since the last call."""
-        imported, self._imported = self._imported, []
-        return imported
+    def record(self, *names: str) -> list[Kept]:
+        """Import modules, and return all modules in Python that these import."""
+        self._imported = []
+        for name in self._modules.keys() - _IN_C:
+            sys.modules.pop(name, None)
+        for name in names:
+            import_module(name)
+        return self._imported
 
 
 def _modules() -> Iterator[tuple[str, Kept]]:

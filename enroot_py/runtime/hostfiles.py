@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 ROOT = "the root file system"  # what fuse-overlayfs serves
 _MAX_SERVERS = 16  # of follow.c
-_DELAY_MS = 200  # a container that ends earlier needs no process, whose start takes 4 % of its time
+DELAY_MS = 200  # a container that ends earlier needs no process, whose start takes 4 % of its time
 _PROGRAM = "penroot-follow"
 _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 
@@ -61,8 +61,8 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str]) -> int:
             end, lifelines[served] = os.pipe()
             fds.append(end)
             options += ["--server", f"[WARN] {log.printable(killed(program, served))}\n"]
-        options += _digests() if changes else []
-        delay_ms = 0 if child else _DELAY_MS
+        options += digests() if changes else []
+        delay_ms = 0 if child else DELAY_MS
         return linux.start_background(_PATH, (_PROGRAM, str(os.getpid()), *options), fds, delay_ms, orphan=True)
     except OSError:  # no descriptor or process left
         return 0
@@ -89,8 +89,11 @@ def killed(program: str, served: str, how: str = "") -> str:
     return f"{what}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
 
-def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
-    """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes."""
+def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:
+    """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
+
+    ``shown`` has the digests() of before the container was made.
+    """
     if "user" not in spaces:
         return  # root that keeps its privileges
     import fcntl
@@ -99,12 +102,12 @@ def follow_spaces(spaces: Mapping[str, int], lifetime: int) -> None:
     try:
         for fd in (lifetime, spaces["user"], spaces["mnt"]):
             fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, fds[-1] if fds else 3))  # in ascending order
-        linux.start_background(_PATH, (_PROGRAM, "0", *_digests()), fds, 0, orphan=False)
+        linux.start_background(_PATH, (_PROGRAM, "0", *shown), fds, 0, orphan=False)
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _digests() -> list[str]:
+def digests() -> list[str]:
     """Return the readable FILES, each before the digest of its text."""
     return [word for path in FILES if (digest := linux.digest(path)) for word in (path, digest)]
