@@ -67,6 +67,8 @@ class Lent:
 class Held:
     """A running container: the namespaces that keep it alive, and what a task needs to enter it."""
 
+    FOLLOW_DELAY_MS = hostfiles.DELAY_MS
+
     def __init__(self, step: Step) -> None:
         """Join the running container that the step asks for, or build a new one. Raises PenrootError."""
         self.step = step

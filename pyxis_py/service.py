@@ -13,7 +13,6 @@ import sys
 from enroot_py.base import log
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.fds import Fd
-from enroot_py.runtime.hostfiles import DELAY_MS
 from pyxis_py import leave
 from pyxis_py.channel import CONTROL, Channel, Client, numbers
 from pyxis_py.running import Peer
@@ -43,7 +42,7 @@ class Service:
 
     def serve(self) -> NoReturn:
         """Serve until the step ends. The host's files are followed once nobody has asked for a moment."""
-        timeout_ms: int | None = DELAY_MS
+        timeout_ms: int | None = self.container.FOLLOW_DELAY_MS
         while True:
             poll = select.poll()
             poll.register(self.control.fileno(), select.POLLIN)
