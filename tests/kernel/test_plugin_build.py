@@ -71,7 +71,10 @@ def built() -> Iterator[str]:
         os.chmod(directory, 0o755)
         os.makedirs(f"{directory}/lib/pyxis_py")
         shutil.copy(f"{HERE}/spank_peer.py", f"{directory}/lib/pyxis_py/helper.py")
-        open(f"{directory}/lib/pyxis_py/__init__.py", "w").close()
+        os.makedirs(f"{directory}/lib/enroot_py/base")
+        for package in ("pyxis_py", "enroot_py", "enroot_py/base"):
+            open(f"{directory}/lib/{package}/__init__.py", "w").close()
+        pathlib.Path(f"{directory}/lib/enroot_py/base/pack.py").write_text("def load(verb): pass\n")
         with open(f"{directory}/options.h", "w") as header:
             header.write(c_header())
         compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib")
