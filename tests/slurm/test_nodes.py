@@ -10,7 +10,7 @@ from tests import images
 from tests.fakeregistry import Fault
 from tests.kernel.registry import Server
 from tests.slurm.lab import Lab
-from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, sbatch, sh
+from tests.slurm.steps import IMAGE, PMIX, assert_nothing_left, expect, plugin_argument, sbatch, sh
 from tests.slurm.test_pull import front, meaning, numbered
 from tests.waiting import until
 
@@ -120,7 +120,8 @@ def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int
     image = numbered(100 + nodes)
     registry.pusher.image("test/stalls", "a", image)
     digest = images.digest(image.layers[1].blob)
-    with front(four, registry, *[Fault(digest, stall_at=0.5) for _ in range(nodes)]) as shown:
+    faults = [Fault(digest, stall_at=0.5) for _ in range(nodes)]
+    with front(four, registry, *faults) as shown, plugin_argument(four, "swarm=no"):
         step = four.popen([*on(nodes), f"--container-image={shown.host}#test/stalls:a", "true"])
         until(lambda: sum(request.path.endswith(digest) for request in shown.seen) == nodes, "all nodes fetch")
         four.run(["scancel", "--user=alice"])
