@@ -33,6 +33,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
 MOMENTS = 30  # seconds: root waits for 3, and what he should not wait for takes a minute
+SANITIZED = "-g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 # An option with which there is something to check.
 NOT_PLAIN = "container-mount-home="
 
@@ -77,16 +78,15 @@ def built() -> Iterator[str]:
         pathlib.Path(f"{directory}/lib/enroot_py/base/pack.py").write_text("def load(verb): pass\n")
         with open(f"{directory}/options.h", "w") as header:
             header.write(c_header())
-        compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib")
+        compile_driver(directory, f"{directory}/driver", PYTHON, f"{directory}/lib", *SANITIZED)
         yield directory
 
 
-def compile_driver(directory: str, output: str, python: str, library: str) -> None:
+def compile_driver(directory: str, output: str, python: str, library: str, *flags: str) -> None:
     sources = cli.source_directory()
     subprocess.run(
         [
-            *("cc", "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"),
-            *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+            *("cc", "-std=gnu11", *flags),
             f'-DPENROOT_PYTHON="{python}"',
             f'-DPENROOT_LIB="{library}"',
             *(f"-I{path}" for path in (directory, sources, os.path.dirname(sources), cli.find_slurm(None))),
