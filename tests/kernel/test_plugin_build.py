@@ -25,8 +25,9 @@ import pytest
 
 from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.registry import reference
-from pyxis_py import cli, options, plugstack
-from pyxis_py.header import c_header
+from pyxis_py.admin import cli, plugstack
+from pyxis_py.admin.header import c_header
+from pyxis_py.request import options
 from tests.waiting import until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -944,7 +945,7 @@ def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output:
 
 @pytest.mark.parametrize("words", [["instal"], ["build"], ["install", "--nope"]])
 def test_a_wrong_command_line_is_an_error_and_a_hint(words: list[str]) -> None:
-    command = [sys.executable, "-m", "pyxis_py.cli", *words]
+    command = [sys.executable, "-m", "pyxis_py.admin.cli", *words]
     done = subprocess.run(command, cwd=os.path.dirname(os.path.dirname(HERE)), capture_output=True, text=True)
     assert done.returncode == 2
     assert [line.split()[0] for line in done.stderr.splitlines()] == ["[ERROR]", "[HINT]"]
