@@ -187,10 +187,10 @@ packages-test: $(VENV)/done ## packages installed in fresh Debians, and built tw
 	$(PYTEST) tests/packages -o timeout=1800 --capture=tee-sys
 
 # The Debians take as long as the packages: they are made meanwhile.
-packages-ci: $(VENV)/done ## of packages-test: deb and rpm, made once, judged, installed in fresh Debians and used for a job
+packages-ci: $(VENV)/done ## of packages-test: deb and rpm, made once, judged, installed in fresh Debians and used for a job; and the Ansible role
 	@tests/prerequisites packaging
 	@$(VENV)/bin/python -m tests.packages & debians=$$!; $(VENV)/bin/python -m packages deb rpm; made=$$?; wait $$debians && exit $$made
-	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian' -o timeout=1800 --durations=10
+	PENROOT_PACKAGES_MADE=dist/packages $(PYTEST) tests/packages -k 'test_rpm or two_commands or lintian or shared_file_system' -o timeout=1800 --durations=10
 
 release: $(VENV)/done ## all that a release has, in dist/release: a commit, with its part in CHANGELOG.md
 	@tests/prerequisites packaging
