@@ -34,8 +34,8 @@ $(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/req
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
 
-test: prerequisites lint ## all checks and all tiers of tests, of an installation in PREFIX
-	@$(MAKE) --no-print-directory install EXTRAS=ssh,signatures
+test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an installation in PREFIX
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint install EXTRAS=ssh,signatures
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
