@@ -1,4 +1,4 @@
-"""The image of a step: where its root file system comes from, and which bytes count."""
+"""The image of a step, and how it becomes the root file system of a container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Image:
-    """What --container-image says, for a container that is made of it."""
+    """The image that --container-image names, for the container that is made of it."""
 
     def __init__(self, step: Step, asked: str, container: str) -> None:
         """``container`` is the name of its directory, if it has one."""
