@@ -39,7 +39,7 @@ test: prerequisites $(VENV)/done ## all checks and all tiers of tests, of an ins
 	PENROOT_PREFIX=$(PREFIX) tests/all
 
 unit: $(VENV)/done ## the tests that need no compiler, no Slurm and no root
-	$(VENV)/bin/python -m pytest tests/unit --numprocesses auto
+	TMPDIR=$(firstword $(wildcard /dev/shm /tmp)) $(VENV)/bin/python -m pytest tests/unit --numprocesses 3 --dist worksteal
 
 kernel slurm attack: dev $(VENV)/done ## one tier of tests, of this source tree or of the installation in PENROOT_PREFIX
 	$(VENV)/bin/python -m pytest tests/$@
