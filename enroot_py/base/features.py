@@ -26,7 +26,7 @@ SOCKETS = {
     "doctor": "findings(settings): for penroot doctor and pyxis-py check",
     "verbs": "add(group): verbs of penroot",
     "admin": "add(group): verbs of pyxis-py",
-    "manual": "SECTIONS: (page, heading, paragraphs, entries) for the manual; EXAMPLES of verbs",
+    "manual": "for the manual: SECTIONS, (page, heading, paragraphs, entries) each, and EXAMPLES of verbs",
     "recorder": "begin(...): an event that records what is done; None if nobody wants one",
     "arguments": "ARGUMENTS: rows of the table of the plugin's arguments in plugstack.conf",
     "options": "OPTIONS: rows of the table of options of srun, sbatch and salloc",
@@ -46,6 +46,7 @@ PARTS = {
 
 # The sockets of each feature, and its parts of a step. The order is that of rows, verbs and calls.
 FEATURES = {
+    "enroot_py.features.bundle": "settings verbs manual",
     "enroot_py.features.environments": "flags verbs manual options step.describe step.at_submit",
     "enroot_py.features.pins": "settings flags pin verbs manual arguments options "
     "step.at_submit step.must_resolve step.pin",

@@ -7,7 +7,7 @@ from typing import TypeVar
 import click
 
 from enroot_py.base.errors import UsageError
-from enroot_py.config.settings import Settings
+from enroot_py.config.settings import Settings, load
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
@@ -53,12 +53,16 @@ def change(ctx: click.Context, origin: str, **changes: object) -> None:
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 
-def changed(settings: Settings) -> Settings:
-    """The settings with what options of features change."""
+def loaded(*, force: bool = False) -> Settings:
+    """The settings of this run. Over them are what options of features change, and --force."""
+    settings = load()
     ctx = click.get_current_context(silent=True)
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
         settings = settings.replace(origin, **changes)
-    return settings
+    return settings.replace("--force", force_override=True) if force else settings
+
+
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
 
 
 def shown_json(value: object) -> bytes:

@@ -44,10 +44,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "list": (("penroot list --fancy", "Containers and what runs in them."),),
     "remove": (("penroot remove --force ubuntu", "Without a question."),),
     "export": (("penroot export --output mine.sqsh ubuntu", "The container with its changes, as an image."),),
-    "bundle": (
-        ("penroot bundle --output ubuntu.run ubuntu+latest.sqsh", "One file that runs where nothing is installed."),
-        ("./ubuntu.run --root bash", "Run it: it takes most options of start, see ./ubuntu.run --help."),
-    ),
     "cache": (("penroot cache prune --keep 20G", "Remove what was used longest ago, down to 20 GB."),),
     "completion": (("source <(penroot completion bash)", "For this shell; make install does it for all."),),
 }
@@ -236,7 +232,7 @@ def sections_of_features(page: str) -> list[str]:
     return [
         section(heading, text(paragraphs) + entries(rows))
         for feature in plugged("manual")
-        for where, heading, paragraphs, rows in feature.SECTIONS
+        for where, heading, paragraphs, rows in getattr(feature, "SECTIONS", ())
         if where == page
     ]
 

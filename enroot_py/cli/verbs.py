@@ -15,7 +15,7 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, changed, shown_json, synopsis, there, usage
+from enroot_py.cli.commands import CONTEXT, Commands, force_option, loaded, shown_json, synopsis, there, usage
 from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -84,15 +84,6 @@ def command(function: Callable[..., None]) -> click.Command:
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
 
 
-_force = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")
-
-
-def loaded(*, force: bool = False) -> Settings:
-    """The settings of this run, with --force over ENROOT_FORCE_OVERRIDE, and options of features over theirs."""
-    options = changed(settings.load())
-    return options.replace("--force", force_override=True) if force else options
-
-
 def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Containers for completion, and images in the working directory where one may be started."""
     names = containers.names(settings.load())
@@ -105,7 +96,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-o", "--output", callback=there, help="Name of the image file; - is stdout.")
 @click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
-@_force
+@force_option
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
     """Import an image from a registry, an archive or an engine to a squashfs file.
@@ -120,7 +111,7 @@ def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri
 
 @command
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
-@_force
+@force_option
 @click.argument("image")
 def create(name: str | None, force: bool, image: str) -> None:
     """Create a container from a squashfs IMAGE or a reference such as docker://ubuntu."""
@@ -140,7 +131,7 @@ def create(name: str | None, force: bool, image: str) -> None:
 @command
 @click.option("-a", "--arch", callback=there, help="Architecture, if not this machine's.")
 @click.option("-n", "--name", callback=there, help="Name of the container, if not the image's.")
-@_force
+@force_option
 @click.argument("uri")
 def load(arch: str | None, name: str | None, force: bool, uri: str) -> None:
     """Create a container from a registry, an archive or an engine: see import for the forms of URI."""
@@ -247,40 +238,11 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 
 @command
 @click.option("-o", "--output", callback=there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
-@_force
+@force_option
 @click.argument("name", shell_complete=_names)
 def export(output: str | None, force: bool, name: str) -> None:
     """Write a container to a squashfs image."""
     containers.export(name, output or f"{name}.sqsh", loaded(force=force))
-
-
-@command
-@click.option("-a", "--all", "everything", is_flag=True, help="Take the user's configuration along.")
-@click.option("-c", "--checksum", is_flag=True, help="Embed a checksum, which every run verifies.")
-@click.option("-d", "--desc", callback=there, help="What the bundle is.")
-@click.option("-o", "--output", callback=there, help="Name of the bundle, if not IMAGE.run.")
-@click.option("-t", "--target", callback=there, help="Where --keep unpacks it, if not ./BUNDLE.")
-@_force
-@click.argument("image")
-def bundle(
-    everything: bool, checksum: bool, desc: str | None, output: str | None, target: str | None, force: bool, image: str
-) -> None:
-    """Make one self-extracting file of a squashfs IMAGE, to run where nothing is installed.
-
-    Its host needs sh, tar, gzip and mkdir, and sha256sum for a checksum.
-    """
-    from enroot_py.cli.bundle import Bundle
-
-    options = loaded(force=force)
-    Bundle(
-        image,
-        options,
-        output,
-        everything=everything or options.bundle_all,
-        checksum=checksum or options.bundle_checksum,
-        description=desc or "",
-        target=target,
-    ).write()
 
 
 def _entered_before(name: str, text: str, argument: click.Argument) -> click.Command:

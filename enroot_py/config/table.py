@@ -280,8 +280,6 @@ class Table(Rows):
     )
     native_overlayfs = Bool("yes", "let the kernel make overlays; no: the program fuse-overlayfs, which is far slower")
     allow_superuser = Bool("no", "leave root his privileges in containers that he starts: no user namespace, no filter")
-    bundle_all = Bool("no", "let bundles take the user's configuration along")
-    bundle_checksum = Bool("no", "let bundles embed a checksum, which every run verifies")
     force_override = Bool("no", "overwrite what exists")
 
 
