@@ -6,6 +6,7 @@ Bytes and nothing else: no code of ours makes what our code is tested with.
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import hashlib
 import io
@@ -17,7 +18,7 @@ import subprocess
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DOCKER = {
@@ -184,6 +185,13 @@ class Pusher:
 
 def busybox(*more: tuple[tarfile.TarInfo, bytes], **fields: Any) -> Image:
     """An image that runs: one static program under the names of many, and a layer of ``more``."""
+    layers = [replace(_program())] + ([Layer(tar(more))] if more else [])
+    return Image(layers, {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}, **fields)
+
+
+@functools.cache
+def _program() -> Layer:
+    """Return the layer of the program, compressed once for all images."""
     program = pathlib.Path(shutil.which("busybox") or "/bin/busybox").read_bytes()
     names = "sh cat ls sleep true echo id mount touch sha256sum".split()
     base = [
@@ -192,5 +200,4 @@ def busybox(*more: tuple[tarfile.TarInfo, bytes], **fields: Any) -> Image:
         *(symlink(f"bin/{n}", "busybox") for n in names),
     ]
     base += [directory(name) for name in ("dev", "etc", "proc", "sys")] + [directory("tmp", 0o1777)]
-    layers = [Layer(tar(base))] + ([Layer(tar(more))] if more else [])
-    return Image(layers, {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}, **fields)
+    return Layer(tar(base))
