@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import pytest
 
 # Fixtures and hooks of the other tiers.
-from tests.kernel.conftest import UID, User, image, ordinary_user, require, rootfs, user
+from tests.kernel.conftest import UID, User, image, ordinary_user, packed, require, rootfs, user
 from tests.slurm.conftest import lab, not_drained, pmix, pytest_collection_finish
 
-__all__ = ["UID", "User", "image", "lab", "not_drained", "pmix", "pytest_collection_finish", "rootfs", "user"]
+__all__ = ["UID", "User", "image", "lab", "not_drained", "packed", "pmix", "pytest_collection_finish", "rootfs", "user"]
 
 BOB = UID + 1
 

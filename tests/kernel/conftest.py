@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import pathlib
@@ -183,19 +182,20 @@ def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-@functools.cache
-def _packed(directory: pathlib.Path) -> pathlib.Path:
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A squashfs image of the container ``box``, made once for all tests."""
+    require_squashfuse()
+    directory = tmp_path_factory.getbasetemp()
     busybox_rootfs(directory / "box")
     return pack(directory / "box", directory / "box.sqsh")
 
 
 @pytest.fixture
-def image(user: User, rootfs: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Path:
     """The same as a squashfs image."""
-    require_squashfuse()
     path = user.home / "box.sqsh"
-    shutil.copy(_packed(tmp_path_factory.getbasetemp()), path)
+    shutil.copy(packed, path)
     user.own(path)
     return path
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import bashhooks, fakehost
-from tests.kernel.conftest import UID, User, require, squashed
+from tests.kernel.conftest import UID, User, ordinary_user, require, squashed
 from tests.kernel.test_devices import become
 from tests.waiting import until
 
@@ -43,13 +43,22 @@ WITHOUT_FUSE = ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/f
 LARGEST_BYTES = 12 << 20  # of a bundle without its image
 
 
+@pytest.fixture(scope="module")
+def made(packed: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A bundle of the busybox image, made once."""
+    with ordinary_user(UID) as maker:
+        shutil.copy(packed, maker.home)
+        maker.penroot("bundle", "--checksum", "--desc", 'It\'s a "test"', "box.sqsh")
+        yield maker.home / "box.run"
+
+
 @pytest.fixture
-def bundle(user: User, image: pathlib.Path) -> pathlib.Path:
-    """A bundle of the busybox image, and a temporary directory of its user's own."""
+def bundle(user: User, image: pathlib.Path, made: pathlib.Path) -> pathlib.Path:
+    """A copy of that bundle, its image, and a temporary directory of its user's own."""
     (user.home / "tmp").mkdir()
     user.environ["TMPDIR"] = str(user.home / "tmp")
+    shutil.copy(made, user.home)
     user.own(user.home)
-    user.penroot("bundle", "--checksum", "--desc", 'It\'s a "test"', str(image))
     return user.home / "box.run"
 
 
