@@ -17,29 +17,31 @@ ROOT = Path(__file__).parents[2]
 CORE = "environ hooks options plugin_settings settings start submit yaml"
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_core_without_the_folder_of(feature: str, tmp_path: Path) -> None:
-    left_out = feature.rpartition(".")[2]
-
-    def ignored(directory: str, names: list[str]) -> list[str]:
-        without = [left_out] if directory.endswith("/features") else []
-        return [*without, *(name for name in names if name == "__pycache__")]
-
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of this source tree, whose modules are compiled once."""
+    top = tmp_path_factory.mktemp("core")
     for name in ("enroot_py", "pyxis_py", "hooks", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, top / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("c_shims", "docs", "pyproject.toml"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    assert not (tmp_path / feature.replace(".", "/")).exists()
-    files = [f"tests/unit/test_{name}.py" for name in CORE.split()]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]
-    listed = subprocess.run(
-        [sys.executable, "-c", "import enroot_py.cli.verbs as v; print(v.__file__, v.help_text())"],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
-    assert listed.stdout.startswith(str(tmp_path)) and " start " in listed.stdout, listed.stderr
+        (top / name).symlink_to(ROOT / name)
+    return top
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_core_without_the_folder_of(feature: str, tree: Path) -> None:
+    folder = tree / feature.replace(".", "/")
+    folder.rename(tree / "without")
+    try:
+        files = [f"tests/unit/test_{name}.py" for name in CORE.split()]
+        done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
+        assert done.returncode == 0, done.stdout[-4000:]
+        listed = run(tree, "-c", "import enroot_py.cli.verbs as v; print(v.__file__, v.help_text())")
+        assert listed.stdout.startswith(str(tree)) and " start " in listed.stdout, listed.stderr
+    finally:
+        (tree / "without").rename(folder)
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run([sys.executable, *arguments], cwd=tree, env=environ, capture_output=True, text=True)
