@@ -33,6 +33,8 @@ PidFile none
 MaxStartups 100
 """
 LOGIN = f"""\
+ControlPath /tmp/%n
+
 Host login
     HostName ctl
     Port {PORT}
@@ -113,6 +115,17 @@ def job(
         step.communicate(timeout=60)
 
 
+@contextmanager
+def connected(laptop: Laptop, host: str, *options: str) -> Iterator[None]:
+    """Let all ssh to ``host`` share one connection while this lasts."""
+    first = laptop.popen("ssh", "-M", *options, host, "echo up; exec cat")
+    assert next_line(first) == "up\n", first.communicate()
+    try:
+        yield
+    finally:
+        first.communicate(timeout=60)
+
+
 @pytest.mark.parity("ssh-config --suffix")
 def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
@@ -159,17 +172,11 @@ def test_a_terminal(lab: Lab, laptop: Laptop) -> None:
 @pytest.mark.parity("sftp, scp")
 def test_files(lab: Lab, laptop: Laptop) -> None:
     """By sftp(1) and scp(1), which ask the server's own sftp, and rsync(1), which runs itself in the container."""
-    with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number:
-        host = f"{number}.cluster"
-        laptop.run(
-            "sh",
-            "-c",
-            "rm -rf tree && mkdir -p tree/sub && head -c 3000000 /dev/urandom > tree/sub/data",
-        )
+    laptop.run("sh", "-c", "rm -rf tree && mkdir -p tree/sub && head -c 3000000 /dev/urandom > tree/sub/data")
+    with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number, connected(laptop, host := f"{number}.cluster"):
         laptop.run("scp", "-rq", "tree", f"{host}:/tmp/copy")
-        listed = laptop.run(
-            "sftp", "-b", "-", host, input="cd /tmp/copy\nrename sub bus\nsymlink bus l2\nls -ln\n"
-        ).stdout
+        asked = "cd /tmp/copy\nrename sub bus\nsymlink bus l2\nls -ln\n"
+        listed = laptop.run("sftp", "-b", "-", host, input=asked).stdout
         assert re.search(r"^drwx.* 2001 +2001 .* bus$", listed, re.M) and "l2" in listed, listed
         laptop.run("scp", "-q", f"{host}:/tmp/copy/bus/data", "back")
         laptop.run("cmp", "back", "tree/sub/data")
@@ -217,12 +224,9 @@ def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
     serve = laptop.popen("sh", "-c", HTTPD.format("127.0.0.1:9000"))
     try:
         with job(lab, IMAGE) as number:
-            with forwarding(laptop, "-N", "-R", "9001:localhost:9000", f"{number}.cluster"):
-                ask = ("wget", "-qO-", "http://localhost:9001/")
-                until(
-                    lambda: laptop.run("ssh", f"{number}.cluster", *ask, check=False).stdout == "page\n",
-                    "it comes by -R",
-                )
+            with connected(laptop, f"{number}.cluster", "-R", "9001:localhost:9000"):
+                ask = ("ssh", f"{number}.cluster", "wget -qO- http://localhost:9001/")
+                until(lambda: laptop.run(*ask, check=False).stdout == "page\n", "it comes by -R")
                 assert ":9001 " not in on_node(lab, "ss -Hltn | grep -v -e 127.0.0.1: -e '\\[::1\\]:'")
             asked = ("-o", "ExitOnForwardFailure=yes", "-R", "*:9001:localhost:9000", f"{number}.cluster", "id")
             done = laptop.run("ssh", *asked, check=False)
@@ -455,11 +459,12 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
         look = (
             "for p in $(grep -l '[s]sh-server' /proc/*/cmdline); do cd ${p%/*}; cat environ mem; ls fd; echo seen; done"
         )
-        done = laptop.run("ssh", host, look, check=False)
-        assert done.stdout.replace("seen\n", "") == "" and done.stdout.count("seen") >= 2, done.stdout
-        assert done.stderr.count("Permission denied") == 3 * done.stdout.count("seen")
-        laptop.run("sftp", "-b", "-", host, input="ls -l /\nput .ssh/config /tmp/c\nstat /tmp\n", check=False)
-        assert laptop.ssh(host, "ls /tmp") == "c\n"
+        with connected(laptop, host):
+            done = laptop.run("ssh", host, look, check=False)
+            assert done.stdout.replace("seen\n", "") == "" and done.stdout.count("seen") >= 2, done.stdout
+            assert done.stderr.count("Permission denied") == 3 * done.stdout.count("seen")
+            laptop.run("sftp", "-b", "-", host, input="ls -l /\nput .ssh/config /tmp/c\nstat /tmp\n", check=False)
+            assert laptop.ssh(host, "ls /tmp") == "c\n"
 
 
 @pytest.mark.parity("the examples of docs/ssh.md")
