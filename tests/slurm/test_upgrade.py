@@ -65,14 +65,15 @@ sed "s,@PYTHON@,/usr/bin/python3,; s,@LIBRARY@,{LINK},; s,@MODULE@,enroot_py.mai
     {SITE}/bin/penroot
 chmod 755 {SITE}/bin/penroot
 /usr/bin/python3 -c "from packages import library; library.archive_modules(library.Path('$new'))"
+run "$new" 'from enroot_py.base import packing; packing.write()'
 """
-# As in packages/scripts/packaged, but of copies: a file of two versions would be one that both have open.
+# As in packages/scripts/packaged, but of copies that are compiled once: a file of two versions would be one that both
+# have open.
 INSTALL = f"""{PYTHON}
 set -eu
 new=$(mktemp -d {SITE}/lib/penroot-versions/$1-XXXXXX)
 chmod 755 "$new"
 cp -a {SITE}/built-$1/. "$new"
-run "$new" 'from enroot_py.base import packing; packing.write()'
 run "$new" 'from enroot_py.base import versions; versions.use()'
 """
 
@@ -104,7 +105,7 @@ def replaced(site: Lab, rng: random.Random) -> Iterator[list[str]]:
 
     def replace() -> None:
         try:
-            while not stop.wait(rng.random() * 0.3):
+            while not stop.wait(rng.random()):
                 version = list(BUILDS)[(len(installed) + 1) % 2]
                 install(site, version)
                 installed.append(version)
@@ -142,10 +143,10 @@ class Step:
         assert "error" not in err and "mixed" not in err, (self.options, err)
 
 
-def wave(site: Lab, number: int) -> None:
-    """Twenty steps, which begin, attach, live through restarts of slurmd, save and end; then four of what was saved."""
+def wave(site: Lab, number: int, size: int) -> None:
+    """Run ``size`` steps of each kind, which live through restarts of slurmd and save; then steps of what was saved."""
     steps, attached, files = [], [], []
-    for each in range(4):
+    for each in range(size):
         name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
         steps += [
             Step(site, IMAGE),
@@ -184,7 +185,7 @@ def test_steps_and_starts_go_on_while_it_is_replaced(site: Lab, rng: random.Rand
     site.run([penroot, "create", "--name", "mine", f"docker://{MINIMAL}"], node="n1")
     with replaced(site, rng) as installed:
         for number in range(9 if soak else 1):
-            wave(site, number)
+            wave(site, number, size=4 if soak else 2)
             done = site.run(f"for i in 1 2 3; do {penroot} start mine true || exit; done", node="n1", check=False)
             assert (done.returncode, done.stderr) == (0, "")
     assert len(set(installed)) == 2
