@@ -1,4 +1,1 @@
-"""What hooks bring into a container for devices: nodes, libraries, CDI, the driver of NVIDIA.
-
-Imports base, config and runtime.
-"""
+"""Devices of the host in containers, with what their programs need of the driver: docs/devices.md."""
