@@ -29,7 +29,7 @@ dev: $(VENV)/run $(if $(wildcard /usr/include/slurm/spank.h),$(PLUGIN)) ## make 
 	@for name in $(TOOLS); do ln -sf ../libexec/penroot-$$name bin/penroot-$$name || exit 1; done
 
 # A tree that only its owner can enter has no plugin: jobs run what the plugin starts as their users.
-$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py
+$(PLUGIN): $(VENV)/run $(wildcard c_shims/*.h c_shims/spank/*.[ch]) pyxis_py/request/options.py pyxis_py/admin/header.py enroot_py/base/filter.py
 	@bin/pyxis-py build --python $(PYTHON) --output $(CURDIR)/$@ || true
 
 check: lint unit ## ruff, mypy, clang-format, hadolint, shellcheck and the tests that need nothing else: a minute
@@ -91,7 +91,7 @@ prerequisites:
 	@tests/prerequisites
 
 # What runs the source tree, and the module in C. What builds it is installed here once, and not for each build.
-$(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py $(wildcard c_shims/*.h)
+$(VENV)/run: pyproject.toml setup.py c_shims/linux_build.py enroot_py/base/filter.py $(wildcard c_shims/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet 'setuptools>=68' 'cffi>=1.15'
 	$(VENV)/bin/pip install --quiet --no-build-isolation --editable .

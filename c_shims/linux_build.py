@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import cffi
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+
+from enroot_py.base.filter import c_filter  # noqa: E402
 
 ffibuilder = cffi.FFI()
 ffibuilder.cdef(
@@ -42,7 +46,7 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    '#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
     include_dirs=[HERE],
     depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "interpreter", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
