@@ -36,7 +36,6 @@ ffibuilder.cdef(
     int linux_capget_permitted(uint64_t *permitted);
     int penroot_drop_capabilities(void);
     int penroot_install_filter(void);
-    int penroot_explain(const char *path, char *why, size_t size);
     int penroot_withhold_descriptors(void);
     int penroot_renew_keyring(void);
     int penroot_digest_format(const char *path, char *word);
@@ -46,9 +45,9 @@ ffibuilder.cdef(
 )
 ffibuilder.set_source(
     "enroot_py.base._linux",
-    f'{c_filter()}#include "seccomp.h"\n#include "interpreter.h"\n#include "background.h"\n#include "digest.h"',
+    f'{c_filter()}#include "seccomp.h"\n#include "background.h"\n#include "digest.h"',
     include_dirs=[HERE],
-    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "interpreter", "background", "digest")],
+    depends=[os.path.join(HERE, f"{name}.h") for name in ("linux", "seccomp", "background", "digest")],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Werror"],
 )

@@ -211,15 +211,6 @@ def install_filter() -> None:
     _check(lib.penroot_install_filter())
 
 
-def explain(path: str) -> str:
-    """Return why execve(2) cannot run a file, if the file, a link, a mount or an interpreter is at fault; else ""."""
-    size = 6 << 12  # PENROOT_WHY of interpreter.h
-    why = ffi.new("char[]", size)
-    if not lib.penroot_explain(_text(path), why, size):
-        return ""
-    return os.fsdecode(ffi.string(why)).replace("\n", "\\n")  # of an image: it forges no line of its own
-
-
 def withhold_descriptors() -> None:
     """Close the caller's descriptors of directories, namespaces and of O_PATH at execve(2): c_shims/seccomp.h"""
     _check(lib.penroot_withhold_descriptors())

@@ -1,5 +1,4 @@
-"""options.h of the SPANK plugin, which its build makes: the names that it shares with Python, the system call filter and
-the table of options."""
+"""options.h, made by the plugin's build: the names shared with Python, the system call filter, the table of options."""
 
 from __future__ import annotations
 
