@@ -30,7 +30,7 @@ ffibuilder.cdef(
     int renameat2(int old_dirfd, const char *old, int new_dirfd, const char *new, unsigned int flags);
     int linux_pivot_root(const char *new_root, const char *put_old);
     int linux_close_range(unsigned int first, unsigned int last, unsigned int flags);
-    int linux_syncfs(int fd);
+    int syncfs(int fd);
     int linux_prctl(int operation, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
     int linux_capset(uint64_t effective, uint64_t permitted, uint64_t inheritable);
     int linux_capget_permitted(uint64_t *permitted);

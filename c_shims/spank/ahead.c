@@ -3,15 +3,12 @@
  * It is the user for good, and nobody can look into it (coprocess.c); root moves it into the cgroups of the first task
  * before any goes on. A task takes it only if it is what a child of the task would be: slurmstepd may have joined
  * namespaces since, and PAM may have given it another keyring, audit session or context. Else the task starts one. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include "linux.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>

@@ -1,9 +1,5 @@
 /* What the Python process is asked, and how its answer is heard. */
-#define _GNU_SOURCE
 #include "plugin.h"
-
-#include <errno.h>
-#include <string.h>
 
 void add_environ(struct request *request, const char *key, char *const *variables, bool ours_only)
 {

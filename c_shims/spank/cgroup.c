@@ -1,11 +1,5 @@
 /* In which control groups a process is, and how another one gets there: cgroups(7). */
-#define _GNU_SOURCE
 #include "plugin.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The text of a file, as much of it as there is room for. */
 int read_file(const char *path, char *text, size_t size)

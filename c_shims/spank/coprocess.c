@@ -1,17 +1,12 @@
 /* The Python process that decides: it is started, found again, waited for, and ended where it takes too long. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include "linux.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

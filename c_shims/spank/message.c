@@ -1,14 +1,10 @@
 /* Messages between us and the Python process: a little-endian uint32 with the length of what follows, then KEY and
  * VALUE strings in turn, each with its NUL. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include <endian.h>
-#include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 
 void request_free(struct request *request)

@@ -2,12 +2,9 @@
  * long as a step without a container, and srun would wait for it before it asks for nodes. The nodes check all of it again.
  * For a tag, the process finds the digest while srun asks. Nothing is refused here: a request that is not surely plain goes
  * to that process. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include <regex.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { LONGEST = 128 };
 

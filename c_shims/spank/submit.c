@@ -2,15 +2,9 @@
  * meanwhile: it resolves a tag, and what it found is there when the allocation is. Of several components of
  * a heterogeneous job only one would get it then, so there srun waits. Where there can be no mistake nothing waits
  * for its word, and without a tag it is not started: plain.c. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
 #include "brought.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void free_text(char **text)
 {

@@ -1,12 +1,7 @@
 /* A task, as the user: it starts the helper, or finds it, and joins its container. */
-#define _GNU_SOURCE
 #include "plugin.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/time.h>
 
 /* Descriptors that slurmstepd has from its start are below. */

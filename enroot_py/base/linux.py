@@ -170,7 +170,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 def syncfs(fd: int) -> None:
     """syncfs(2)"""
-    _check(lib.linux_syncfs(fd))
+    _check(lib.syncfs(fd))
 
 
 def close_range(first: int, last: int, flags: int) -> None:
