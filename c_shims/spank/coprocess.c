@@ -39,13 +39,9 @@ int64_t in_milliseconds(int64_t milliseconds)
 /* Whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid)
 {
-	char path[64], text[1024];
-	const char *at;
+	struct process_stat stat;
 
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_file(path, text, sizeof(text)) < 0 || !(at = strrchr(text, ')')) || !at[1])
-		return false;
-	return at[2] == 'T' || at[2] == 't';
+	return read_stat(pid, &stat) && (stat.state == 'T' || stat.state == 't');
 }
 
 /* The same of a coprocess: proc_pid_fdinfo(5). */
@@ -290,29 +286,14 @@ int coprocess_wait(const struct coprocess *process)
 	return in_time ? 0 : -1;
 }
 
-/* When a process began; 0 where it is gone, or /proc hides it from us. */
-static unsigned long long started(pid_t pid)
-{
-	char path[32], line[1024];
-	unsigned long long ticks = 0;
-
-	(void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_file(path, line, sizeof(line)) < 0)
-		return 0;
-	/* The 22nd field; the name of the program, in parentheses, may hold anything. */
-	const char *at = strrchr(line, ')');
-	for (int field = 2; at && field < 22; field++)
-		at = strchr(at + 1, ' ');
-	if (at)
-		ticks = strtoull(at, NULL, 10);
-	return ticks;
-}
-
 int identify(pid_t pid, struct identity *who)
 {
-	*who = (struct identity){ .pid = pid, .started = started(pid) };
+	struct process_stat stat;
+	bool found = read_stat(pid, &stat);
+
+	*who = (struct identity){ .pid = pid, .started = stat.started };
 	errno = ESRCH;
-	return who->started ? 0 : -1;
+	return found ? 0 : -1;
 }
 
 static int open_process(const struct identity *who)
@@ -320,9 +301,9 @@ static int open_process(const struct identity *who)
 	cleanup(close_fd) int fd = linux_pidfd_open(who->pid);
 	if (fd < 0)
 		return -1;
-	unsigned long long began = started(who->pid);
+	struct process_stat now;
 	struct pollfd end = { .fd = fd, .events = POLLIN };
-	if ((began && began != who->started) || poll(&end, 1, 0) > 0) {
+	if ((read_stat(who->pid, &now) && now.started != who->started) || poll(&end, 1, 0) > 0) {
 		errno = ESRCH;
 		return -1;
 	}

@@ -3,27 +3,21 @@
 #define PENROOT_PLUGIN_H
 
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <slurm/slurm.h>
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
+#include "proc.h"
 #include "options.h" /* names that pyxis_py has too: what each means, pyxis_py/request/job.py tells */
 
-#define cleanup(f) __attribute__((cleanup(f)))
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Since Slurm 24.05 the extern step waits for the job's others before its end: mgr.c, _spawn_job_container(). */
@@ -32,13 +26,6 @@
 #endif
 
 extern char **environ;
-
-static inline void close_fd(int *fd)
-{
-	if (*fd >= 0)
-		(void)close(*fd);
-	*fd = -1;
-}
 
 /* For a descriptor that is to outlive its variable. */
 static inline int keep_fd(int *fd)
@@ -158,7 +145,6 @@ void answer_free(struct answer *answer);
 
 enum { CGROUPS_SIZE = 8192 };
 
-int read_file(const char *path, char *text, size_t size);
 /* The text of /proc/PID/cgroup, all of it. */
 int cgroup_read(pid_t pid, char *text, size_t size);
 /* Move a process to the groups of such a text; where one has gone since, as that of a task, to the one above it. */
