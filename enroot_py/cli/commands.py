@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 import click
@@ -60,6 +61,16 @@ def loaded(*, force: bool = False) -> Settings:
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
         settings = settings.replace(origin, **changes)
     return settings.replace("--force", force_override=True) if force else settings
+
+
+def container_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Containers for completion, and images in the working directory where one may be started."""
+    from enroot_py.store import containers
+
+    names = containers.names(load())
+    if parameter.name == "name" and ctx.command.name == "start":
+        names += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite what exists.")

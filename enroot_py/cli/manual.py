@@ -33,10 +33,6 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot start -m data.sqsh:/data:sqsh ubuntu ls /data", "What a squashfs file holds, read-only."),
         ("penroot start --explain ubuntu", "What would be done, and why."),
     ),
-    "fabric": (
-        ("penroot fabric ubuntu+latest.sqsh", "Which libfabric, UCX and plugin of NCCL its programs get, and why."),
-        ("penroot fabric --environment pytorch", "The same with what ~/.edf/pytorch.toml asks for."),
-    ),
     "login": (("penroot login -u jane registry.example.org < token", "The token, tried there and kept."),),
     "logout": (("penroot logout docker.io", "Docker Hub's login, forgotten."),),
     "batch": (("#!/usr/bin/penroot batch", "First line of a script with a line #ENROOT_ROOTFS=ubuntu."),),

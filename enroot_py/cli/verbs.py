@@ -15,7 +15,17 @@ from enroot_py.base import log
 from enroot_py.base.errors import ContainerError, PenrootError, UsageError
 from enroot_py.base.features import plugged
 from enroot_py.cli.cache import cache
-from enroot_py.cli.commands import CONTEXT, Commands, force_option, loaded, shown_json, synopsis, there, usage
+from enroot_py.cli.commands import (
+    CONTEXT,
+    Commands,
+    container_names,
+    force_option,
+    loaded,
+    shown_json,
+    synopsis,
+    there,
+    usage,
+)
 from enroot_py.cli.logins import login, logout
 from enroot_py.config import settings
 from enroot_py.config.settings import Settings
@@ -82,14 +92,6 @@ def help_text() -> str:
 def command(function: Callable[..., None]) -> click.Command:
     """A verb of the command line, under the name of its function."""
     return synopsis(penroot.command(function.__name__.strip("_"), context_settings=CONTEXT)(function))
-
-
-def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Containers for completion, and images in the working directory where one may be started."""
-    names = containers.names(settings.load())
-    if parameter.name == "name" and ctx.command.name == "start":
-        names += sorted(name for name in os.listdir(".") if name.endswith(".sqsh"))
-    return [name for name in names if name.startswith(incomplete)]
 
 
 @command
@@ -216,7 +218,7 @@ def _confirmed(question: str) -> bool:
 
 @command
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_names)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=container_names)
 def remove(force: bool, names: tuple[str, ...]) -> None:
     """Delete containers and all that is in them."""
     options = loaded(force=force)
@@ -239,7 +241,7 @@ def remove(force: bool, names: tuple[str, ...]) -> None:
 @command
 @click.option("-o", "--output", callback=there, help="Name of the image file, if not NAME.sqsh; - is stdout.")
 @force_option
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=container_names)
 def export(output: str | None, force: bool, name: str) -> None:
     """Write a container to a squashfs image."""
     containers.export(name, output or f"{name}.sqsh", loaded(force=force))
@@ -268,7 +270,9 @@ def _entered_before(name: str, text: str, argument: click.Argument) -> click.Com
 penroot.add_command(cache)
 penroot.add_command(login)
 penroot.add_command(logout)
-penroot.add_command(_entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=_names)))
+penroot.add_command(
+    _entered_before("start", "Start a container.", click.Argument(["name"], shell_complete=container_names))
+)
 _config = click.Argument(["config"], type=click.Path())
 penroot.add_command(_entered_before("batch", "Start a container from a configuration script.", _config))
 
@@ -311,7 +315,7 @@ def info() -> None:
     for variable, text, origin in sorted(options.everything()):
         click.echo(f"  {variable}={_PASSWORD.sub('//…@', text)}  ({origin})")
     click.echo("\nHooks:")
-    for hook in hooks.arrange(hooks.STANDARD, options, os.environ):
+    for hook in hooks.arrange(options, os.environ):
         click.echo(f"  {hook.describe()}")
 
 
@@ -344,24 +348,6 @@ def doctor() -> None:
 
     if not report(findings(loaded())):
         click.get_current_context().exit(1)
-
-
-@command
-@click.option("--environment", callback=there, metavar="NAME|FILE", help="An environment file, as start takes it.")
-@click.argument("name", required=False, metavar="[NAME|IMAGE]", shell_complete=_names)
-def fabric(environment: str | None, name: str | None) -> None:
-    """Show which libfabric, UCX and plugin of NCCL programs of an image get, its own or the host's, and why.
-
-    Without an image, show what this machine has. Exit status 1 where the start would fail for want of one that fits.
-    """
-    from enroot_py.cli import fabric as report
-    from enroot_py.cli import start
-
-    options = start.Options()
-    describing = (row for row in start.feature_flags().values() if row.describe)
-    options.of_features = [(row, environment) for row in describing if environment]
-    options.target = name or ""
-    report.report(options)
 
 
 @command

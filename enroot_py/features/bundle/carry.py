@@ -29,6 +29,7 @@ from enroot_py.base import pack, run
 from enroot_py.base.elf import interpreter
 from enroot_py.base.errors import PenrootError
 from enroot_py.base.features import FEATURES
+from enroot_py.config import files as configuration
 from enroot_py.runtime import hooks, squashfuse
 
 ABOUT = "about"
@@ -39,8 +40,13 @@ HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-_SOCKETS = {"settings", "start", "recorder"}  # of features: a start imports what is plugged in there by its name
-_ROOMS = ("base", "config", "runtime", "devices", "features")  # a start imports modules of these in functions too
+_SOCKETS = {
+    "settings",
+    "outside",
+    "start",
+    "recorder",
+}  # of features: a start imports what is plugged in there by its name
+_ROOMS = ("base", "config", "runtime", "features")  # a start imports modules of these in functions too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # no source of ours names them
 _SPARED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # what Python does without, and has large libraries
 _SITE = ("pwd", "grp", "fcntl", "json", "re", "subprocess")  # what hooks of a site may expect
@@ -228,19 +234,20 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
 
 
 def _own_hooks() -> list[str]:
-    return [f"{hooks.STANDARD}/{name}" for name in sorted(os.listdir(hooks.STANDARD)) if name.endswith(".py")]
+    return [f"{place}/{name}" for place in hooks.OURS for name in configuration.names(place) if name.endswith(".py")]
 
 
 def _hooks() -> Iterator[File]:
     """Yield our hooks: import takes no names such as 10-home, and finds bytecode beside the source alone."""
-    place = "penroot/enroot_py/standard_hooks"
+    standard = "enroot_py/standard_hooks"
     for name in ("common.sh", "driver.sh", "originals.b2sum"):
-        yield f"{place}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
+        yield f"penroot/{standard}/{name}", _content(f"{hooks.STANDARD}/{name}"), 0o644
     for path in _own_hooks():
-        name = os.path.basename(path)
-        yield f"{place}/{name}", _content(path), 0o644
+        directory, name = os.path.split(path)
+        place = standard if directory == hooks.STANDARD else os.path.relpath(directory, LIBRARY)
+        yield f"penroot/{place}/{name}", _content(path), 0o644
         cached = os.path.basename(importlib.util.cache_from_source(path))
-        yield f"{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
+        yield f"penroot/{place}/__pycache__/{cached}", _bytecode(SourceFileLoader("", path).get_code("")), 0o644
 
 
 def _helpers() -> Iterator[File]:
