@@ -352,23 +352,3 @@ int coprocess_connect(struct coprocess *process, int control, const struct ident
 	errno = why;
 	return rc;
 }
-
-bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line))
-{
-	char text[4096];
-	char *rest = text;
-	/* How far it has written: the offset is of the file that we share. */
-	off_t end = process->log < 0 ? 0 : lseek(process->log, 0, SEEK_CUR);
-
-	/* The end of it says why: a traceback has its message in the last line. */
-	off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
-	ssize_t n = end > 0 ? pread(process->log, text, sizeof(text) - 1, from) : 0;
-	if (n <= 0)
-		return false;
-	text[n] = '\0';
-	for (char *line; (line = strsep(&rest, "\n"));) {
-		if (*line)
-			print(step, line);
-	}
-	return true;
-}

@@ -104,9 +104,6 @@ int coprocess_await(const struct coprocess *process, int fd, short events);
 /* Wait for the end of the process, when it has left its cgroup too. One that takes too long is killed: ETIMEDOUT. */
 int coprocess_wait(const struct coprocess *process);
 
-/* What it wrote to stderr, line by line; false if that is nothing. */
-struct step;
-bool coprocess_each_log_line(const struct coprocess *process, struct step *step, void (*print)(struct step *, const char *line));
 void coprocess_free(struct coprocess *process);
 
 /* message.c: what is sent to that process, and comes from it. -1 with errno. */
@@ -133,8 +130,6 @@ int request_finish(struct request *request);
 int request_send(const struct request *request, const struct coprocess *process);
 void request_free(struct request *request);
 
-/* Receive one answer. ECONNRESET when the process is gone, ETIMEDOUT when it has taken too long. */
-int answer_receive(struct answer *answer, const struct coprocess *process);
 /* The pairs in turn: start with *at = 0. False after the last one. */
 bool answer_next(const struct answer *answer, size_t *at, const char **key, const char **value);
 /* The value of a key, or NULL. */
@@ -266,7 +261,7 @@ int take_options_of_sbatch(struct step *step);
 const char *variable_of(const char *word);
 void free_options(struct step *step);
 
-/* ask.c */
+/* message.c again: whole conversations */
 enum { ANSWERED = 0, REFUSED = -1, SILENT = -2 };
 
 void begin_request(struct step *step, struct request *request, const char *verb, const char *context, const char *cwd);
