@@ -1,5 +1,5 @@
-/* penroot-follow: stay beside a running container, show it the files of the host that change, and print a line if a FUSE
- * server of the container is killed: the first one alone.
+/* penroot-follow: show a running container the files of the host that change, and print a line for the first FUSE server of
+ * the container that is killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         for the container of process PID, or of its child, until PID ends. Descriptor 3 is a pidfd of

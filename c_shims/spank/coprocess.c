@@ -65,8 +65,7 @@ static int patience(int64_t until)
 	return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
 }
 
-/* ECONNRESET where the process ends first: of one that is not our child the socket may be on its way to it, and then
- * nobody else closes that. */
+/* If the process is not our child, our socket may still be on its way to it, and nobody else would close that. */
 int coprocess_await(const struct coprocess *process, int fd, short events)
 {
 	struct pollfd either[] = { { .fd = fd, .events = events }, { .fd = process->end, .events = POLLIN } };
@@ -89,10 +88,10 @@ int coprocess_await(const struct coprocess *process, int fd, short events)
 	return -1;
 }
 
-/* Its real group is another one until it sets that right itself: of a process that executes a program as such nobody but
- * root looks at memory or descriptors (ptrace(2); begin_new_exec() in the kernel's fs/exec.c), so no other process of the
- * user can make this one, which may be in no job's cgroup, do what he wants. In the user namespace of a job, which Slurm
- * has since 25.11, nobody may have no number: there another group of the user's does, if he has one. */
+/* Set another real group, which Python sets right later. Only root may look at memory or descriptors of a process that
+ * executes a program so (ptrace(2); begin_new_exec() in the kernel's fs/exec.c): no other process of the user can control
+ * this one, which may be in no job's cgroup. The user namespace of a job (Slurm 25.11) may lack nobody's number: another
+ * group of the user is enough there, if the user has one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -122,8 +121,7 @@ static int become(const struct credentials *as)
 	return 0;
 }
 
-/* What root has started to tidy up does that in its time: what Slurm sends to all processes of a step that it ends is for
- * programs, and SIGKILL follows. */
+/* A process that tidies up ignores what Slurm sends to all processes of a step that it ends; SIGKILL follows. */
 static void reset_signals(bool tidies_up)
 {
 	sigset_t none;
@@ -135,8 +133,7 @@ static void reset_signals(bool tidies_up)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* slurmstepd is protected from the OOM killer and task 0 may be bound to one CPU: neither is for
- * the helper. Both are wishes: Slurm has mostly reset the first, the kernel keeps to the cpuset. */
+/* Undo slurmstepd's protection from the OOM killer and the binding of task 0 to CPUs, if possible. The cpuset stays. */
 static void reset_scheduling(void)
 {
 	static unsigned long all[CPU_LIMIT / (8 * sizeof(unsigned long))];

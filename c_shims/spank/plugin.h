@@ -36,8 +36,7 @@ static inline int keep_fd(int *fd)
 	return kept;
 }
 
-/* place.c: the directory that holds pyxis_py and enroot_py of our version, and the Python that runs them; whether they are those that a
- * container with Slurm of its node has. */
+/* place.c: the directory of our Python packages, the Python that runs them, and whether a container has both of its node. */
 const char *library(void);
 const char *interpreter(void);
 bool is_brought(void);
@@ -58,9 +57,9 @@ struct identity {
 	unsigned long long started;
 };
 
-/* A process and our connection to it: the socket, what it wrote to stderr, its pid if it is our child, and a pidfd,
- * which becomes readable when it ends. Where we are root and it is the user's, we wait for nothing of it longer than
- * `until`, and are `wary`: we take short answers, and no descriptors: to close one may last, of a file of his FUSE. */
+/* A process and our connection to it: the socket, its stderr, its pid if it is our child, and a pidfd, readable when it
+ * ends. As root we wait for a user's process until `until` at most, and are `wary`: we take short answers and no
+ * descriptors, as closing one may block (a file of the user's FUSE). */
 struct coprocess {
 	int socket;
 	int log;
@@ -88,13 +87,12 @@ int64_t in_milliseconds(int64_t milliseconds);
 /* Which process has this number now. ESRCH where that cannot be known. */
 int identify(pid_t pid, struct identity *who);
 
-/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it is our child
- * and becomes that user for good, and we are wary; without, it keeps the user that we are. `detached`: it is
- * nobody's child and has its own session, so that it outlives the task. */
+/* Start the process that `verb` names. `control` is its fd 4, or -1. With `as` it becomes that user for good, and we are
+ * wary. `detached`: it is nobody's child and has its own session, so that it outlives the task. */
 int coprocess_start(struct coprocess *process, const char *verb, int control, const struct credentials *as, bool detached);
 
-/* Connect to the process `who`, which was started with the other end of `control`: it gets one end of a new pair of
- * sockets that way. There is no address, so nobody else can answer there. ESRCH where it is gone. */
+/* Send one end of a new pair of sockets to the process `who`, which has the other end of `control`. There is no address,
+ * so nobody else can answer. ESRCH if the process is gone. */
 int coprocess_connect(struct coprocess *process, int control, const struct identity *who, int64_t until, bool wary);
 
 /* Wait until `fd` is ready for `events`. ECONNRESET where the process ends first, ETIMEDOUT when it takes too long. */
