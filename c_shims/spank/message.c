@@ -222,9 +222,8 @@ int listen_to(struct step *step, const struct coprocess *process, struct answer 
 		size_t at = 0;
 
 		answer_free(answer);
-		if (answer_receive(answer, process) < 0)
+		if (answer_receive(answer, process) < 0 || !answer_next(answer, &at, &kind, &text))
 			return SILENT;
-		(void)answer_next(answer, &at, &kind, &text);
 		if (strcmp(kind, "ok") == 0)
 			return ANSWERED;
 		if (strcmp(kind, "log") == 0) {
