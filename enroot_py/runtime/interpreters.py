@@ -24,18 +24,26 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 def explain(path: str) -> str:
     """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else ""."""
-    why = _closed(f"{os.strerror(errno.EACCES)}: it", path)
-    if not why and (error := _error(path)):
-        why = _missing(f"{os.strerror(error)}: it", path, named=True)
-    elif not why:
-        script = path
-        for _ in range(_MAX_SCRIPTS):  # an interpreter may be a script
-            name = _interpreter(script)
-            why = _broken(script, name) if name else ""
-            if why or not name:
-                break
-            script = name
+    try:
+        why = _explain(path)
+    except (OSError, ValueError, IndexError):
+        return ""  # the file has changed meanwhile, or what is on /proc is not the kernel's
     return why.replace("\n", "\\n")  # of an image: it forges no line of its own
+
+
+def _explain(path: str) -> str:
+    if why := _closed(f"{os.strerror(errno.EACCES)}: it", path):
+        return why
+    if error := _error(path):
+        return _missing(f"{os.strerror(error)}: it", path, named=True)
+    for _ in range(_MAX_SCRIPTS):  # an interpreter may be a script
+        name = _interpreter(path)
+        if not name:
+            break
+        if why := _broken(path, name):
+            return why
+        path = name
+    return ""
 
 
 def explain_in(workdir: str, name: str, search: str) -> str:
