@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from enroot_py import LIBRARY
 from enroot_py.base import versions, workers
-from enroot_py.base.errors import PenrootError
+from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.base.run import Program, find
 from enroot_py.cli.doctor import Finding
 from enroot_py.swarm.loop import Connection, Loop, Swarm, listener
@@ -266,7 +266,12 @@ def answer() -> None:
         if not data:
             return
         waiting = lines.feed(data)
-    _Answer(json.loads(waiting[0]), lines, waiting[1:]).run()
+    try:
+        _Answer(json.loads(waiting[0]), lines, waiting[1:]).run()
+    except ConfigError as e:  # before it has said anything
+        node = {"node": int(os.environ["SLURM_NODEID"])}
+        _say({**node, "name": _own_name(), "apart": f"{e}: {e.hint}", "host": "", "port": 1})
+        _say(node)
 
 
 class _Answer:
@@ -322,10 +327,9 @@ class _Answer:
             return
         if node == TRACKER:
             where = {"host": _route(self._launcher)[0], "port": self._sock.getsockname()[1]}
-            name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-            self._say({"node": self._node, "name": name, "apart": why, **where})
+            _say({"node": self._node, "name": _own_name(), "apart": why, **where})
         elif why:
-            self._say({"node": self._node, "lost": node, "why": why})
+            _say({"node": self._node, "lost": node, "why": why})
 
     def _tick(self, now: float) -> None:
         for connection, deadline in list(self._trying.values()):
@@ -333,12 +337,16 @@ class _Answer:
                 connection.fail(f"no answer within {_TRIES:.0f} s")
         if self._others_known and not self._trying:
             self._others_known = False
-            self._say({"node": self._node})
+            _say({"node": self._node})
 
-    @staticmethod
-    def _say(message: Mapping[str, object]) -> None:
-        """In one line of less than the 1024 bytes that Slurm leaves together."""
-        os.write(1, f"{_MARK}{json.dumps(message)}\n".encode())
+
+def _say(message: Mapping[str, object]) -> None:
+    """In one line of less than the 1024 bytes that Slurm leaves together."""
+    os.write(1, f"{_MARK}{json.dumps(message)}\n".encode())
+
+
+def _own_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def _plain(why: str) -> str:

@@ -51,7 +51,6 @@ class PluginSettings(Rows):
     show_image = Bool("0", "add the image of a batch script, with its digest, to the comment of the job")
     swarm = Bool("1", "let the nodes of a step fetch an image once, and give it to each other")
     swarm_network = Networks("", "networks, as 10.1.0.0/16,fd00::/8, over which alone")
-    swarm_tls = Bool("1", "by TLS, where Python has it with a key alone: 3.13")
     swarm_keep = Size("0", "bytes of compressed layers that a node keeps to give them")
     resolve_timeout = Seconds("5", "seconds that srun tries to, and 0.4 of it in silence")
     importer = Place("", "program that imports images instead of penroot")

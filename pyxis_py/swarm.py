@@ -8,8 +8,8 @@ import os
 import resource
 import time
 
-from enroot_py.base import log, signals
-from enroot_py.base.errors import PenrootError
+from enroot_py.base import build, log, signals
+from enroot_py.base.errors import ConfigError, PenrootError
 from enroot_py.swarm.ports import listener
 
 TYPE_CHECKING = False
@@ -39,18 +39,22 @@ def offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Offer | None:
         return None
     try:
         return ImageOffer(job, wish, digest, allocation, hint)
+    except ConfigError as e:
+        log.info(f"{e}: each node asks the registry")
+        log.hint(e.hint)
     except OSError as e:
         log.debug(f"swarm: {e.strerror}: each node asks the registry")
-        return None
+    return None
 
 
 class Offer:
-    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises OSError."""
+    """A tracker for the nodes of an allocation, in the process that srun has for it. Raises ConfigError, OSError."""
 
     kept: tuple[int, ...] = ()
     counts = True  # shows what came from the registry
 
     def __init__(self, name: str, networks: str, allocation: Job) -> None:
+        _check()
         self._allocation = allocation
         self._name, self._networks = name, networks
         self._display: Display | None = None
@@ -107,6 +111,14 @@ class Offer:
         from enroot_py.swarm.messages import SEED
 
         return Invitation("127.0.0.1", self._port, SEED, self._swarm, ports=self._ports)
+
+
+def _check() -> None:
+    """Raises ConfigError where members of a swarm lack a library. It is not loaded yet: srun waits."""
+    from importlib.util import find_spec
+
+    if find_spec("cryptography") is None:
+        raise build.missing("swarm", ModuleNotFoundError(name="cryptography"))
 
 
 class ImageOffer(Offer):
@@ -232,5 +244,5 @@ def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
     from enroot_py.swarm.guest import Invitation
     from enroot_py.swarm.loop import Swarm
 
-    own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network, plugin.swarm_tls)
+    own = Swarm(bytes.fromhex(key), job.step, int(nodes), plugin.swarm_network)
     return Invitation(host, int(port), int(node), own, plugin.swarm_keep)

@@ -8,11 +8,12 @@ from enroot_py.base.errors import ConfigError
 FILE = f"{LIBRARY}/enroot_py/BUILD"
 # How to add the libraries of a feature to each kind of installation.
 _ADD = {
-    "deb": "install the package penroot-{}",
-    "rpm": "install the package penroot-{}",
-    "make install": "make install EXTRAS={}",
+    "deb": "install the package {1}",
+    "rpm": "install the package {1}",
+    "make install": "make install EXTRAS={0}",
     "": "make dev",
 }
+_PACKAGES = {"ssh": "penroot-ssh", "signatures": "penroot-signatures", "swarm": "penroot-signatures"}
 
 
 def line() -> str:
@@ -36,5 +37,5 @@ def _words() -> list[str]:
 def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:
     """Return the error for a feature, which is also the name of its extra, whose library is not installed."""
     kind = _words()[2] if _words() else ""
-    hint = _ADD.get(kind, "pip install 'penroot[{}]'").format(feature)
+    hint = _ADD.get(kind, "pip install 'penroot[{0}]'").format(feature, _PACKAGES[feature])
     return ConfigError(f"{feature} needs the Python library {error.name}, which is not installed", hint=hint)

@@ -51,6 +51,8 @@ class FileSource(Guest):
     def size(self) -> int:
         """Bytes of the file, which the tracker knows. Raises ImageError where that cannot be reached."""
         self.meet()
+        if self._hint:
+            raise ImageError(f"{self._name}: {os.uname().nodename}: {self._why}", hint=self._hint)
         if self._tracker is None:
             where = f"srun's host, {self._invitation.host} port {self._invitation.port}"
             raise ImageError(
@@ -129,15 +131,15 @@ class _Arriving(Spool):
 
     def __init__(self, name: str, size: int, path: str, fd: int) -> None:
         super().__init__((size,), (), "")
-        self.lacking = (0,)
+        self.lack((0,))
         self._name, self._path, self._file = name, path, fd
 
     def fd(self, blob: int) -> int:
         return self._file
 
     @property
-    def fds(self) -> tuple[int]:
-        return (self._file,)
+    def fds(self) -> tuple[int, ...]:
+        return (self._file, *self.events.values())
 
     def write(self, blob: int, data: memoryview, offset: int) -> None:
         try:

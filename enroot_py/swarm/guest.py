@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from enroot_py.base import log
-from enroot_py.base.errors import ImageError, RegistryError
+from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.registry import authorization
 from enroot_py.swarm.apart import apart
 from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
@@ -33,7 +32,7 @@ _PATIENCE = 3.0  # seconds to reach the tracker, and then it is done without
 _LONGER = 20.0  # seconds until it has asked the registry
 _STUCK = 180.0  # seconds without a byte
 _NOTICE_AFTER_S = 4.0
-_LOOK = 0.01  # seconds between two looks at what has come
+_LOOK = 1.0  # seconds between two looks at whether anything comes, if nothing does
 
 
 class _Alone(Exception):
@@ -64,7 +63,7 @@ class Guest(ABC):
         self._invitation = invitation
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
-        self._why = ""  # there is no tracker
+        self._why = self._hint = ""  # there is no tracker, and the way out if it is here
         self._spool: Spool | None = None
 
     @abstractmethod
@@ -90,6 +89,11 @@ class Guest(ABC):
             except _Alone as e:
                 self._why = str(e)
                 log.debug(f"swarm: {there}: {e}: alone")
+            except ConfigError as e:
+                self._why, self._hint = str(e), e.hint
+                log.info(f"{e}: this node does without a swarm")
+                log.hint(e.hint)
+                return
             except (TypeError, ValueError, RecursionError, ImageError) as e:
                 self._why = str(e)
                 log.debug(f"swarm: {there}: {type(e).__name__}: {e}: alone")
@@ -99,7 +103,7 @@ class Guest(ABC):
             time.sleep(random.uniform(0, wait))
 
     def _ask(self, lacks: bool) -> None:
-        """Raises _Alone where there is no tracker, RegistryError, ImageError, and whatever a wrong answer makes."""
+        """Raises _Alone where there is no tracker, PenrootError, and whatever a wrong answer makes."""
         loop = Loop(self._invitation.swarm, self._invitation.node, self._invitation.ports)
         tracker = loop.connect(TO_TRACKER, (self._invitation.host, self._invitation.port))
         tracker.most = LONG
@@ -137,7 +141,7 @@ class Guest(ABC):
             if answer.get("is") == "Refused" and answer.get("final") is True:
                 raise RegistryError(str(answer.get("reason")), hint=str(answer.get("hint")))
             self.know(answer)
-            if tokens := tracker.session.reveal(str(answer.get("tokens"))):
+            if tokens := str(answer.get("tokens", "")):
                 authorization.know(tokens)
             self._loop, self._tracker = loop, tracker
         finally:
@@ -190,8 +194,6 @@ class Incoming:
         self._noticed = False
         self._other = instead
         self._instead: Blob | None = None
-        self._end = select.poll()  # of the process that is the peer
-        self._end.register(spool.alive, select.POLLIN)
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +215,7 @@ class Incoming:
         while (left := min(size, spool.there(number) - self._at)) <= 0:
             if self._at >= spool.sizes[number]:
                 return b""
-            ended = self._end.poll(_LOOK * 1000)
+            ended = spool.wait(number, _LOOK)
             if given_up := spool.given_up:
                 raise RegistryError(given_up[0], hint=given_up[1])
             if (ended or self._is_stuck()) and spool.there(number) <= self._at:

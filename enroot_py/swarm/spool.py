@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import struct
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 PIECE = 256 << 10
 _COUNTER = struct.Struct("=Q")  # bytes that are there without a gap
@@ -28,7 +30,8 @@ class Spool:
     def __init__(
         self, sizes: Sequence[int], lacking: Sequence[int], directory: str, kept: Mapping[int, int] | None = None
     ) -> None:
-        self.sizes, self.lacking, self.kept = sizes, lacking, kept or {}
+        self.sizes, self.kept = sizes, kept or {}
+        self.lack(lacking)
         self._directory = directory
         self._fds = {**self.kept, **{blob: _nameless(directory) for blob in lacking if blob not in self.kept}}
         # Of each blob what is there, which the peer says, and up to where the process is that fetches it.
@@ -39,6 +42,11 @@ class Spool:
         self.alive = -1  # a pipe whose other end the peer has
         for blob in self.kept:
             self._put(2 * blob, sizes[blob])
+
+    def lack(self, blobs: Sequence[int]) -> None:
+        """Say which blobs are wanted here. Whoever reads one sleeps at its event until there is more of it."""
+        self.lacking = blobs
+        self.events = {blob: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for blob in blobs}
 
     def plant(self, trees: int) -> None:
         """Say by how many trees pieces come; what is there stays."""
@@ -64,7 +72,7 @@ class Spool:
 
     @property
     def fds(self) -> Collection[int]:
-        return self._fds.values()
+        return [*self._fds.values(), *self.events.values()]
 
     def fd(self, blob: int) -> int:
         """The file of a blob. Raises OSError."""
@@ -118,6 +126,21 @@ class Spool:
     def _is_there(self, blob: int, there: int) -> None:
         if there > self.there(blob):
             self._put(2 * blob, there)
+            self._wake(blob)
+
+    def _wake(self, blob: int) -> None:
+        if blob in self.events:
+            os.eventfd_write(self.events[blob], 1)
+
+    def wait(self, blob: int, seconds: float) -> bool:
+        """Sleep until there may be more of a blob; whether the peer has ended."""
+        poll = select.poll()
+        poll.register(self.events[blob], select.POLLIN)
+        poll.register(self.alive, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(seconds * 1000)}
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.events[blob])
+        return self.alive in ready
 
     def _get(self, number: int) -> int:
         return int(_COUNTER.unpack_from(self._shared, number * _COUNTER.size)[0])
@@ -139,6 +162,8 @@ class Spool:
         words = f"{reason}\0{hint}".encode("utf-8", "backslashreplace")[:_WORDS]
         self._end[8 : 8 + len(words)] = words
         self._end[:8] = (len(words) + 1).to_bytes(8, "little")
+        for blob in self.events:
+            self._wake(blob)
 
     @property
     def given_up(self) -> tuple[str, str] | None:

@@ -1,60 +1,160 @@
-"""TLS 1.3 between members of a swarm who have proved to each other that they have its key. Without sockets.
+"""TLS 1.3 between members of a swarm, with one certificate that each derives from the swarm's key. Without sockets.
 
-The key of a connection takes the place of certificates: RFC 8446, section 2.2; Python has that since 3.13.
+HKDF-SHA256 (RFC 5869) makes an Ed25519 key of the swarm's key and of what that is for. Nothing in its certificate
+differs from node to node, so all members have the same one: each end presents it, and accepts no other.
+Who connects says which node it is and for what it comes: in the name of the server that it asks for (RFC 6066), with a
+part that only a member can derive. So a stranger is known by its first message, before anything is signed. Whoever hears
+such a name can repeat it, and gets no further, as the certificate's key signs what both ends have said.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+import os
+from base64 import b64encode
+from collections.abc import Callable
+from hmac import compare_digest
+from ssl import (
+    ALERT_DESCRIPTION_UNRECOGNIZED_NAME,
+    CERT_REQUIRED,
+    PROTOCOL_TLS_CLIENT,
+    PROTOCOL_TLS_SERVER,
+    DER_cert_to_PEM_cert,
+    MemoryBIO,
+    SSLContext,
+    SSLError,
+    SSLObject,
+    SSLWantReadError,
+    TLSVersion,
+)
+
+from enroot_py.base import build
+from enroot_py.base.errors import ConfigError
+from enroot_py.swarm.wire import WireError
 
 _CHUNK = 256 << 10
-_IDENTITY = "penroot"
+_PROTOCOL = b"penroot swarm 5"
+_ED25519 = bytes.fromhex("3005 0603 2b6570")  # RFC 8410
+_NAME = bytes.fromhex("3012 3110 300e 0603 550403 0c07") + b"penroot"
+_VALID = bytes.fromhex("3020 170d") + b"000101000000Z" + bytes.fromhex("180f") + b"99991231235959Z"
+_PRIVATE = bytes.fromhex("302e 020100 3005 0603 2b6570 0422 0420")  # what comes before such a key, PKCS #8
+_PROOF = 32  # characters that only a member can derive
 
 
-def is_here() -> bool:
-    """Whether this Python and its OpenSSL have it."""
-    if sys.hexversion < 0x30D0000:
-        return False
-    import ssl
+class Identity:
+    """What all members have of a swarm. Raises ConfigError where a library or an algorithm is missing."""
 
-    return getattr(ssl, "HAS_PSK", False) and ssl.HAS_TLSv1_3
+    def __init__(self, key: bytes, context: str) -> None:
+        try:
+            from cryptography.exceptions import UnsupportedAlgorithm
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+            from cryptography.hazmat.primitives.hashes import SHA256
+            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+            from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+        except ModuleNotFoundError as e:
+            raise build.missing("swarm", e) from e
+
+        def derive(what: str) -> bytes:
+            return HKDF(SHA256(), 32, None, b"\0".join((_PROTOCOL, context.encode(), what.encode()))).derive(key)
+
+        self._derive = derive
+        self._secret = derive("certificate")
+        try:
+            private = Ed25519PrivateKey.from_private_bytes(self._secret)
+        except UnsupportedAlgorithm as e:
+            hint = "set swarm=no in plugstack.conf"
+            raise ConfigError(f"OpenSSL refuses the keys of a swarm, Ed25519: {e}", hint=hint) from e
+        public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.certificate = _certificate(public, private.sign)
+        self._connecting = self._context(PROTOCOL_TLS_CLIENT)
+        self._connecting.check_hostname = False
+
+    def _context(self, protocol: int) -> SSLContext:
+        context = SSLContext(protocol)
+        context.minimum_version = TLSVersion.TLSv1_3
+        context.verify_mode = CERT_REQUIRED
+        context.load_verify_locations(cadata=self.certificate)
+        pem = _pem(_PRIVATE + self._secret) + DER_cert_to_PEM_cert(self.certificate)
+        fd = os.memfd_create("swarm")
+        try:
+            os.write(fd, pem.encode())
+            context.load_cert_chain(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+        return context
+
+    def connecting(self, role: str, node: int) -> Tls:
+        """The end of ``node``, which connects for what ``role`` says."""
+        return Tls(self, self._connecting, self._name(f"{role}{node}"))
+
+    def listening(self, role: str) -> Listening:
+        """What a listener has for what ``role`` says."""
+        context = self._context(PROTOCOL_TLS_SERVER)
+        context.num_tickets = 0  # no connection is taken up again
+        context.sslobject_class = _Accepted
+
+        def named(end: SSLObject, name: str | None, context: SSLContext) -> int | None:
+            assert isinstance(end, _Accepted)
+            who = (name or "").partition(".")[0]
+            number = who.removeprefix(role)
+            is_one = who.startswith(role) and number.isascii() and number.isdecimal() and len(number) <= 10
+            if not is_one or not compare_digest(self._name(who), name or ""):
+                return ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+            end.claimed = int(number)
+            return None
+
+        context.sni_callback = named
+        return Listening(self, context)
+
+    def _name(self, who: str) -> str:
+        return f"{who}.{self._derive(f'name {who}').hex()[:_PROOF]}"
+
+
+class Listening:
+    """Makes the ends of a listener."""
+
+    def __init__(self, identity: Identity, context: SSLContext) -> None:
+        self._identity, self._context = identity, context
+
+    def accepted(self) -> Tls:
+        return Tls(self._identity, self._context)
+
+
+class _Accepted(SSLObject):
+    """An end to which somebody has connected."""
+
+    claimed: int | None = None  # the node that it says it is
 
 
 class Tls:
     """One end of a connection. ``feed`` takes what has come, ``write`` what is to be said once it ``is_ready``.
 
-    ``out`` is to be sent. Methods raise OSError, as ssl.SSLError, where the other end breaks the protocol.
+    ``out`` is to be sent. ``claimed`` is the node that connects, as its first message says. Methods raise WireError, or
+    OSError, as ssl.SSLError, where the other end breaks the protocol.
     """
 
-    def __init__(self, key: bytes, *, connects: bool) -> None:
-        import ssl
-
-        context: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if connects else ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        if connects:
-            # The key proves who is there. One without it may offer a certificate instead: no authority is trusted.
-            context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
-            context.set_psk_client_callback(lambda hint: (_IDENTITY, key))
-        else:
-            context.num_tickets = 0  # no connection is taken up again
-            context.set_psk_server_callback(lambda identity: key)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=not connects)
+    def __init__(self, identity: Identity, context: SSLContext, name: str | None = None) -> None:
+        self._identity = identity
+        self.connects = name is not None
+        self._incoming, self._outgoing = MemoryBIO(), MemoryBIO()
+        self._end = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=not self.connects, server_hostname=name
+        )
         self.is_ready = False
         self.out = bytearray()
-        self.feed(b"")
+        if self.connects:
+            self.feed(b"")
+
+    @property
+    def claimed(self) -> int | None:
+        return getattr(self._end, "claimed", None)
 
     def feed(self, data: bytes) -> bytes:
         """What the other end says."""
-        from ssl import SSLWantReadError
-
         self._incoming.write(data)
         said = []
         try:
             if not self.is_ready:
-                self._end.do_handshake()
-                self.is_ready = True
+                self._shake()
             while piece := self._end.read(_CHUNK):
                 said.append(piece)
         except SSLWantReadError:
@@ -62,6 +162,36 @@ class Tls:
         self.out += self._outgoing.read()
         return b"".join(said)
 
+    def _shake(self) -> None:
+        try:
+            self._end.do_handshake()
+        except SSLWantReadError:
+            raise
+        except SSLError as e:
+            why = (e.reason or str(e)).lower().replace("_", " ")
+            why = "the name of another swarm" if why == "callback failed" else why
+            raise WireError(f"no member of this swarm: {why}") from e
+        if self._end.getpeercert(binary_form=True) != self._identity.certificate:
+            raise WireError("no member of this swarm: another certificate")
+        self.is_ready = True
+
     def write(self, data: bytes) -> None:
         self._end.write(data)
         self.out += self._outgoing.read()
+
+
+def _certificate(public: bytes, sign: Callable[[bytes], bytes]) -> bytes:
+    """A certificate of version 1 (RFC 5280, section 4.1) that is the same wherever it is made."""
+    key = _sequence(_ED25519, b"\x03\x21\0" + public)
+    signed = _sequence(b"\x02\x01\x01", _ED25519, _NAME, _VALID, _NAME, key)
+    return _sequence(signed, _ED25519, b"\x03\x41\0" + sign(signed))
+
+
+def _sequence(*parts: bytes) -> bytes:
+    content = b"".join(parts)
+    length = len(content)
+    return b"\x30" + (b"\x81" if length > 127 else b"") + bytes([length]) + content
+
+
+def _pem(private: bytes) -> str:
+    return f"-----BEGIN PRIVATE KEY-----\n{b64encode(private).decode()}\n-----END PRIVATE KEY-----\n"

@@ -184,7 +184,7 @@ class Tracking:
                 image = unsaid
             else:
                 self._image = unsaid
-        peer.say({**image, "tokens": peer.session.hide(tokens)})
+        peer.say({**image, "tokens": tokens})
 
     def _heard(self, peer: Connection, message: Mapping[str, object]) -> None:
         if self._tracker is None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from enroot_py.base import log
+from enroot_py.base.errors import RegistryError
 from enroot_py.swarm import guest
 from enroot_py.swarm.guest import Incoming, Invitation
 from enroot_py.swarm.kept import Kept
 from enroot_py.swarm.loop import Swarm, listener
 from enroot_py.swarm.source import SwarmSource
-from enroot_py.swarm.spool import Spool
+from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking
 from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
@@ -39,6 +40,33 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
             blob.read(10)
     os.close(end)
     assert printed == ["INFO waiting for other nodes: no byte of the image for 0 s"]
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
+    """It does not look for them now and then: here that would be too late."""
+    monkeypatch.setattr(guest, "_LOOK", 1e5)
+    spool = Spool([2 * PIECE], [0], str(tmp_path))
+    spool.plant(1)
+    spool.alive, end = os.pipe()
+    if os.fork() == 0:
+        with ending():
+            for piece in range(1 if given_up else 2):
+                time.sleep(0.2)
+                spool.write(0, memoryview(bytes([piece]) * PIECE), piece * PIECE)
+                spool.wrote(0, piece)
+            time.sleep(0.2)
+            spool.give_up("no route", "")
+    blob, used = Incoming(spool, 0, lambda at: (_ for _ in ()).throw(EOFError(at))), time.process_time()
+    assert blob.read(2 * PIECE) == bytes(PIECE)
+    if given_up:
+        with pytest.raises(RegistryError, match="no route"):
+            blob.read(1)
+    else:
+        assert blob.read(PIECE) == b"\1" * PIECE and blob.read(1) == b""
+    assert time.process_time() < used + 0.1
+    os.wait()
+    os.close(end)
 
 
 def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: list[str]) -> None:

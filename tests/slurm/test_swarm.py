@@ -74,11 +74,10 @@ def test_each_request_is_made_once_for_all_nodes(four: Lab, registry: Server) ->
         assert [request.method for request in shown.seen] == ["HEAD"]  # it is stored on all
 
 
-@pytest.mark.parity("swarm_tls")
-def test_an_image_by_its_digest_and_in_clear(four: Lab, registry: Server) -> None:
+def test_an_image_by_its_digest(four: Lab, registry: Server) -> None:
     image = layered(2, layers=2)
     registry.pusher.image("test/digest", "a", image)
-    with front(four, registry) as shown, plugin_argument(four, "swarm_tls=no"):
+    with front(four, registry) as shown:
         command = ["srun", "-N4", f"--container-image={shown.host}#test/digest@{image.digest()}", "cat", "/number"]
         assert four.run(command).stdout == "2\n" * 4
         assert set(asked(shown).values()) == {1}
