@@ -6,7 +6,7 @@ A node writes it where it is to stay. What comes is compared with the digest by 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from enroot_py.base import filesystems
@@ -14,11 +14,9 @@ from enroot_py.base.errors import ImageError
 from enroot_py.registry.sources import Blob
 from enroot_py.swarm import wire
 from enroot_py.swarm.guest import Guest, Incoming, Invitation
-from enroot_py.swarm.messages import Failed
+from enroot_py.swarm.messages import Answer, Failed, File
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.tracking import Documents
-
-_MOST = 1 << 50  # bytes: more is a mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class FileDocuments(Documents):
 
     is_of_seed: bool = True
 
-    def message(self) -> dict[str, object]:
-        return {"is": "File", "named": self.named, "size": self.sizes[0]}
+    def message(self) -> Answer:
+        return File(self.named, self.sizes[0])
 
 
 def documents(digest: str, size: int) -> Documents:
@@ -100,13 +98,10 @@ class FileSource(Guest):
 
         loop.tick = look
 
-    def know(self, message: Mapping[str, object]) -> None:
-        size = message.get("size")
-        if message.get("is") != "File" or message.get("named") != self._digest:
+    def know(self, said: Answer) -> None:
+        if not isinstance(said, File) or said.named != self._digest:
             raise ValueError("the tracker has another file")
-        if type(size) is not int or not 0 < size < _MOST:
-            raise ValueError("no size of a file")
-        self._size = size
+        self._size = said.size
 
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
         """Only the seed has it. Raises ImageError."""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 from enroot_py.base import log
 from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.registry import authorization
+from enroot_py.swarm import wire
 from enroot_py.swarm.apart import apart
 from enroot_py.swarm.loop import TO_TRACKER, Connection, Loop, Swarm
+from enroot_py.swarm.messages import Answer, Come, Documents, File, Refused
 from enroot_py.swarm.peering import Peering, close_others
 from enroot_py.swarm.spool import Spool
 from enroot_py.swarm.wire import LONG
@@ -67,7 +69,7 @@ class Guest(ABC):
         self._spool: Spool | None = None
 
     @abstractmethod
-    def know(self, message: Mapping[str, object]) -> None:
+    def know(self, said: Answer) -> None:
         """Take in what the tracker has for all. Raises ValueError where that is nothing for this node."""
 
     @abstractmethod
@@ -110,11 +112,11 @@ class Guest(ABC):
         why = "it does not answer"
         notice = time.monotonic() + _NOTICE_AFTER_S
         until = time.monotonic() + _PATIENCE
-        answer: dict[str, object] = {}
+        answer: Answer | None = None
 
         def heard(message: Mapping[str, object]) -> None:
-            if not answer:
-                answer.update(message)
+            nonlocal answer
+            answer = answer or wire.decode(message, Documents, File, Refused)
             loop.running = False
 
         def gone(reason: str) -> None:
@@ -124,7 +126,7 @@ class Guest(ABC):
         def ready() -> None:  # it answers as soon as the registry has answered it
             nonlocal until
             until = time.monotonic() + _LONGER if lacks else math.inf  # until somebody else needs to know
-            tracker.say({"is": "Come", "lacks": lacks})
+            tracker.say(wire.encode(Come(lacks)))
 
         def tick(now: float) -> None:
             nonlocal notice
@@ -136,13 +138,13 @@ class Guest(ABC):
         tracker.heard, tracker.gone, tracker.ready, loop.tick = heard, gone, ready, tick
         loop.run()
         try:
-            if not answer:
+            if answer is None:
                 raise _Alone(why)
-            if answer.get("is") == "Refused" and answer.get("final") is True:
-                raise RegistryError(str(answer.get("reason")), hint=str(answer.get("hint")))
+            if isinstance(answer, Refused) and answer.final:
+                raise RegistryError(answer.reason, hint=answer.hint)
             self.know(answer)
-            if tokens := str(answer.get("tokens", "")):
-                authorization.know(tokens)
+            if isinstance(answer, Documents) and answer.tokens:
+                authorization.know(answer.tokens)
             self._loop, self._tracker = loop, tracker
         finally:
             if self._tracker is None:

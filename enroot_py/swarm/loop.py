@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from enroot_py.base import log
 from enroot_py.swarm import ports, wire
-from enroot_py.swarm.messages import REPORT, SEED, Address, report_every
+from enroot_py.swarm.messages import REPORT, SEED, Address, Hello, report_every
 from enroot_py.swarm.tls import Identity, Tls
 from enroot_py.swarm.wire import SHORT, WireError
 
@@ -373,7 +373,7 @@ class Connection:
             self.claimed = self._tls.claimed
             self.claims(self.claimed)
         if not was_ready and self._tls.is_ready and not self._tls.connects:
-            self.say({"is": "Hello", "node": self._loop.node})
+            self.say(wire.encode(Hello(self._loop.node)))
             self._meet(self.claimed)
         if len(self._tls.out) > _UNHEARD:  # answers of TLS itself, as to each change of a key
             self.fail("it does not listen")
@@ -400,7 +400,7 @@ class Connection:
             if message is None:
                 return
             if self.node < 0:
-                self._meet(wire.decode_hello(message))
+                self._meet(wire.decode(message, Hello).node)
             else:
                 self.heard(message)
 

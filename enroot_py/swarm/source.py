@@ -5,10 +5,9 @@ As other sources (registry/sources.py): it has the manifest and the config of th
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enroot_py.base import digests, log
@@ -17,6 +16,7 @@ from enroot_py.registry.manifests import Descriptor, Manifest
 from enroot_py.registry.platforms import architecture
 from enroot_py.swarm.guest import Guest, Incoming, Invitation
 from enroot_py.swarm.kept import Kept
+from enroot_py.swarm.messages import Answer, Documents
 from enroot_py.swarm.spool import Spool
 
 if TYPE_CHECKING:
@@ -101,16 +101,14 @@ class SwarmSource(Guest):
             self._spool = self.new_spool(())
             self.peering(rate).run()
 
-    def know(self, message: Mapping[str, object]) -> None:
+    def know(self, said: Answer) -> None:
         """The manifest and the config."""
-        if message.get("is") != "Documents" or message.get("architecture") != architecture(None):
+        if not isinstance(said, Documents) or said.architecture != architecture(None):
             raise ValueError("no image for this node")
-        data = base64.b64decode(str(message.get("manifest")))
-        if (named := str(message.get("named"))) != self._digest:
-            raise ValueError(f"the tracker has {named}, not {self._digest}")
-        self._config = base64.b64decode(str(message.get("config")))
-        self.evidence = base64.b64decode(str(message.get("evidence", "")))
-        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), named, "the tracker")
+        if said.named != self._digest:
+            raise ValueError(f"the tracker has {said.named}, not {self._digest}")
+        self._config, self.evidence, data = said.config, said.evidence, said.manifest
+        self._manifest = manifests.manifest(data, manifests.parse(data, "the tracker"), said.named, "the tracker")
 
     def fetch(self, blob: int, start: int) -> Iterator[bytes]:
         """What comes of a blob from the registry, from a byte on."""

@@ -3,7 +3,7 @@
 HKDF-SHA256 (RFC 5869) makes an Ed25519 key of the swarm's key and of what that is for. Nothing in its certificate
 differs from node to node, so all members have the same one: each end presents it, and accepts no other.
 Who connects says which node it is and for what it comes: in the name of the server that it asks for (RFC 6066), with a
-part that only a member can derive. So a stranger is known by its first message, before anything is signed. Whoever hears
+part that only a member can derive: a stranger is known by its first message, before anything is signed. Whoever hears
 such a name can repeat it, and gets no further, as the certificate's key signs what both ends have said.
 """
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from enroot_py.swarm.messages import Complaint, Failed, FetchBlobs, Hopeless, Joined, Link, Released, Report, Routes
-from enroot_py.swarm.trees import MOST
+from enroot_py.swarm.messages import (
+    Complaint,
+    Failed,
+    FetchBlobs,
+    Hopeless,
+    IpAddress,
+    Joined,
+    Released,
+    Report,
+    Routes,
+    Within,
+)
 
 if TYPE_CHECKING:
-    from enroot_py.swarm.messages import FromPeer, FromTracker
+    from enroot_py.swarm.messages import FromPeer, FromTracker, Message
 
 SHORT = 64 << 10  # bytes of a message of a peer
-MOST_OF_A_NAME = 64  # HOST_NAME_MAX, sysconf(3)
 LONG = 16 << 20  # of one of the tracker, which may have a manifest in it
 
 
@@ -54,126 +67,87 @@ def unframe(buffer: bytearray, most: int) -> dict[str, object] | None:
 # -- messages as JSON
 
 
-def encode(message: FromPeer | FromTracker) -> dict[str, object]:
+def encode(message: Message) -> dict[str, object]:
     """A message as an object of JSON."""
-    name = type(message).__name__
-    if isinstance(message, Routes):
-        links = [[link.tree, link.parent, *link.address, list(link.blobs)] for link in message.links]
-        return {"is": name, "trees": message.trees, "blobs": message.blobs, "relays": message.relays, "links": links}
-    return {"is": name, **{field: getattr(message, field) for field in type(message).__slots__}}
+    return {"is": type(message).__name__, **{name: _plain(getattr(message, name)) for name in type(message).__slots__}}
 
 
-def decode_hello(message: Mapping[str, object]) -> int:
-    """The node that has accepted a connection, as it says first. Raises WireError."""
-    take = _Fields(message)
-    if take.kind() != "Hello":
-        raise WireError("it does not say who it is")
-    return take.number("node")
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value):
+        return [_plain(getattr(value, field.name)) for field in fields(value)]
+    return value
+
+
+def decode(message: Mapping[str, object], *kinds: type) -> Any:
+    """A message of one of some kinds. Raises WireError."""
+    name = message.get("is")
+    for kind in kinds:
+        if kind.__name__ == name:
+            return kind(**{field: _checked(message.get(field), of, field) for field, of in _types(kind).items()})
+    raise WireError(f"a message of another kind: {name!r}")
 
 
 def decode_from_peer(message: Mapping[str, object], address: str) -> FromPeer:
     """What a peer says; the host of its address is that of its connection, ``address``. Raises WireError."""
-    take = _Fields(message)
-    kind = take.kind()
-    if kind == "Joined":
-        blobs = take.numbers("lacks"), take.numbers("has")
-        return Joined((address, take.port()), *blobs, take.text("name")[:MOST_OF_A_NAME])
-    if kind == "Report":
-        bytes_ = take.number("fetched"), take.number("unfetched")
-        return Report(take.numbers("got"), bytes_[0], take.flag("done"), bytes_[1])
-    if kind == "Complaint":
-        return Complaint(take.number("tree"), take.number("parent"), take.flag("reached"), take.numbers("got"))
-    if kind == "Failed":
-        return Failed(take.numbers("blobs"), take.flag("refused"), take.text("reason"), take.text("hint"))
-    raise WireError(f"a peer says {kind!r}")
+    said: FromPeer = decode(message, Joined, Report, Complaint, Failed)
+    return replace(said, address=(address, said.address[1])) if isinstance(said, Joined) else said
 
 
 def decode_from_tracker(message: Mapping[str, object]) -> FromTracker:
     """What the tracker says. Raises WireError."""
-    take = _Fields(message)
-    kind = take.kind()
-    if kind == "Routes":
-        plan = Routes(take.number("trees"), take.numbers("blobs"), take.flag("relays"), take.links())
-        if not 0 < plan.trees <= MOST or not all(link.tree < plan.trees for link in plan.links):
-            raise WireError("a tree that is not there")
-        return plan
-    if kind == "FetchBlobs":
-        return FetchBlobs(take.numbers("blobs"))
-    if kind == "Released":
-        return Released()
-    if kind == "Hopeless":
-        return Hopeless(take.flag("final"), take.text("reason"), take.text("hint"))
-    raise WireError(f"the tracker says {kind!r}")
+    said: FromTracker = decode(message, Routes, FetchBlobs, Released, Hopeless)
+    if isinstance(said, Routes) and not all(link.tree < said.trees for link in said.links):
+        raise WireError("a tree that is not there")
+    return said
 
 
-class _Fields:
-    """The fields of a message, each checked for its type. All raise WireError."""
+@cache
+def _types(kind: Any) -> dict[str, object]:
+    return get_type_hints(kind, include_extras=True)
 
-    def __init__(self, message: Mapping[str, object]) -> None:
-        self._message = message
 
-    def kind(self) -> str:
-        return str(self._message.get("is"))
-
-    def number(self, name: str) -> int:
-        return _checked(self._message.get(name), name)
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        value = self._message.get(name)
-        if not isinstance(value, list):
-            raise WireError(f"{name} is no list")
-        return tuple(_checked(each, name) for each in value)
-
-    def flag(self, name: str) -> bool:
-        value = self._message.get(name)
-        if not isinstance(value, bool):
-            raise WireError(f"{name} is neither true nor false")
+def _checked(value: object, of: Any, name: str) -> Any:
+    """A value of JSON as one of a type. Raises WireError."""
+    if get_origin(of) is Annotated:
+        inner, *bounds = get_args(of)
+        value = _checked(value, inner, name)
+        for bound in bounds:
+            _check_bound(value, bound, name)
         return value
-
-    def text(self, name: str) -> str:
-        value = self._message.get(name)
-        if not isinstance(value, str):
-            raise WireError(f"{name} is no text")
-        return value
-
-    def port(self) -> int:
-        address = self._message.get("address")
-        if not isinstance(address, list) or len(address) != 2:
-            raise WireError("no address")
-        return _port(address[1])
-
-    def links(self) -> tuple[Link, ...]:
-        rows = self._message.get("links")
-        if not isinstance(rows, list):
-            raise WireError("links is no list")
-        return tuple(self._link(row) for row in rows)
-
-    @staticmethod
-    def _link(row: object) -> Link:
-        if not isinstance(row, list) or len(row) != 5 or not isinstance(row[2], str) or not isinstance(row[4], list):
-            raise WireError("no link")
-        tree, parent, host, port, blobs = row
-        if host:
-            _address(host)
-        blobs = tuple(_checked(blob, "blobs") for blob in blobs)
-        return Link(_checked(tree, "tree"), _checked(parent, "parent"), (host, _port(port)), blobs)
-
-
-def _checked(value: object, name: str) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise WireError(f"{name} is no number")
+    if get_origin(of) is tuple:
+        types = get_args(of)
+        if types[1:] == (...,):
+            return tuple(_checked(each, types[0], name) for each in _list(value, name))
+        return tuple(map(_checked, _list(value, name, len(types)), types, repeat(name)))
+    if of is bytes:
+        try:
+            return b64decode(_checked(value, str, name), validate=True)
+        except ValueError as e:
+            raise WireError(f"{name} is no base64") from e
+    if isinstance(of, type) and is_dataclass(of):
+        fields_of = _types(of)
+        return of(*map(_checked, _list(value, name, len(fields_of)), fields_of.values(), fields_of))
+    if type(value) is not of:
+        raise WireError(f"{name} is no {of.__name__}")
     return value
 
 
-def _address(host: str) -> None:
-    try:
-        ip_address(host)
-    except ValueError as e:
-        raise WireError(str(e)) from e
+def _list(value: object, name: str, length: int | None = None) -> list[object]:
+    if not isinstance(value, list) or length not in (None, len(value)):
+        raise WireError(f"{name} is no such list")
+    return value
 
 
-def _port(value: object) -> int:
-    port = _checked(value, "port")
-    if not 0 < port < 1 << 16:
-        raise WireError(f"no port: {port}")
-    return port
+def _check_bound(value: Any, bound: object, name: str) -> None:
+    if isinstance(bound, Within):
+        if not bound.low <= (value if isinstance(value, int) else len(value)) <= bound.high:
+            raise WireError(f"{name} is out of bounds")
+    elif bound is IpAddress and value:
+        try:
+            ip_address(value)
+        except ValueError as e:
+            raise WireError(str(e)) from e

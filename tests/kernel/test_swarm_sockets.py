@@ -75,8 +75,15 @@ class Host:
 class Lab:
     """A tracker and nodes, each a process. ``fetched`` counts what nodes have asked the registry for."""
 
-    def __init__(self, directory: Path, layers: Sequence[bytes], nodes: int, host: str = "127.0.0.1") -> None:
-        """``host``: an address of the tracker's host."""
+    def __init__(
+        self,
+        directory: Path,
+        layers: Sequence[bytes],
+        nodes: int,
+        host: str = "127.0.0.1",
+        has: Callable[[Sequence[bytes]], Host] = Host,
+    ) -> None:
+        """``host``: an address of the tracker's host; ``has`` makes what that has."""
         self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
@@ -88,7 +95,7 @@ class Lab:
         if self.tracking == 0:
             with ending():
                 os.close(self.life)
-                Tracking(self.swarm, Host(layers), sock.detach()).serve(lifeline)
+                Tracking(self.swarm, has(layers), sock.detach()).serve(lifeline)
         os.close(lifeline)
         sock.close()
 
@@ -816,7 +823,7 @@ class Member:
         while not links:
             message = self._talk.hear()
             self.trees, links = message.get("trees"), message.get("links", [])  # type: ignore[assignment]
-        _, self.parent, host, self.port, _ = links[0]
+        _, self.parent, (host, self.port), _ = links[0]
         assert host == "127.0.0.1"
 
     def connect(self) -> tuple[socket.socket, Talk]:
@@ -861,7 +868,7 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
         with stranger(port) as member:
             talk = Talk(member, role="p")
             assert talk.is_let_in()
-            for message in ({"is": "Take", "tree": 99, "trees": 9, "from": [[0, 0]]}, {"is": "x"}):
+            for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
                 talk.say(message)
             until_later(here)
             peers[0].say(wire.encode(Routes(1, (0,), False, ())))
@@ -881,13 +888,13 @@ def test_nonsense_before_the_plan_costs_a_node_no_tracker(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        {"is": "Take", "tree": 99, "trees": 1, "from": []},
-        {"is": "Take", "tree": 0, "trees": 99, "from": [[0, 0]]},
-        {"is": "Take", "tree": 0, "from": "all"},
-        {"is": "Take", "tree": 0, "from": [["sha256:" + "0" * 64, 0]]},
-        {"is": "Take", "tree": 0, "from": [[0, -1]]},
+        {"is": "Take", "tree": 99, "trees": 1, "wanted": []},
+        {"is": "Take", "tree": 0, "trees": 99, "wanted": [[0, 0]]},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": "all"},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [["sha256:" + "0" * 64, 0]]},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [[0, -1]]},
         {"is": "Give"},
-        {"is": "Take", "tree": 0, "from": [], "fill": "x" * wire.SHORT},
+        {"is": "Take", "tree": 0, "trees": 1, "wanted": [], "fill": "x" * wire.SHORT},
     ],
 )
 def test_a_member_that_asks_a_node_for_nonsense_is_thrown_out(
@@ -908,7 +915,7 @@ def test_what_is_no_blob_of_the_image_is_given_to_nobody(make: Callable[..., Lab
     for node in (0, 2):
         lab.start(node)
     with contextlib.closing(Member(lab)) as member:
-        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": [[99, 0], [3, 0]]}
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": [[99, 0], [3, 0]]}
         sock, talk = member.ask(take)
         with sock:
             while len(head := talk.read()) < 12:
@@ -923,7 +930,7 @@ def test_a_member_that_does_not_read_keeps_nobody_up(make: Callable[..., Lab]) -
         lab.start(node)
     with contextlib.closing(Member(lab)) as member:
         wanted = [[blob, 0] for blob in range(4)]
-        take = {"is": "Take", "tree": 0, "trees": member.trees, "from": wanted}
+        take = {"is": "Take", "tree": 0, "trees": member.trees, "wanted": wanted}
         with contextlib.ExitStack() as deaf:
             for number in range(20):
                 sock, talk = member.connect()

@@ -36,7 +36,7 @@ ENTERING = set(
 
 # What a swarm decides, it decides without sockets and clocks: the same code runs in virtual time.
 DECIDING = {f"enroot_py.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
-PURE = set("__future__ collections collections.abc dataclasses random".split())
+PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
 # Each costs more than a whole start may.
 HEAVY = set(
