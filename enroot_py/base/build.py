@@ -36,6 +36,6 @@ def _words() -> list[str]:
 
 def missing(feature: str, error: ModuleNotFoundError) -> ConfigError:
     """Return the error for a feature, which is also the name of its extra, whose library is not installed."""
-    kind = _words()[2] if _words() else ""
+    kind, library = _words()[2] if _words() else "", (error.name or "").partition(".")[0]
     hint = _ADD.get(kind, "pip install 'penroot[{0}]'").format(feature, _PACKAGES[feature])
-    return ConfigError(f"{feature} needs the Python library {error.name}, which is not installed", hint=hint)
+    return ConfigError(f"{feature} needs the Python library {library}, which is not installed", hint=hint)

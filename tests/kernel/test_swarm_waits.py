@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from enroot_py.base import log
-from enroot_py.base.errors import RegistryError
+from enroot_py.base.errors import ConfigError, ImageError, RegistryError
 from enroot_py.swarm import guest
+from enroot_py.swarm.file import FileSource
 from enroot_py.swarm.guest import Incoming, Invitation
 from enroot_py.swarm.kept import Kept
 from enroot_py.swarm.loop import Swarm, listener
 from enroot_py.swarm.source import SwarmSource
 from enroot_py.swarm.spool import PIECE, Spool
 from enroot_py.swarm.tracking import Documents, Tracking
+from pyxis_py.job import Job
+from pyxis_py.swarm import Offer
 from tests.kernel.test_swarm_sockets import CONTEXT, KEY, Host, ending
 
 
@@ -89,3 +93,32 @@ def test_node_reports_that_it_waits_for_the_tracker(tmp_path: Path, printed: lis
     os.close(life)
     os.wait()
     assert printed == ["INFO waiting for the tracker 127.0.0.1, which asks the registry for the image"]
+
+
+@pytest.fixture
+def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_node_without_the_library_says_so_once(tmp_path: Path, printed: list[str]) -> None:
+    invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
+    SwarmSource(invitation, "sha256:" + "0" * 64, None, Kept(str(tmp_path), 0)).meet()  # type: ignore[arg-type]
+    needs = "swarm needs the Python library cryptography, which is not installed"
+    assert printed == [f"INFO {needs}: this node does without a swarm", "HINT make dev"]
+
+
+@pytest.mark.usefixtures("without_cryptography", "printed")
+def test_file_of_srun_needs_the_library() -> None:
+    invitation = Invitation("127.0.0.1", 9, 0, Swarm(KEY, CONTEXT, 1), 0)
+    with pytest.raises(ImageError, match="swarm needs the Python library cryptography") as caught:
+        FileSource(invitation, "sha256:" + "0" * 64, "bcast:x.sqsh", "/x").size()
+    assert caught.value.hint == "make dev"
+
+
+@pytest.mark.usefixtures("without_cryptography")
+def test_srun_without_the_library_offers_nothing() -> None:
+    with pytest.raises(ConfigError, match="swarm needs the Python library cryptography"):
+        Offer("x", "", Job([("verb", "offer")]))
