@@ -1,8 +1,8 @@
 """One pull for the nodes of a step, on shaped links: next to one node, and to nodes that each fetch for themselves.
 
 Seconds are until the last node has begun its task. CPU is that of all processes of the busiest node and of srun's host,
-and what else the machine did meanwhile: the lab's own registry, links and daemons. What is predicted is what the simulation
-says of such links, from the moment at which a node has begun.
+and what else the machine did meanwhile: the lab's own registry, links and daemons. What is predicted is what the
+simulation says of such links, from the moment at which a node has begun.
 """
 
 from __future__ import annotations

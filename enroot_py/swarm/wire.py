@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address
-from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from enroot_py.swarm.messages import (
@@ -27,6 +26,7 @@ from enroot_py.swarm.messages import (
 if TYPE_CHECKING:
     from enroot_py.swarm.messages import FromPeer, FromTracker, Message
 
+Check = Callable[[object, str], Any]
 SHORT = 64 << 10  # bytes of a message of a peer
 LONG = 16 << 20  # of one of the tracker, which may have a manifest in it
 
@@ -37,7 +37,7 @@ class WireError(Exception):
 
 def frame(message: Mapping[str, object]) -> bytes:
     """A message as it is sent."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = json.dumps(message, separators=(",", ":"), default=_plain).encode()
     return len(text).to_bytes(4, "big") + text
 
 
@@ -68,18 +68,13 @@ def unframe(buffer: bytearray, most: int) -> dict[str, object] | None:
 
 
 def encode(message: Message) -> dict[str, object]:
-    """A message as an object of JSON."""
-    return {"is": type(message).__name__, **{name: _plain(getattr(message, name)) for name in type(message).__slots__}}
+    """A message as an object of JSON, whose inner values ``frame`` knows."""
+    return {"is": type(message).__name__, **{name: getattr(message, name) for name in type(message).__slots__}}
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if is_dataclass(value):
-        return [_plain(getattr(value, field.name)) for field in fields(value)]
-    return value
+def _plain(value: Any) -> object:
+    """What JSON has no word for."""
+    return b64encode(value).decode() if isinstance(value, bytes) else [getattr(value, name) for name in value.__slots__]
 
 
 def decode(message: Mapping[str, object], *kinds: type) -> Any:
@@ -87,7 +82,7 @@ def decode(message: Mapping[str, object], *kinds: type) -> Any:
     name = message.get("is")
     for kind in kinds:
         if kind.__name__ == name:
-            return kind(**{field: _checked(message.get(field), of, field) for field, of in _types(kind).items()})
+            return kind(*[check(message.get(field), field) for field, check in _fields(kind)])
     raise WireError(f"a message of another kind: {name!r}")
 
 
@@ -106,48 +101,77 @@ def decode_from_tracker(message: Mapping[str, object]) -> FromTracker:
 
 
 @cache
-def _types(kind: Any) -> dict[str, object]:
-    return get_type_hints(kind, include_extras=True)
+def _fields(kind: Any) -> list[tuple[str, Check]]:
+    return [(name, _check(of)) for name, of in get_type_hints(kind, include_extras=True).items()]
 
 
-def _checked(value: object, of: Any, name: str) -> Any:
-    """A value of JSON as one of a type. Raises WireError."""
+@cache
+def _check(of: Any) -> Check:
+    """What makes a value of a type of one of JSON, whose name it is told. All raise WireError."""
     if get_origin(of) is Annotated:
-        inner, *bounds = get_args(of)
-        value = _checked(value, inner, name)
-        for bound in bounds:
-            _check_bound(value, bound, name)
-        return value
+        inner, bound = get_args(of)
+        return _bounded(_check(inner), bound)
     if get_origin(of) is tuple:
         types = get_args(of)
         if types[1:] == (...,):
-            return tuple(_checked(each, types[0], name) for each in _list(value, name))
-        return tuple(map(_checked, _list(value, name, len(types)), types, repeat(name)))
+            each = _check(types[0])
+            return lambda value, name: tuple([each(one, name) for one in _list(value, name)])
+        return _row(tuple, [_check(one) for one in types])
     if of is bytes:
-        try:
-            return b64decode(_checked(value, str, name), validate=True)
-        except ValueError as e:
-            raise WireError(f"{name} is no base64") from e
-    if isinstance(of, type) and is_dataclass(of):
-        fields_of = _types(of)
-        return of(*map(_checked, _list(value, name, len(fields_of)), fields_of.values(), fields_of))
-    if type(value) is not of:
-        raise WireError(f"{name} is no {of.__name__}")
-    return value
+        return _bytes
+    if hasattr(of, "__dataclass_fields__"):
+        checks = [check for _, check in _fields(of)]
+        return _row(lambda values: of(*values), checks)
+
+    def plain(value: object, name: str) -> object:
+        if type(value) is not of:
+            raise WireError(f"{name} is no {of.__name__}")
+        return value
+
+    return plain
 
 
-def _list(value: object, name: str, length: int | None = None) -> list[object]:
-    if not isinstance(value, list) or length not in (None, len(value)):
-        raise WireError(f"{name} is no such list")
-    return value
-
-
-def _check_bound(value: Any, bound: object, name: str) -> None:
-    if isinstance(bound, Within):
-        if not bound.low <= (value if isinstance(value, int) else len(value)) <= bound.high:
+def _bounded(check: Check, bound: object) -> Check:
+    def within(value: object, name: str) -> Any:
+        assert isinstance(bound, Within)
+        checked = check(value, name)
+        if not bound.low <= (checked if isinstance(checked, int) else len(checked)) <= bound.high:
             raise WireError(f"{name} is out of bounds")
-    elif bound is IpAddress and value:
+        return checked
+
+    def address(value: object, name: str) -> Any:
         try:
-            ip_address(value)
+            if host := check(value, name):
+                ip_address(host)
         except ValueError as e:
             raise WireError(str(e)) from e
+        return host
+
+    return address if bound is IpAddress else within
+
+
+def _row(make: Callable[[Any], Any], checks: Sequence[Check]) -> Check:
+    """A list of as many values as there are checks."""
+
+    def row(value: object, name: str) -> Any:
+        values = _list(value, name)
+        if len(values) != len(checks):
+            raise WireError(f"{name} has {len(values)} values")
+        return make([check(one, name) for check, one in zip(checks, values, strict=True)])
+
+    return row
+
+
+def _list(value: object, name: str) -> list[object]:
+    if not isinstance(value, list):
+        raise WireError(f"{name} is no list")
+    return value
+
+
+def _bytes(value: object, name: str) -> bytes:
+    try:
+        if isinstance(value, str):
+            return b64decode(value, validate=True)
+    except ValueError:
+        pass
+    raise WireError(f"{name} is no base64")
